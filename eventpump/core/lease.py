@@ -1,0 +1,36 @@
+"""What a lease is, as the manager and the stores see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSnapshot:
+    """A partition's lease as a listing showed it.
+
+    :param owner: the host named by the lease; None where it was released or never taken.
+    :param is_held: whether the lease was alive at the listing. A dead one keeps its last owner's name.
+    :param token: what the store needs to steal exactly this lease and no later one; opaque.
+    """
+
+    partition_id: str
+    owner: str | None
+    is_held: bool
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLease:
+    """A lease this host holds.
+
+    :param epoch: grows by one with every acquisition; the owner level of the receive link.
+    :param token: proves the holding to the store; opaque.
+    :param expires_at: on the monotonic clock; from then on nothing may be delivered or written under it.
+    """
+
+    partition_id: str
+    owner: str
+    epoch: int
+    token: str
+    expires_at: float

@@ -1,0 +1,288 @@
+"""What the emulator keeps: hubs, their partitions, and each partition's log of encoded events. No I/O, no clock.
+
+A batch goes through two steps, so that a durable hub can write between them: `number` stamps it with its sequence
+numbers and offsets, `publish` makes it visible to readers. Numbered batches are published in their order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from eventpump.emulator.stamping import stamp
+from eventpump.events import EventPosition
+
+DEFAULT_CONSUMER_GROUP = "$Default"
+
+
+class OffsetBeyondEndError(Exception):
+    """A reader asked for an offset behind the last event. :param last_offset: the last one given."""
+
+    def __init__(self, offset: str, last_offset: int) -> None:
+        super().__init__(
+            f"The supplied offset '{offset}' is invalid. The last offset in the system is '{last_offset}'."
+        )
+
+
+class InvalidPositionError(Exception):
+    """A reader's position has a value that is none."""
+
+
+@dataclass(slots=True)
+class NumberedBatch:
+    """A batch with its numbers, not visible yet."""
+
+    partition: PartitionLog
+    sequence_number: int
+    time_ms: int
+    payloads: list[bytes]
+    offsets: array[int]
+    next_offset: int
+    size: int
+
+    @property
+    def next_sequence_number(self) -> int:
+        """The first number free after it."""
+        return self.sequence_number + len(self.payloads)
+
+
+@dataclass(slots=True, frozen=True)
+class PartitionFacts:
+    """What `$management` tells of a partition."""
+
+    beginning_sequence_number: int
+    last_sequence_number: int
+    last_offset: str
+    last_enqueued_ms: int | None
+    is_empty: bool
+
+
+class PartitionLog:
+    """The events of one partition. One task mutates it.
+
+    `payloads` holds what is retained; the one at index `i` has the sequence number `beginning + i`.
+
+    :param next_sequence_number: the first number to give; restored ones carry on where they stopped.
+    """
+
+    def __init__(
+        self,
+        hub: str,
+        partition_id: str,
+        *,
+        next_sequence_number: int = 0,
+        next_offset: int = 0,
+        last_offset: int = -1,
+        last_enqueued_ms: int | None = None,
+    ) -> None:
+        self.hub = hub
+        self.partition_id = partition_id
+        self.payloads: list[bytes] = []
+        self.beginning = next_sequence_number
+        self.size = 0
+        self.dropping_reported = False
+        self.listeners: set[Callable[[], None]] = set()
+        self._offsets: array[int] = array("q")
+        self._times: array[int] = array("q")
+        self._last_offset = last_offset
+        self._last_ms = last_enqueued_ms
+        self._next_number = next_sequence_number
+        self._next_offset = next_offset
+        self._clock_ms = -1 if last_enqueued_ms is None else last_enqueued_ms
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the last visible event."""
+        return self.beginning + len(self.payloads)
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset not given to a visible event."""
+        return self._next_offset
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last visible event, -1 where there never was one."""
+        return self._last_offset
+
+    @property
+    def last_enqueued_ms(self) -> int | None:
+        """When the last visible event came, in milliseconds since the Unix epoch."""
+        return self._last_ms
+
+    @property
+    def first_enqueued_ms(self) -> int | None:
+        """When the oldest retained event came; None where nothing is retained."""
+        return self._times[0] if self._times else None
+
+    def number(self, events: list[bytes], now_ms: int, batch_key: str | None = None) -> NumberedBatch:
+        """Give a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
+
+        :raises DecodeError: one event is no AMQP message; no number was given.
+        """
+        time_ms = max(now_ms, self._clock_ms)
+        stamped = stamp(events, self._next_number, self._next_offset, time_ms, batch_key)
+        batch = NumberedBatch(
+            self, self._next_number, time_ms, stamped.payloads, stamped.offsets, stamped.next_offset, stamped.size
+        )
+        self._clock_ms = time_ms
+        self._next_number += len(events)
+        self._next_offset = stamped.next_offset
+        return batch
+
+    def publish(self, batch: NumberedBatch) -> None:
+        """Make the next numbered batch visible, and tell the listeners."""
+        assert batch.sequence_number == self.end
+        self.payloads += batch.payloads
+        self._offsets += batch.offsets
+        self._times.extend([batch.time_ms] * len(batch.payloads))
+        self._last_offset = batch.offsets[-1]
+        self._last_ms = batch.time_ms
+        self.size += batch.size
+        for listener in tuple(self.listeners):
+            listener()
+
+    def take_back(self) -> None:
+        """Forget the numbers of every batch that was not published: nobody has seen them."""
+        self._next_number = self.end
+        if self.payloads:
+            self._next_offset = self._last_offset + len(self.payloads[-1])
+
+    def drop_oldest(self, count: int) -> int:
+        """Drop the oldest events. :returns: how many bytes that freed."""
+        count = min(count, len(self.payloads))
+        freed = sum(map(len, self.payloads[:count]))
+        del self.payloads[:count]
+        del self._offsets[:count]
+        del self._times[:count]
+        self.beginning += count
+        self.size -= freed
+        return freed
+
+    def count_older_than(self, time_ms: int) -> int:
+        """Count the retained events that came before a moment."""
+        return bisect_left(self._times, time_ms)
+
+    def index_of(self, sequence_number: int) -> int:
+        """Give the index in `payloads` a reader at a sequence number continues from."""
+        return max(0, sequence_number - self.beginning)
+
+    def facts(self) -> PartitionFacts:
+        """Tell what is visible now."""
+        return PartitionFacts(
+            self.beginning,
+            self.end - 1,
+            str(self._last_offset),
+            self._last_ms,
+            not self.payloads,
+        )
+
+    def locate(self, position: EventPosition | None) -> int:
+        """Find the sequence number a reader starts at. None is the start of the stream.
+
+        A sequence number or time beyond the end waits for it there.
+
+        :raises OffsetBeyondEndError: the offset lies behind the last event.
+        :raises InvalidPositionError: the offset is no number.
+        """
+        if position is None:
+            return self.beginning
+        if position.offset is not None:
+            return self._locate_offset(position.offset, inclusive=position.inclusive)
+        if position.sequence_number is not None:
+            wanted = position.sequence_number + (0 if position.inclusive else 1)
+            return max(wanted, self.beginning)
+        assert position.enqueued_time is not None
+        time_ms = int(position.enqueued_time.timestamp() * 1000)
+        find = bisect_left if position.inclusive else bisect_right
+        return self.beginning + find(self._times, time_ms)
+
+    def _locate_offset(self, offset: str, *, inclusive: bool) -> int:
+        if offset == "@latest":
+            return max(self.beginning, self.end - 1) if inclusive else self.end
+        try:
+            value = int(offset)
+        except ValueError:
+            raise InvalidPositionError(f"The supplied offset '{offset[:64]}' is no offset of this partition.") from None
+        if value > self._last_offset and value >= 0:
+            raise OffsetBeyondEndError(offset, self._last_offset)
+        find = bisect_left if inclusive else bisect_right
+        return self.beginning + find(self._offsets, value)
+
+
+@dataclass(slots=True)
+class Hub:
+    """A hub: its consumer groups and partitions.
+
+    :param name: as declared; names compare case-insensitively.
+    :param created_ms: milliseconds since the Unix epoch.
+    :param groups: consumer group names as declared, by their lower case.
+    """
+
+    name: str
+    created_ms: int
+    groups: dict[str, str]
+    partitions: list[PartitionLog]
+    _turn: int = field(default=0)
+
+    def next_partition(self) -> PartitionLog:
+        """Pick a partition in turn, for events without a key."""
+        partition = self.partitions[self._turn % len(self.partitions)]
+        self._turn += 1
+        return partition
+
+    def partition(self, partition_id: str) -> PartitionLog | None:
+        """Find a partition by its id."""
+        if not partition_id.isascii() or not partition_id.isdigit():
+            return None
+        number = int(partition_id)
+        if number >= len(self.partitions) or str(number) != partition_id:
+            return None
+        return self.partitions[number]
+
+    def has_group(self, name: str) -> bool:
+        """Tell whether a consumer group exists."""
+        return name.lower() in self.groups
+
+
+def group_names(names: Iterable[str]) -> dict[str, str]:
+    """Key consumer groups by lower case; the default group always exists."""
+    groups = {DEFAULT_CONSUMER_GROUP.lower(): DEFAULT_CONSUMER_GROUP}
+    for name in names:
+        groups.setdefault(name.lower(), name)
+    return groups
+
+
+@dataclass(slots=True, frozen=True)
+class Retention:
+    """How much is kept, over all partitions, and for how long.
+
+    :param size: bytes of stored events.
+    :param seconds: since an event came.
+    """
+
+    size: int = 1 << 30
+    seconds: float = 3600.0
+
+
+def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
+    """Drop what retention does not keep: first what is too old, then the oldest events of the largest partitions.
+
+    :returns: the partitions that dropped something.
+    """
+    dropped: dict[int, PartitionLog] = {}
+    horizon = now_ms - int(retention.seconds * 1000)
+    for partition in partitions:
+        first = partition.first_enqueued_ms
+        if first is not None and first < horizon:
+            partition.drop_oldest(partition.count_older_than(horizon))
+            dropped[id(partition)] = partition
+    total = sum(partition.size for partition in partitions)
+    while total > retention.size:
+        largest = max(partitions, key=lambda partition: partition.size)
+        # A sixteenth at a time: dropping from the front of a list costs its length.
+        total -= largest.drop_oldest(max(1, len(largest.payloads) // 16))
+        dropped[id(largest)] = largest
+    return list(dropped.values())

@@ -1,0 +1,103 @@
+"""Who may read a partition at the same time: the epoch rules and the limit of five readers. Pure.
+
+The scope is one consumer group of one partition; only readers that are attached now count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+MAX_SHARED_READERS = 5
+STOLEN = "amqp:link:stolen"
+LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A reader of a partition.
+
+    :param key: what identifies its link.
+    :param name: the receiver name it gave, shown in other readers' texts.
+    :param epoch: its owner level; None shares the partition.
+    """
+
+    key: Hashable
+    name: str | None
+    epoch: int | None
+
+    @property
+    def shown_name(self) -> str:
+        """The name as the service's texts show it."""
+        return "nil" if self.name is None else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a reader is not, or no longer, wanted."""
+
+    condition: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A reader that has to go, and why."""
+
+    reader: Reader
+    refusal: Refusal
+
+
+class ReaderTable:
+    """The attached readers of one consumer group and partition."""
+
+    def __init__(self) -> None:
+        self._readers: dict[Hashable, Reader] = {}
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def admit(self, reader: Reader) -> Refusal | list[Eviction]:
+        """Let a reader in, or say why not. Those it takes the partition from are out at once, and returned."""
+        holder = next((each for each in self._readers.values() if each.epoch is not None), None)
+        if reader.epoch is None:
+            if holder is not None:
+                return Refusal(
+                    STOLEN,
+                    f"At least one receiver for the endpoint is created with epoch of '{holder.epoch}', and so "
+                    "non-epoch receiver is not allowed. Either reconnect with a higher epoch, or make sure all epoch "
+                    "receivers are closed or disconnected.",
+                )
+            if len(self._readers) >= MAX_SHARED_READERS:
+                names = ", ".join(each.shown_name for each in self._readers.values())
+                return Refusal(
+                    LIMIT_EXCEEDED,
+                    "Exceeded the maximum number of allowed receivers per partition in a consumer group which is "
+                    f"{MAX_SHARED_READERS}. List of connected receivers - {names}.",
+                )
+            self._readers[reader.key] = reader
+            return []
+        if holder is not None and holder.epoch is not None and reader.epoch < holder.epoch:
+            return Refusal(
+                STOLEN,
+                f"Receiver '{holder.shown_name}' with a higher epoch '{holder.epoch}' already exists. Receiver "
+                f"'{reader.shown_name}' with epoch {reader.epoch} cannot be created. Make sure you are creating "
+                "receivers with increasing epoch values.",
+            )
+        evictions = [Eviction(each, _superseded(each, reader)) for each in self._readers.values()]
+        self._readers = {reader.key: reader}
+        return evictions
+
+    def leave(self, key: Hashable) -> None:
+        """Let go of a reader; one that is out already is fine."""
+        self._readers.pop(key, None)
+
+
+def _superseded(old: Reader, new: Reader) -> Refusal:
+    epoch = "" if old.epoch is None else f" with epoch '{old.epoch}'"
+    return Refusal(
+        STOLEN,
+        f"New receiver '{new.shown_name}' with higher epoch of '{new.epoch}' is created hence current receiver "
+        f"'{old.shown_name}'{epoch} is getting disconnected. If you are recreating the receiver, make sure a higher "
+        "epoch is used.",
+    )

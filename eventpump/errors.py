@@ -1,0 +1,230 @@
+"""Every error of eventpump.
+
+::
+
+    EventPumpError
+    ├── ConfigurationError            a value given by the user cannot work: option, connection string, file
+    ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
+    ├── EventError                    an event cannot be encoded or decoded
+    │   └── EventTooLargeError        it, or its batch, is larger than the link allows
+    ├── ServiceError                  the service, or the way to it, failed; `recovery` says what to rebuild
+    │   ├── ConnectionLostError       the connection ended or could not be made
+    │   ├── LinkDetachedError         the link ended
+    │   ├── ServiceBusyError          throttled
+    │   ├── ServiceTimeoutError       no answer in time: the outcome is not known
+    │   ├── AuthenticationError       the credential was refused
+    │   ├── EntityNotFoundError       no such hub, consumer group or partition
+    │   ├── ConsumerDisconnectedError another reader with an equal or higher owner level took the partition
+    │   ├── QuotaExceededError        a limit of the service
+    │   └── RequestRefusedError       the service refused the request; sending it again cannot help
+    ├── StoreError                    the lease or checkpoint store failed
+    ├── OwnershipLostError            the partition is no longer owned by this host
+    ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
+    └── ClosedError                   used after it was closed
+
+An AMQP condition becomes one of these in :mod:`eventpump.dialect.conditions`, and nowhere else.
+No error ever carries a key, a signature or a token.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Recovery(enum.Enum):
+    """What has to be rebuilt before trying again can help."""
+
+    RETRY = "retry"
+    """Nothing: the same link serves the next try."""
+    RELINK = "relink"
+    """The link."""
+    RECONNECT = "reconnect"
+    """The connection, and everything on it."""
+    GIVE_UP = "give up"
+    """Trying again cannot help."""
+
+
+class EventPumpError(Exception):
+    """The base of every error raised by eventpump."""
+
+
+class ConfigurationError(EventPumpError):
+    """A value given by the user cannot work.
+
+    :param field: the option, connection string key or file entry at fault.
+    :param problem: what is wrong with it, without its value where that is a secret.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ProtocolError(EventPumpError):
+    """The peer broke the protocol.
+
+    :param condition: the AMQP error condition the connection is closed with.
+    :param description: which rule was broken.
+    """
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(f"{condition}: {description}")
+        self.condition = condition
+        self.description = description
+
+
+class EventError(EventPumpError):
+    """An event cannot be encoded, or what was received cannot be decoded."""
+
+
+class EventTooLargeError(EventError):
+    """An event or batch is larger than the link allows.
+
+    :param size: its encoded size in bytes.
+    :param limit: the link's maximum message size in bytes.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the message takes {size} bytes, the link allows {limit}")
+        self.size = size
+        self.limit = limit
+
+
+class ServiceError(EventPumpError):
+    """The service, or the way to it, failed.
+
+    :param description: the peer's words, or ours where there was no peer.
+    :param condition: the AMQP error condition, None where none was given.
+    :param recovery: what must be rebuilt before trying again.
+    :param entity: the address of the link or the name of the entity, where one is concerned.
+    :param tracking_id: the service's tracking id, where it gave one.
+    """
+
+    default_recovery = Recovery.RETRY
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        condition: str | None = None,
+        recovery: Recovery | None = None,
+        entity: str | None = None,
+        tracking_id: str | None = None,
+    ) -> None:
+        parts = [description]
+        if condition is not None:
+            parts.append(f"condition {condition}")
+        if entity is not None:
+            parts.append(f"entity {entity}")
+        super().__init__("; ".join(parts))
+        self.description = description
+        self.condition = condition
+        self.recovery = self.default_recovery if recovery is None else recovery
+        self.entity = entity
+        self.tracking_id = tracking_id
+
+
+class ConnectionLostError(ServiceError):
+    """The connection ended, or could not be made."""
+
+    default_recovery = Recovery.RECONNECT
+
+
+class LinkDetachedError(ServiceError):
+    """The link ended."""
+
+    default_recovery = Recovery.RELINK
+
+
+class ServiceBusyError(ServiceError):
+    """The service asks to wait (throttling)."""
+
+    default_recovery = Recovery.RETRY
+
+
+class ServiceTimeoutError(ServiceError):
+    """No answer came in time; whether the request took effect is not known."""
+
+    default_recovery = Recovery.RETRY
+
+
+class AuthenticationError(ServiceError):
+    """The credential was refused, or gives no right to this entity."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
+class EntityNotFoundError(ServiceError):
+    """There is no such hub, consumer group or partition."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
+class ConsumerDisconnectedError(ServiceError):
+    """Another reader with an equal or higher owner level took the partition; final for this link."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
+class QuotaExceededError(ServiceError):
+    """A limit of the service is reached."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
+class RequestRefusedError(ServiceError):
+    """The service refused the request; sending it again cannot help."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
+class StoreError(EventPumpError):
+    """The lease or checkpoint store failed, as distinct from losing a race, which is a return value.
+
+    :param operation: what was being done, such as "renew".
+    :param reason: why it failed.
+    :param partition_id: the partition concerned, None where the whole store is.
+    """
+
+    def __init__(self, operation: str, reason: str, *, partition_id: str | None = None) -> None:
+        where = "" if partition_id is None else f" of partition {partition_id}"
+        super().__init__(f"{operation}{where}: {reason}")
+        self.operation = operation
+        self.reason = reason
+        self.partition_id = partition_id
+
+
+class OwnershipLostError(EventPumpError):
+    """The partition is no longer owned by this host, so nothing may be written for it.
+
+    :param partition_id: the partition.
+    """
+
+    def __init__(self, partition_id: str) -> None:
+        super().__init__(f"partition {partition_id} is no longer owned by this host")
+        self.partition_id = partition_id
+
+
+class ProcessorFailedError(EventPumpError):
+    """The user's processor raised, and the failure policy is to stop. The cause is chained.
+
+    :param partition_id: the partition.
+    :param operation: the method that raised, such as "process_events".
+    """
+
+    def __init__(self, partition_id: str, operation: str) -> None:
+        super().__init__(f"partition {partition_id}: {operation} failed, and the failure policy is to stop")
+        self.partition_id = partition_id
+        self.operation = operation
+
+
+class ClosedError(EventPumpError):
+    """It was used after it was closed.
+
+    :param what: what was closed.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is closed")
+        self.what = what

@@ -1,0 +1,230 @@
+"""The ports: what the consumer and the producer need from the outside, and what a replacement must hold.
+
+Each port has one contract suite over all its implementations (`eventpump.testing.conformance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from eventpump.core.lease import LeaseSnapshot, PartitionLease
+    from eventpump.errors import EventPumpError
+    from eventpump.events import Checkpoint, EventPosition
+
+
+class Clock(Protocol):
+    """The time. `monotonic` for durations and deadlines, `time` for what other machines read."""
+
+    def monotonic(self) -> float:
+        """Seconds from a fixed, unknown moment; never goes back."""
+
+    def time(self) -> float:
+        """Seconds since the Unix epoch."""
+
+
+# ---------------------------------------------------------------------------------------------- transport
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveLinkSpec:
+    """What a receive link reads, and how.
+
+    :param owner_level: the epoch of an exclusive reader; None shares the partition.
+    :param receiver_name: shown by the service in the texts of other readers' errors.
+    :param track_last_enqueued: have the service annotate every event with its partition's newest event.
+    :param max_message_size: the largest message accepted, in bytes.
+    """
+
+    hub: str
+    consumer_group: str
+    partition_id: str
+    position: EventPosition
+    owner_level: int | None = None
+    receiver_name: str | None = None
+    track_last_enqueued: bool = False
+    max_message_size: int = 20 * 1024 * 1024
+
+
+class ReceiveSink(Protocol):
+    """Where a receive link puts what arrives. Both calls come from the event loop, never block, never raise."""
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Take over a batch of encoded messages, in order. The list is the sink's from now on."""
+
+    def detached(self, error: EventPumpError) -> None:
+        """Learn that the link ended for a reason that was not ours. Called once at most, and nothing comes after it."""
+
+
+class ReceiveLink(Protocol):
+    """An attached receive link. Starts with no credit."""
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message the link carries, in bytes."""
+
+    def set_credit(self, credit: int) -> None:
+        """Let the service send `credit` more messages from now on; 0 stops it. What is on its way still comes."""
+
+    async def aclose(self) -> None:
+        """Detach; the sink gets nothing from now on. Closing twice is fine; cancelled, the link still ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLinkSpec:
+    """Where a send link leads: to one partition, or (None) to the gateway, which picks one per message.
+
+    :param properties: link properties to attach with, values in AMQP types.
+    :param desired_capabilities: capabilities to ask for at attach.
+    """
+
+    hub: str
+    partition_id: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+    desired_capabilities: Sequence[str] = ()
+
+
+class SendLink(Protocol):
+    """An attached send link."""
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message the service takes on this link, in bytes."""
+
+    @property
+    def properties(self) -> Mapping[str, object]:
+        """The link properties the service answered at attach."""
+
+    async def send(self, message: bytes, *, message_format: int = 0) -> None:
+        """Send one encoded message and wait until the service has accepted it.
+
+        Calls may overlap; transfers go out in the order of the calls.
+        Cancelled before its first byte was handed to the connection, it is not sent; later, its outcome is not known.
+
+        :raises EventTooLargeError: before anything is sent.
+        :raises ServiceError: refused, or the link or connection ended; `ServiceTimeoutError` and the lost-link errors
+            leave the outcome unknown.
+        """
+
+    async def aclose(self) -> None:
+        """Detach. Sends still waiting fail with `LinkDetachedError`. Closing twice is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubProperties:
+    """What the service says of a hub."""
+
+    name: str
+    created_at: datetime
+    partition_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProperties:
+    """What the service says of a partition. An empty partition has `last_enqueued_sequence_number` -1."""
+
+    hub: str
+    partition_id: str
+    beginning_sequence_number: int
+    last_enqueued_sequence_number: int
+    last_enqueued_offset: str
+    last_enqueued_time: datetime
+    is_empty: bool
+
+
+class HubDirectory(Protocol):
+    """Reads about hubs and partitions."""
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """Read a hub's properties. :raises ServiceError: unknown hub, no right, or no answer."""
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """Read a partition's properties. :raises ServiceError: as above, and for an unknown partition."""
+
+
+class Transport(HubDirectory, Protocol):
+    """The way to one namespace. Connects when first used, and again after a connection was lost.
+
+    Links do not survive a lost connection: each sink or sender learns of it and opens anew.
+    Attempts to connect are shared, and spaced by a back-off of the transport's own.
+    """
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name, as the stores spell it."""
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
+        """Attach a receive link. Cancelled, no link is left. :raises ServiceError: refused, or no connection."""
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        """Attach a send link. Cancelled, no link is left. :raises ServiceError: refused, or no connection."""
+
+    async def aclose(self) -> None:
+        """Close every link and the connection. Closing twice is fine."""
+
+
+# ------------------------------------------------------------------------------------------------- stores
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerScope:
+    """Whose leases and checkpoints: one consumer group of one hub."""
+
+    fully_qualified_namespace: str
+    hub: str
+    consumer_group: str
+
+
+class CheckpointStore(Protocol):
+    """Keeps, per partition and subscription, the position up to which events are processed."""
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+        """Read a checkpoint; None where there is none. :raises StoreError: the store failed."""
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
+
+        A checkpoint with a lower sequence number than the stored one is not stored, and True is returned.
+        :raises StoreError: the store failed; whether it stored is not known.
+        """
+
+
+class LeaseStore(CheckpointStore, Protocol):
+    """Keeps one lease per partition of a consumer group, and the checkpoints with them.
+
+    A lost race is a return value (None or False); a failure of the store is `StoreError`.
+    A lease's `expires_at` is on the clock's `monotonic`, counted from before the request went out.
+    """
+
+    @property
+    def lease_duration(self) -> float:
+        """How long a lease lives without renewal, in seconds."""
+
+    async def open(self, scope: ConsumerScope) -> None:
+        """Bind to a consumer group and make the container or tables. Once. :raises StoreError: the store failed."""
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        """List every lease as it is now, in the order of partition ids."""
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        """Acquire a lease that nobody holds, with the next epoch. None where somebody does."""
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands."""
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        """Renew. The same lease with a later `expires_at`, or None where it is lost."""
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        """Give the lease up, so that another may acquire it at once. False where it was lost already."""
+
+    async def aclose(self) -> None:
+        """Free what the store holds. Leases stay as they are. Closing twice is fine."""
