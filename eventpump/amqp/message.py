@@ -232,6 +232,7 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
     :raises DecodeError: the bytes are not a run of sections.
     """
     spans: list[tuple[int, int, int]] = []
+    code: Any
     pos, end = 0, len(raw)
     while pos < end:
         start = pos

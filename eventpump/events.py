@@ -1,0 +1,436 @@
+"""Events as users meet them, positions in a partition, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.message import (
+    AmqpSequence,
+    AmqpValue,
+    Data,
+    EventFields,
+    Header,
+    Message,
+    Properties,
+    encode_data,
+    scan_event,
+)
+from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.errors import EventError
+
+SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
+OFFSET = Symbol("x-opt-offset")
+ENQUEUED_TIME = Symbol("x-opt-enqueued-time")
+PARTITION_KEY = Symbol("x-opt-partition-key")
+"""The message annotations the service adds (wire reference, 6.1)."""
+
+LAST_ENQUEUED_SEQUENCE_NUMBER = Symbol("last_enqueued_sequence_number")
+LAST_ENQUEUED_OFFSET = Symbol("last_enqueued_offset")
+LAST_ENQUEUED_TIME = Symbol("last_enqueued_time_utc")
+RUNTIME_INFO_RETRIEVAL_TIME = Symbol("runtime_info_retrieval_time_utc")
+"""The delivery annotations of a link with runtime metrics (6.3)."""
+
+_FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode())
+_from_timestamp = datetime.fromtimestamp
+
+START_OFFSET = "-1"
+LATEST_OFFSET = "@latest"
+
+
+@dataclass(frozen=True, slots=True)
+class EventPosition:
+    """A place in a partition to read from. Made by its class methods; exactly one of the first three is set.
+
+    :param offset: opaque text; "-1" is the start of the stream, "@latest" after the newest event at attach.
+    :param inclusive: whether the event at the place itself is read too.
+    """
+
+    offset: str | None = None
+    sequence_number: int | None = None
+    enqueued_time: datetime | None = None
+    inclusive: bool = False
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.offset, self.sequence_number, self.enqueued_time)) != 1:
+            raise ValueError("a position is an offset, a sequence number or an enqueued time: one of them")
+        if self.offset is not None and (not self.offset or "'" in self.offset):
+            raise ValueError("an offset is text, not empty and without quotes")
+        if self.enqueued_time is not None and self.enqueued_time.tzinfo is None:
+            raise ValueError("an enqueued time needs a time zone")
+
+    @classmethod
+    def earliest(cls) -> EventPosition:
+        """Read from the oldest event kept."""
+        return cls(offset=START_OFFSET)
+
+    @classmethod
+    def latest(cls) -> EventPosition:
+        """Read what is enqueued after the link is attached."""
+        return cls(offset=LATEST_OFFSET)
+
+    @classmethod
+    def at_offset(cls, offset: str, *, inclusive: bool = False) -> EventPosition:
+        """Read after (or, inclusive, from) the event at an offset."""
+        return cls(offset=offset, inclusive=inclusive)
+
+    @classmethod
+    def at_sequence_number(cls, sequence_number: int, *, inclusive: bool = False) -> EventPosition:
+        """Read after (or, inclusive, from) the event with a sequence number."""
+        return cls(sequence_number=sequence_number, inclusive=inclusive)
+
+    @classmethod
+    def at_enqueued_time(cls, moment: datetime, *, inclusive: bool = False) -> EventPosition:
+        """Read what was enqueued after (or, inclusive, at or after) an aware datetime."""
+        return cls(enqueued_time=moment, inclusive=inclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a partition is processed: its last processed event.
+
+    :param offset: that event's offset, opaque text.
+    :param sequence_number: that event's sequence number, for comparing.
+    """
+
+    partition_id: str
+    offset: str
+    sequence_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastEnqueued:
+    """The newest event of a partition, as the service told with a received one."""
+
+    sequence_number: int | None
+    offset: str | None
+    enqueued_time: datetime | None
+    retrieval_time: datetime | None
+
+
+_STANDARD = (
+    "message_id",
+    "user_id",
+    "to",
+    "subject",
+    "reply_to",
+    "correlation_id",
+    "content_type",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "group_id",
+    "group_sequence",
+    "reply_to_group_id",
+)
+
+
+def _datetime(value: Any) -> datetime | None:
+    return value.to_datetime() if isinstance(value, Timestamp) else None
+
+
+class EventData:
+    """An event to send.
+
+    :param body: bytes, or text (encoded as UTF-8); None where `value` or `sequence` is the body.
+    :param properties: application properties; keys are text, values simple AMQP types.
+    :param value: a body that is one AMQP value.
+    :param sequence: a body that is one AMQP list.
+    :param standard: the AMQP standard properties by name: message_id, correlation_id, content_type, subject, ...
+    """
+
+    __slots__ = ("body", "properties", "standard")
+
+    def __init__(
+        self,
+        body: bytes | bytearray | memoryview | str | None = None,
+        *,
+        properties: Mapping[str, Any] | None = None,
+        value: Any = None,
+        sequence: Sequence[Any] | None = None,
+        **standard: Any,
+    ) -> None:
+        if (body is not None) + (value is not None) + (sequence is not None) > 1:
+            raise EventError("an event has one body: data, a value or a sequence")
+        unknown = standard.keys() - set(_STANDARD)
+        if unknown:
+            raise EventError(f"{sorted(unknown)[0]} is no standard property; application properties go in `properties`")
+        self.body: Data | AmqpSequence | AmqpValue
+        if value is not None:
+            self.body = AmqpValue(value)
+        elif sequence is not None:
+            self.body = AmqpSequence((list(sequence),))
+        elif body is None:
+            self.body = Data((b"",))
+        elif isinstance(body, str):
+            self.body = Data((body.encode(),))
+        elif isinstance(body, (bytes, bytearray, memoryview)):
+            self.body = Data((bytes(body),))
+        else:
+            raise EventError(f"a body is bytes or text, not {type(body).__name__}; other kinds go in `value`")
+        self.properties: dict[str, Any] = {} if properties is None else dict(properties)
+        self.standard: dict[str, Any] | None = standard or None
+
+    def encode(self, partition_key: str | None = None) -> bytes:
+        """Encode the event as one AMQP message.
+
+        :param partition_key: the key to annotate it with, where it is sent with one.
+        :raises EventError: a property or the body has no AMQP form.
+        """
+        body = self.body
+        if type(body) is Data and not self.properties and self.standard is None and partition_key is None:
+            return encode_data(body.parts[0])
+        message = Message(body=body)
+        if self.properties:
+            message.application_properties = self.properties
+        if self.standard is not None:
+            message.properties = _properties(self.standard)
+        if partition_key is not None:
+            # Wire reference 7.2: a key is ignored where a header is present but empty, so it says durable.
+            message.header = Header(durable=True)
+            message.message_annotations = {PARTITION_KEY: partition_key}
+        try:
+            return message.encode()
+        except (ValueError, TypeError) as error:
+            raise EventError(f"a property has no AMQP form: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"EventData({self.body!r:.80}, properties={len(self.properties)})"
+
+
+def _properties(standard: Mapping[str, Any]) -> Properties:
+    values = dict(standard)
+    for name in ("absolute_expiry_time", "creation_time"):
+        if isinstance(values.get(name), datetime):
+            try:
+                values[name] = Timestamp.from_datetime(values[name])
+            except ValueError as error:
+                raise EventError(f"{name}: {error}") from None
+    return Properties(**values)
+
+
+class ReceivedEvent:
+    """An event as received: the encoded message, read when asked.
+
+    Its attributes have azure-eventhub's names wherever that has one. Reading one raises `EventError` where the message
+    does not hold it or cannot be decoded.
+    """
+
+    __slots__ = ("_body", "_enqueued", "_message", "_offset", "_raw", "_sequence_number")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._offset: str | None = None
+        self._message: Message | None = None
+
+    @classmethod
+    def build(
+        cls,
+        body: bytes | str | None = None,
+        *,
+        offset: str,
+        sequence_number: int,
+        enqueued_time: datetime,
+        partition_key: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        value: Any = None,
+        sequence: Sequence[Any] | None = None,
+        last_enqueued: LastEnqueued | None = None,
+        **standard: Any,
+    ) -> ReceivedEvent:
+        """Make one by encoding it: for tests, generators, and transports that decode by themselves."""
+        event = EventData(body, properties=properties, value=value, sequence=sequence, **standard)
+        annotations: dict[Symbol, Any] = {
+            SEQUENCE_NUMBER: sequence_number,
+            OFFSET: offset,
+            ENQUEUED_TIME: Timestamp.from_datetime(enqueued_time),
+        }
+        if partition_key is not None:
+            annotations[PARTITION_KEY] = partition_key
+        message = Message(body=event.body, message_annotations=annotations)
+        if event.properties:
+            message.application_properties = event.properties
+        if event.standard is not None:
+            message.properties = _properties(event.standard)
+        if last_enqueued is not None:
+            message.delivery_annotations = {
+                LAST_ENQUEUED_SEQUENCE_NUMBER: last_enqueued.sequence_number,
+                LAST_ENQUEUED_OFFSET: last_enqueued.offset,
+                LAST_ENQUEUED_TIME: last_enqueued.enqueued_time,
+                RUNTIME_INFO_RETRIEVAL_TIME: last_enqueued.retrieval_time,
+            }
+        return cls(message.encode())
+
+    def _scan(self) -> None:
+        try:
+            sequence, offset, enqueued, body = scan_event(self._raw, _FIELDS)
+        except DecodeError as error:
+            raise EventError(f"the event cannot be decoded: {error}") from error
+        if sequence is None or offset is None or enqueued is None:
+            raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
+        self._sequence_number = sequence
+        self._enqueued = enqueued
+        self._body = body
+        self._offset = offset
+
+    def _decoded(self) -> Message:
+        if self._message is None:
+            try:
+                self._message = Message.decode(self._raw)
+            except DecodeError as error:
+                raise EventError(f"the event cannot be decoded: {error}") from error
+        return self._message
+
+    @property
+    def raw(self) -> bytes:
+        """The encoded message, as received."""
+        return self._raw
+
+    @property
+    def sequence_number(self) -> int:
+        """Its number in the partition."""
+        if self._offset is None:
+            self._scan()
+        return self._sequence_number
+
+    @property
+    def offset(self) -> str:
+        """Its offset in the partition; opaque text."""
+        if self._offset is None:
+            self._scan()
+        assert self._offset is not None
+        return self._offset
+
+    @property
+    def enqueued_time(self) -> datetime:
+        """When the service stored it, in UTC, to the millisecond."""
+        if self._offset is None:
+            self._scan()
+        milliseconds = self._enqueued
+        if 0 <= milliseconds < 253_402_300_800_000:
+            return _from_timestamp(milliseconds / 1000, UTC)
+        return Timestamp(milliseconds).to_datetime()
+
+    @property
+    def body(self) -> bytes:
+        """Its data, several data sections joined. :raises EventError: the body is of another kind; see `value`."""
+        if self._offset is None:
+            self._scan()
+        if self._body is None:
+            body = self._decoded().body
+            if not isinstance(body, Data):
+                raise EventError(f"the body is no data but {self.body_type}; read `value`")
+            self._body = b"".join(body.parts)
+        return self._body
+
+    @property
+    def body_type(self) -> str:
+        """The kind of body: "data", "sequence" or "value"; "none" where there is none."""
+        match self._decoded().body:
+            case Data():
+                return "data"
+            case AmqpSequence():
+                return "sequence"
+            case AmqpValue():
+                return "value"
+            case None:
+                return "none"
+
+    @property
+    def value(self) -> Any:
+        """The body whatever its kind: bytes, a list (sequences joined), an AMQP value, or None."""
+        match self._decoded().body:
+            case Data(parts):
+                return b"".join(parts)
+            case AmqpSequence(lists):
+                return [item for each in lists for item in each]
+            case AmqpValue(value):
+                return value
+            case None:
+                return None
+
+    def body_as_str(self, encoding: str = "utf-8") -> str:
+        """Give the data as text; a body that is a text value is given as it is."""
+        try:
+            if self._offset is None:
+                self._scan()
+            if self._body is None and isinstance(self.value, str):
+                return str(self.value)
+            return self.body.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise EventError(f"the body is no {encoding} text") from error
+
+    def body_as_json(self, encoding: str = "utf-8") -> Any:
+        """Give the data parsed as JSON."""
+        try:
+            return json.loads(self.body_as_str(encoding))
+        except json.JSONDecodeError as error:
+            raise EventError(f"the body is no JSON: {error}") from error
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The application properties; empty where there are none."""
+        return self._decoded().application_properties or {}
+
+    @property
+    def system_properties(self) -> dict[str, Any]:
+        """The message annotations, and the standard properties that are set (by their names in AMQP)."""
+        message = self._decoded()
+        found: dict[str, Any] = {str(key): value for key, value in (message.message_annotations or {}).items()}
+        if message.properties is not None:
+            for name in _STANDARD:
+                value = getattr(message.properties, name)
+                if value is not None:
+                    found[name.replace("_", "-")] = value
+        return found
+
+    @property
+    def partition_key(self) -> str | None:
+        """The key it was sent with."""
+        key = (self._decoded().message_annotations or {}).get(PARTITION_KEY)
+        return None if key is None else str(key)
+
+    def _standard(self, name: str) -> Any:
+        properties = self._decoded().properties
+        return None if properties is None else getattr(properties, name)
+
+    @property
+    def message_id(self) -> Any:
+        """Text, a number, a UUID or bytes, as its sender chose."""
+        return self._standard("message_id")
+
+    @property
+    def correlation_id(self) -> Any:
+        """Text, a number, a UUID or bytes, as its sender chose."""
+        return self._standard("correlation_id")
+
+    @property
+    def content_type(self) -> str | None:
+        """The MIME type of the body."""
+        found = self._standard("content_type")
+        return None if found is None else str(found)
+
+    @property
+    def raw_message(self) -> Message:
+        """Every section, decoded."""
+        return self._decoded()
+
+    @property
+    def last_enqueued(self) -> LastEnqueued | None:
+        """The newest event of the partition when this one was sent; None without runtime metrics on the link."""
+        annotations = self._decoded().delivery_annotations
+        if not annotations or LAST_ENQUEUED_SEQUENCE_NUMBER not in annotations:
+            return None
+        return LastEnqueued(
+            annotations.get(LAST_ENQUEUED_SEQUENCE_NUMBER),
+            annotations.get(LAST_ENQUEUED_OFFSET),
+            _datetime(annotations.get(LAST_ENQUEUED_TIME)),
+            _datetime(annotations.get(RUNTIME_INFO_RETRIEVAL_TIME)),
+        )
+
+    def __repr__(self) -> str:
+        return f"ReceivedEvent({len(self._raw)} bytes)"
