@@ -1,0 +1,211 @@
+"""The stored form of leases and checkpoints: the legacy EventProcessorHost format, byte for byte.
+
+A partition's lease and its `default` checkpoint are one blob, `{prefix}{consumer group}/{partition}`: a JSON body with
+PascalCase names, and the metadata `OWNINGHOST` while somebody owns it. Hosts of the .NET family list that directory.
+Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
+no consumer group's name holds a `~`, so no host ever lists them as leases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+from eventpump.events import Checkpoint
+
+DEFAULT_SUBSCRIPTION: Final = "default"
+"""The subscription whose checkpoint lies in the lease itself."""
+OWNING_HOST: Final = "OWNINGHOST"
+"""The metadata key that names the owner, so that one listing shows every owner without a body read."""
+
+# Checkpoints of other subscriptions use the key names of the v5 stores.
+_OFFSET: Final = "offset"
+_SEQUENCE_NUMBER: Final = "sequencenumber"
+_OWNER: Final = "clientidentifier"
+_EPOCH: Final = "epoch"
+
+# Writers: .NET uses PascalCase, Java camelCase, Python 1.x snake_case. All are read, PascalCase is written.
+_NAMES: Final = {
+    "offset": "Offset",
+    "sequencenumber": "SequenceNumber",
+    "partitionid": "PartitionId",
+    "owner": "Owner",
+    "token": "Token",
+    "epoch": "Epoch",
+}
+
+
+def lease_directory(prefix: str, consumer_group: str) -> str:
+    """Name the directory of a consumer group's leases. The prefix goes before the group with nothing between."""
+    return f"{prefix}{consumer_group}/"
+
+
+def lease_blob(prefix: str, consumer_group: str, partition_id: str) -> str:
+    """Name a partition's lease blob."""
+    return lease_directory(prefix, consumer_group) + partition_id
+
+
+def partition_of(blob_name: str, directory: str) -> str | None:
+    """Read the partition id off a blob's name; None where the blob is no lease of that directory."""
+    if not blob_name.startswith(directory):
+        return None
+    partition_id = blob_name[len(directory) :]
+    # The v5 stores may keep `{group}/checkpoint/{partition}` under the very same directory.
+    return partition_id if partition_id and "/" not in partition_id else None
+
+
+def checkpoint_blob(prefix: str, consumer_group: str, subscription: str, partition_id: str) -> str:
+    """Name the checkpoint blob of a subscription other than the default one."""
+    return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/{partition_id}"
+
+
+def partition_order(partition_id: str) -> tuple[int, str]:
+    """Sort key of partition ids: decimal numbers by value."""
+    return (len(partition_id), partition_id)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBody:
+    """The body of a lease blob.
+
+    :param owner: "" after release.
+    :param token: the id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
+    :param offset: None where there is no checkpoint yet.
+    :param sequence_number: 0 where there is no checkpoint yet.
+    :param extras: properties this version does not know, kept as they are.
+    """
+
+    partition_id: str
+    owner: str = ""
+    token: str = field(default="", repr=False)
+    epoch: int = 0
+    offset: str | None = None
+    sequence_number: int = 0
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The stored checkpoint, None where there is none yet."""
+        if not self.offset:
+            return None
+        return Checkpoint(self.partition_id, self.offset, self.sequence_number)
+
+    def encode(self) -> bytes:
+        """Encode as a .NET EventProcessorHost does."""
+        body = {
+            "Offset": self.offset,
+            "SequenceNumber": self.sequence_number,
+            "PartitionId": self.partition_id,
+            "Owner": self.owner,
+            "Token": self.token,
+            "Epoch": self.epoch,
+        }
+        return json.dumps({**body, **self.extras}, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def parse(cls, raw: bytes, partition_id: str) -> LeaseBody:
+        """Parse a body as any of the EventProcessorHosts writes it.
+
+        :param partition_id: the partition its blob is named after; that name wins over the one in the body.
+        :raises ValueError: it is no such body.
+        """
+        try:
+            decoded = json.loads(raw.decode("utf-8-sig"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise ValueError("the lease is not JSON") from None
+        if not isinstance(decoded, dict):
+            raise ValueError("the lease is not a JSON object")
+        values: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
+        for key, value in decoded.items():
+            name = _NAMES.get(key.replace("_", "").lower())
+            if name is None:
+                extras[key] = value
+            elif key == name or name not in values:
+                values[name] = value
+        return cls(
+            partition_id=partition_id,
+            owner=_text(values, "Owner") or "",
+            token=_text(values, "Token") or "",
+            epoch=_integer(values.get("Epoch"), "Epoch"),
+            offset=_text(values, "Offset") or None,
+            sequence_number=_integer(values.get("SequenceNumber"), "SequenceNumber"),
+            extras=extras,
+        )
+
+
+def lease_metadata(owner: str) -> dict[str, str]:
+    """Make the metadata of a lease blob. Every Put Blob replaces the whole metadata, so every one carries these."""
+    return {OWNING_HOST: owner} if owner else {}
+
+
+def owner_of(metadata: Mapping[str, str] | None) -> str | None:
+    """Read the owner off a lease blob's metadata, whatever the case of its key; None for nobody."""
+    return _lookup(metadata, OWNING_HOST) or None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint in a blob of its own.
+
+    :param epoch: of the lease it was written under; a lower one may not overwrite it.
+    """
+
+    checkpoint: Checkpoint
+    epoch: int
+    owner: str
+
+    def metadata(self) -> dict[str, str]:
+        """Encode as blob metadata."""
+        return {
+            _OFFSET: self.checkpoint.offset,
+            _SEQUENCE_NUMBER: str(self.checkpoint.sequence_number),
+            _EPOCH: str(self.epoch),
+            _OWNER: self.owner,
+        }
+
+    @classmethod
+    def parse(cls, metadata: Mapping[str, str] | None, partition_id: str) -> CheckpointRecord:
+        """Parse blob metadata, whatever the case of its keys.
+
+        :raises ValueError: it holds no checkpoint.
+        """
+        offset = _lookup(metadata, _OFFSET)
+        if not offset:
+            raise ValueError("the checkpoint has no offset")
+        return cls(
+            Checkpoint(partition_id, offset, _integer(_lookup(metadata, _SEQUENCE_NUMBER), "sequence number")),
+            _integer(_lookup(metadata, _EPOCH), "epoch"),
+            _lookup(metadata, _OWNER) or "",
+        )
+
+
+def _lookup(metadata: Mapping[str, str] | None, key: str) -> str | None:
+    for name, value in (metadata or {}).items():
+        if name.lower() == key.lower():
+            return value
+    return None
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is not a text")
+    return value
+
+
+def _integer(value: object, name: str) -> int:
+    """Read a 64-bit integer; absent is 0. Text is taken too: metadata has no other, and some writers quote numbers."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            raise ValueError(f"{name} is not an integer") from None
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is not a 64-bit integer")
+    return value
