@@ -1,0 +1,106 @@
+"""Claims-based security: putting tokens to the `$cbs` node (wire reference 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpump.amqp.message import AmqpValue, Data, Message, Properties
+from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.dialect.names import CBS_NODE, EXPIRATION, NAME, OPERATION, PUT_TOKEN, TYPE
+from eventpump.dialect.requests import (
+    BadRequestError,
+    MessageId,
+    SecretText,
+    answer,
+    check_answer,
+    message_id,
+    reply_to,
+    text_field,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PutToken:
+    """A put-token request, taken apart.
+
+    :param expires_at: seconds since the Unix epoch; None where the request does not say.
+    :param message_id: what the answer's correlation id must be.
+    """
+
+    token: str = field(repr=False)
+    token_type: str
+    audience: str
+    expires_at: float | None
+    message_id: Any
+    reply_to: str | None
+
+
+def put_token_request(
+    token: str,
+    token_type: str,
+    audience: str,
+    *,
+    message_id: MessageId,
+    expires_at: float | None = None,
+    reply_to: str | None = None,
+) -> Message:
+    """Make a put-token request.
+
+    :param token_type: `names.SAS_TOKEN_TYPE` or `names.JWT_TOKEN_TYPE`.
+    :param audience: see `addresses.audience`.
+    :param expires_at: when the token ends, seconds since the Unix epoch.
+    :param reply_to: the target address of the link that the answer is awaited on.
+    """
+    fields: dict[Any, Any] = {OPERATION: PUT_TOKEN, TYPE: token_type, NAME: audience}
+    if expires_at is not None:
+        fields[EXPIRATION] = Timestamp(int(expires_at * 1000))
+    return Message(
+        body=AmqpValue(SecretText(token)),
+        properties=Properties(message_id=message_id, to=CBS_NODE, reply_to=reply_to),
+        application_properties=fields,
+    )
+
+
+def parse_put_token(message: Message) -> PutToken:
+    """Take a request to the `$cbs` node apart.
+
+    :raises BadRequestError: it is no put-token request; the text holds nothing of the token.
+    """
+    if text_field(message, OPERATION) != PUT_TOKEN:
+        raise BadRequestError(f"the only operation of this node is {PUT_TOKEN}")
+    token_type = text_field(message, TYPE)
+    audience = text_field(message, NAME)
+    if not token_type or not audience:
+        raise BadRequestError("a put-token request needs a type and a name")
+    match message.body:
+        case AmqpValue(str() as token) if token:
+            pass
+        case AmqpValue(bytes() as raw) | Data((bytes() as raw,)) if raw and raw.isascii():
+            token = raw.decode("ascii")
+        case _:
+            raise BadRequestError("a put-token request carries the token as the text of its body")
+    expiry = (message.application_properties or {}).get(EXPIRATION)
+    return PutToken(
+        token=SecretText(token),
+        token_type=token_type,
+        audience=audience,
+        expires_at=expiry / 1000 if isinstance(expiry, Timestamp) else None,
+        message_id=message_id(message),
+        reply_to=reply_to(message),
+    )
+
+
+def response(request: Message, code: int, description: str, condition: Symbol | None = None) -> Message:
+    """Make the answer to a put-token request: 202 "Accepted", or an error's code, text and condition."""
+    return answer(request, code, description, condition)
+
+
+def check_response(message: Message, *, entity: str | None = None) -> None:
+    """Return where the token was taken.
+
+    :param entity: the audience, for the error.
+    :raises ServiceError: it was not; `AuthenticationError` where the service does not like it.
+    :raises ProtocolError: the answer has no status code.
+    """
+    check_answer(message, entity=entity)

@@ -1,0 +1,128 @@
+"""The batch envelope: many encoded events in one message (wire reference 7.2, 7.3).
+
+Its body is one data section per event, each holding that event's whole encoded message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+from eventpump.amqp.codec import DecodeError, decode, skip
+from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message
+from eventpump.amqp.types import Described
+from eventpump.dialect.names import PARTITION_KEY
+
+_SMALL = b"\x00\x53\x75\xa0"
+_LARGE = b"\x00\x53\x75\xb0"
+_SMALL_HEADS = tuple(_SMALL + bytes((size,)) for size in range(256))
+_pack_large = struct.Struct(">4sI").pack
+_unpack_size = struct.Struct(">I").unpack_from
+
+
+@lru_cache(maxsize=1024)
+def envelope_head(partition_key: str | None) -> bytes:
+    """Encode what stands before the events.
+
+    With a key the header says durable: the service ignores the key where a header is present but empty.
+    """
+    if partition_key is None:
+        return b""
+    return Message(header=Header(durable=True), message_annotations={PARTITION_KEY: partition_key}).encode()
+
+
+def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> bytes:
+    """Put encoded events into one envelope; to be sent with `names.BATCH_MESSAGE_FORMAT`.
+
+    :param events: one at least.
+    :param partition_key: the key every one of the events was encoded with.
+    """
+    parts = [envelope_head(partition_key)]
+    append = parts.append
+    heads, large = _SMALL_HEADS, _pack_large
+    for event in events:
+        size = len(event)
+        append(heads[size] if size < 256 else large(_LARGE, size))
+        append(event)
+    return b"".join(parts)
+
+
+def added_size(event_size: int) -> int:
+    """Give what an encoded event adds to an envelope, in bytes."""
+    return event_size + (5 if event_size < 256 else 8)
+
+
+class EnvelopeSize:
+    """The size an envelope would have, kept while events are chosen for it."""
+
+    __slots__ = ("count", "size")
+
+    def __init__(self, partition_key: str | None = None) -> None:
+        self.size = len(envelope_head(partition_key))
+        self.count = 0
+
+    def with_event(self, event_size: int) -> int:
+        """Give the size in bytes the envelope would have with one more event."""
+        return self.size + added_size(event_size)
+
+    def add(self, event_size: int) -> None:
+        """Count an event in."""
+        self.size = self.with_event(event_size)
+        self.count += 1
+
+
+def decode_batch(payload: bytes) -> list[bytes]:
+    """Take an envelope apart into its encoded events, which are not looked into.
+
+    :raises DecodeError: it is no envelope, or holds no event.
+    """
+    events: list[bytes] = []
+    append = events.append
+    starts_with, unpack = payload.startswith, _unpack_size
+    pos, end = 0, len(payload)
+    while pos < end:
+        if starts_with(_SMALL, pos) and pos + 5 <= end:
+            start = pos + 5
+            pos = start + payload[start - 1]
+        elif starts_with(_LARGE, pos) and pos + 8 <= end:
+            start = pos + 8
+            pos = start + unpack(payload, pos + 4)[0]
+        else:
+            section, pos = decode(payload, pos)
+            code = section.descriptor if isinstance(section, Described) else None
+            if not isinstance(code, int):
+                raise DecodeError("a batch is not a run of sections")
+            if code == DATA and isinstance(section.value, bytes):
+                # A data section in a longer form than anybody writes.
+                append(section.value)
+            elif not (HEADER <= code < DATA and not events) and code != FOOTER:
+                raise DecodeError("a batch has a body of another kind than data sections")
+            continue
+        if pos > end:
+            raise DecodeError("an event of a batch runs past its end")
+        append(payload[start:pos])
+    if not events:
+        raise DecodeError("a batch holds no event")
+    return events
+
+
+def partition_key_of(payload: bytes) -> str | None:
+    """Read the partition key a message or envelope is routed by; a key that is no string counts as none.
+
+    :raises DecodeError: the bytes before the body are no sections.
+    """
+    pos, end = 0, len(payload)
+    while pos < end and not payload.startswith(b"\x00\x53\x75", pos):
+        if payload.startswith(b"\x00\x53", pos) and payload[pos + 2 : pos + 3] != bytes((MESSAGE_ANNOTATIONS,)):
+            pos = skip(payload, pos, end)
+            continue
+        section, pos = decode(payload, pos)
+        if not isinstance(section, Described):
+            raise DecodeError("a message is not a run of sections")
+        if section.descriptor == MESSAGE_ANNOTATIONS:
+            if not isinstance(section.value, dict):
+                raise DecodeError("the message annotations are no map")
+            key = section.value.get(PARTITION_KEY)
+            return key if isinstance(key, str) else None
+    return None

@@ -1,0 +1,80 @@
+"""The start position of a receive link, as a source filter (wire reference 5.2)."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eventpump.amqp.types import Described, Symbol
+from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
+from eventpump.events import EventPosition
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+# .NET writes the value without quotes, the others with.
+_SELECTOR = re.compile(r"\s*amqp\.annotation\.([\w-]+)\s*(>=?)\s*(?:'([^']+)'|([^\s'<>=]+))\s*")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_LONGS = range(-(2**63), 2**63)
+
+
+def selector(position: EventPosition) -> str:
+    """Write a position as the text of a selector."""
+    if position.offset is not None:
+        field, value = OFFSET, position.offset
+    elif position.sequence_number is not None:
+        field, value = SEQUENCE_NUMBER, str(int(position.sequence_number))
+    else:
+        assert position.enqueued_time is not None
+        since = position.enqueued_time - _EPOCH
+        # Events carry whole milliseconds: after a moment is after its millisecond's start, from it is from the next.
+        field, value = ENQUEUED_TIME, str(-(-since // _MILLISECOND) if position.inclusive else since // _MILLISECOND)
+    return f"amqp.annotation.{field} {'>=' if position.inclusive else '>'} '{value}'"
+
+
+def source_filter(position: EventPosition) -> dict[Symbol, Described]:
+    """Make the filter map of a receive link's source."""
+    return {SELECTOR_FILTER: Described(SELECTOR_FILTER, selector(position))}
+
+
+def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | None:
+    """Read the position out of a source's filter map.
+
+    Three descriptors are in use for one filter, so the map's key tells it, and the descriptor does not matter.
+
+    :returns: None where the map has no selector.
+    :raises ValueError: the selector names no position; the text says why.
+    """
+    value = None if filters is None else filters.get(SELECTOR_FILTER)
+    if isinstance(value, Described):
+        value = value.value
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError("the selector filter is no text")
+    return parse_selector(value)
+
+
+def parse_selector(text: str) -> EventPosition:
+    """Read a selector. :raises ValueError: it names no position; the text says why."""
+    found = _SELECTOR.fullmatch(text)
+    if found is None:
+        raise ValueError(f"the selector {text[:200]!r} is not of the form amqp.annotation.<field> > '<value>'")
+    field, operator, quoted, bare = found.groups()
+    value: str = quoted or bare
+    inclusive = operator == ">="
+    if field == OFFSET:
+        return EventPosition.at_offset(value, inclusive=inclusive)
+    if field not in {SEQUENCE_NUMBER, ENQUEUED_TIME}:
+        raise ValueError(f"the selector's field {field!r} is none of {OFFSET}, {SEQUENCE_NUMBER}, {ENQUEUED_TIME}")
+    if not _INTEGER.fullmatch(value) or int(value) not in _LONGS:
+        raise ValueError(f"the selector's value {value[:200]!r} for {field} is no 64-bit integer")
+    if field == SEQUENCE_NUMBER:
+        return EventPosition.at_sequence_number(int(value), inclusive=inclusive)
+    try:
+        moment = _EPOCH + int(value) * _MILLISECOND
+    except OverflowError:
+        raise ValueError(f"the selector's value {value!r} for {field} is no time within the calendar") from None
+    return EventPosition.at_enqueued_time(moment, inclusive=inclusive)

@@ -1,0 +1,243 @@
+"""Reads about hubs and partitions from the `$management` node (wire reference 4)."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from eventpump.amqp.message import AmqpValue, Message, Properties
+from eventpump.amqp.types import Array, Int, Symbol, Timestamp
+from eventpump.dialect.conditions import INVALID_FIELD, NOT_ALLOWED
+from eventpump.dialect.names import (
+    HUB_TYPE,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME,
+    MANAGEMENT_NODE,
+    NAME,
+    OPERATION,
+    PARTITION,
+    PARTITION_TYPE,
+    READ,
+    SECURITY_TOKEN,
+    TYPE,
+)
+from eventpump.dialect.requests import BadRequestError, MessageId, SecretText, answer, check_answer, text_field
+from eventpump.errors import ProtocolError
+
+NEVER = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
+"""When the last event of a partition that never had one was enqueued."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFacts:
+    """What the service tells of a hub."""
+
+    name: str
+    created_at: datetime.datetime
+    partition_ids: tuple[str, ...]
+    georeplication_factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """What the service tells of a partition. An empty one has last numbers of -1 and offset "-1"."""
+
+    hub: str
+    partition_id: str
+    beginning_sequence_number: int
+    last_enqueued_sequence_number: int
+    last_enqueued_offset: str
+    last_enqueued_time: datetime.datetime
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementRequest:
+    """A read, taken apart.
+
+    :param partition_id: the partition asked about; None where it is the hub.
+    :param security_token: the token in the request, where it carries one.
+    """
+
+    hub: str
+    partition_id: str | None
+    security_token: str | None = field(default=None, repr=False)
+
+
+# ---------------------------------------------------------------------------------------------------- requests
+
+
+def hub_request(
+    hub: str, *, message_id: MessageId, reply_to: str | None = None, security_token: str | None = None
+) -> Message:
+    """Make a request for a hub's facts.
+
+    :param reply_to: the target address of the link that the answer is awaited on.
+    :param security_token: the text of the current token.
+    """
+    return _request(HUB_TYPE, hub, {}, message_id, reply_to, security_token)
+
+
+def partition_request(
+    hub: str,
+    partition_id: str,
+    *,
+    message_id: MessageId,
+    reply_to: str | None = None,
+    security_token: str | None = None,
+) -> Message:
+    """Make a request for a partition's facts. Parameters as of `hub_request`."""
+    return _request(PARTITION_TYPE, hub, {PARTITION: partition_id}, message_id, reply_to, security_token)
+
+
+def _request(
+    kind: str,
+    hub: str,
+    more: Mapping[str, str],
+    message_id: MessageId,
+    reply_to: str | None,
+    security_token: str | None,
+) -> Message:
+    fields: dict[Any, Any] = {OPERATION: READ, TYPE: kind, NAME: hub, **more}
+    if security_token is not None:
+        fields[SECURITY_TOKEN] = SecretText(security_token)
+    return Message(
+        properties=Properties(message_id=message_id, to=MANAGEMENT_NODE, reply_to=reply_to),
+        application_properties=fields,
+    )
+
+
+def parse_request(message: Message) -> ManagementRequest:
+    """Take a request apart. Its body, if it has one, means nothing.
+
+    :raises BadRequestError: it is no read of a hub or partition.
+    """
+    operation = text_field(message, OPERATION)
+    kind = text_field(message, TYPE)
+    hub = text_field(message, NAME)
+    if operation is None or kind is None:
+        raise BadRequestError("a management request needs an operation and a type")
+    if operation.upper() != READ or kind not in {HUB_TYPE, PARTITION_TYPE}:
+        raise BadRequestError(f"this node does not know operation {operation} of {kind}", condition=NOT_ALLOWED)
+    if not hub:
+        raise BadRequestError("a management request needs the name of a hub")
+    token = text_field(message, SECURITY_TOKEN)
+    secret = None if token is None else SecretText(token)
+    if kind == HUB_TYPE:
+        return ManagementRequest(hub, None, secret)
+    partition_id = text_field(message, PARTITION)
+    if not partition_id:
+        raise BadRequestError("a partition read needs the id of a partition")
+    return ManagementRequest(hub, partition_id, secret)
+
+
+# --------------------------------------------------------------------------------------------------- responses
+
+
+def hub_response(request: Message, facts: HubFacts) -> Message:
+    """Make the answer to a hub read. The types of its values are part of the promise: .NET casts strictly."""
+    return _success(
+        request,
+        {
+            "name": facts.name,
+            "type": HUB_TYPE,
+            "created_at": Timestamp.from_datetime(facts.created_at),
+            "partition_count": Int(len(facts.partition_ids)),
+            "partition_ids": Array(facts.partition_ids, of=str),
+            "georeplication_factor": Int(facts.georeplication_factor),
+        },
+    )
+
+
+def partition_response(request: Message, facts: PartitionFacts) -> Message:
+    """Make the answer to a partition read. Sequence numbers go out as longs."""
+    return _success(
+        request,
+        {
+            "name": facts.hub,
+            "type": PARTITION_TYPE,
+            "partition": facts.partition_id,
+            "begin_sequence_number": facts.beginning_sequence_number,
+            str(LAST_ENQUEUED_SEQUENCE_NUMBER): facts.last_enqueued_sequence_number,
+            str(LAST_ENQUEUED_OFFSET): facts.last_enqueued_offset,
+            str(LAST_ENQUEUED_TIME): Timestamp.from_datetime(facts.last_enqueued_time),
+            "is_partition_empty": facts.is_empty,
+        },
+    )
+
+
+def error_response(request: Message, code: int, condition: Symbol, description: str) -> Message:
+    """Make the answer to a request that fails."""
+    return answer(request, code, description, condition, _echo(request))
+
+
+def _success(request: Message, facts: dict[str, Any]) -> Message:
+    made = answer(request, 200, "OK", more=_echo(request))
+    made.body = AmqpValue(facts)
+    return made
+
+
+def _echo(request: Message) -> dict[str, Any]:
+    operation = text_field(request, OPERATION)
+    return {} if operation is None else {OPERATION: operation}
+
+
+def parse_hub_response(message: Message, *, hub: str) -> HubFacts:
+    """Take the answer to a hub read apart.
+
+    :param hub: the hub asked for.
+    :raises ServiceError: the read failed.
+    :raises ProtocolError: the answer is not one.
+    """
+    facts = _facts(message, hub)
+    ids = _get(facts, "partition_ids", list)
+    if not all(isinstance(each, str) for each in ids):
+        raise ProtocolError(INVALID_FIELD, "a management answer has partition ids that are no text")
+    factor = facts.get("georeplication_factor", 1)
+    return HubFacts(
+        name=_get(facts, "name", str),
+        created_at=_get(facts, "created_at", Timestamp).to_datetime(),
+        partition_ids=tuple(ids),
+        georeplication_factor=int(factor) if isinstance(factor, int) else 1,
+    )
+
+
+def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> PartitionFacts:
+    """Take the answer to a partition read apart.
+
+    :param hub: the hub asked for.
+    :param partition_id: the partition asked for.
+    :raises ServiceError: the read failed.
+    :raises ProtocolError: the answer is not one.
+    """
+    facts = _facts(message, f"{hub}/Partitions/{partition_id}")
+    return PartitionFacts(
+        hub=_get(facts, "name", str),
+        partition_id=_get(facts, "partition", str),
+        beginning_sequence_number=int(_get(facts, "begin_sequence_number", int)),
+        last_enqueued_sequence_number=int(_get(facts, LAST_ENQUEUED_SEQUENCE_NUMBER, int)),
+        last_enqueued_offset=_get(facts, LAST_ENQUEUED_OFFSET, str),
+        # The service's "never" is year 1, the earliest moment a datetime knows.
+        last_enqueued_time=_get(facts, LAST_ENQUEUED_TIME, Timestamp).to_datetime(),
+        is_empty=_get(facts, "is_partition_empty", bool),
+    )
+
+
+def _facts(message: Message, entity: str) -> dict[Any, Any]:
+    check_answer(message, entity=entity)
+    match message.body:
+        case AmqpValue(dict() as facts):
+            return facts
+    raise ProtocolError(INVALID_FIELD, "a management answer carries no map")
+
+
+def _get(facts: Mapping[Any, Any], key: str, kind: type[_T]) -> _T:
+    value = facts.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ProtocolError(INVALID_FIELD, f"a management answer has no {key} of type {kind.__name__}")
+    return value

@@ -1,0 +1,96 @@
+"""The names Event Hubs puts on the wire (wire reference 1, 3, 5, 6, 7, 8)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from eventpump.amqp.types import Symbol, ULong
+from eventpump.events import ENQUEUED_TIME as ENQUEUED_TIME
+from eventpump.events import LAST_ENQUEUED_OFFSET as LAST_ENQUEUED_OFFSET
+from eventpump.events import LAST_ENQUEUED_SEQUENCE_NUMBER as LAST_ENQUEUED_SEQUENCE_NUMBER
+from eventpump.events import LAST_ENQUEUED_TIME as LAST_ENQUEUED_TIME
+from eventpump.events import OFFSET as OFFSET
+from eventpump.events import PARTITION_KEY as PARTITION_KEY
+from eventpump.events import RUNTIME_INFO_RETRIEVAL_TIME as RUNTIME_INFO_RETRIEVAL_TIME
+from eventpump.events import SEQUENCE_NUMBER as SEQUENCE_NUMBER
+
+VENDOR: Final = "com.microsoft:"
+
+CBS_NODE: Final = "$cbs"
+MANAGEMENT_NODE: Final = "$management"
+DEFAULT_CONSUMER_GROUP: Final = "$Default"
+
+# ------------------------------------------------------------------------------- link properties, capabilities
+
+EPOCH: Final = Symbol(VENDOR + "epoch")
+"""Receiver link property, long: the owner level."""
+RECEIVER_NAME: Final = Symbol(VENDOR + "receiver-name")
+TIMEOUT: Final = Symbol(VENDOR + "timeout")
+"""uint, milliseconds."""
+ENTITY_TYPE: Final = Symbol(VENDOR + "entity-type")
+"""int, an `EntityType`."""
+TRACKING_ID: Final = Symbol(VENDOR + "tracking-id")
+
+RUNTIME_METRIC: Final = Symbol(VENDOR + "enable-receiver-runtime-metric")
+"""Capability: annotate every event with its partition's newest one."""
+GEOREPLICATION: Final = Symbol(VENDOR + "georeplication")
+"""Capability: offsets that are no numbers are understood."""
+IDEMPOTENT_PRODUCER: Final = Symbol(VENDOR + "idempotent-producer")
+
+PRODUCER_ID: Final = Symbol(VENDOR + "producer-id")
+"""long; link property and message annotation, as the next two are."""
+PRODUCER_EPOCH: Final = Symbol(VENDOR + "producer-epoch")
+"""short."""
+PRODUCER_SEQUENCE_NUMBER: Final = Symbol(VENDOR + "producer-sequence-number")
+"""int."""
+
+
+class EntityType(enum.IntEnum):
+    """Values of the `ENTITY_TYPE` property."""
+
+    NAMESPACE = 4
+    EVENT_HUB = 7
+    CONSUMER_GROUP = 8
+    PARTITION = 9
+    CHECKPOINT = 10
+
+
+# ------------------------------------------------------------------------------------------------- annotations
+
+# Those that events are read and written with are imported above; the LAST_ENQUEUED_ ones are keys of a partition
+# read's answer too.
+PUBLISHER: Final = Symbol("x-opt-publisher")
+
+# ----------------------------------------------------------------------------------------------------- filters
+
+SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
+"""The key of the filter map, and the descriptor we send."""
+SELECTOR_DESCRIPTORS: Final = (SELECTOR_FILTER, ULong(0x0000_468C_0000_0004), ULong(0x0000_0013_7000_000A))
+"""The three descriptors in use: Python and Java; JavaScript and Go; .NET."""
+
+# ---------------------------------------------------------------------------------------------------- messages
+
+BATCH_MESSAGE_FORMAT: Final = 0x8001_3700
+
+# -------------------------------------------------------------------------------- requests to $cbs and $management
+
+OPERATION: Final = "operation"
+PUT_TOKEN: Final = "put-token"  # noqa: S105 - a word of the protocol
+READ: Final = "READ"
+TYPE: Final = "type"
+NAME: Final = "name"
+EXPIRATION: Final = "expiration"
+PARTITION: Final = "partition"
+SECURITY_TOKEN: Final = "security_token"  # noqa: S105 - a word of the protocol
+STATUS_CODE: Final = "status-code"
+STATUS_DESCRIPTION: Final = "status-description"
+ERROR_CONDITION: Final = "error-condition"
+
+SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"  # noqa: S105 - a word of the protocol
+JWT_TOKEN_TYPE: Final = "jwt"  # noqa: S105 - a word of the protocol
+JWT_SCOPE: Final = "https://eventhubs.azure.net//.default"
+"""The scope to ask Entra ID for. The double slash is meant."""
+
+HUB_TYPE: Final = VENDOR + "eventhub"
+PARTITION_TYPE: Final = VENDOR + "partition"
