@@ -1,0 +1,471 @@
+"""Connection strings and settings, checked once and wholly before anything is connected.
+
+Secrets are parsed by code of our own, kept as `SecretStr`, and appear in no repr and no error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FilePath,
+    PlainValidator,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from eventpump.dialect import sas
+from eventpump.errors import ConfigurationError
+
+AMQPS_PORT: Final = 5671
+AMQP_PORT: Final = 5672
+
+# ------------------------------------------------------------------------------------------------- credentials
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKey:
+    """A named key, to sign tokens with."""
+
+    name: str
+    key: SecretStr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", _secret(self.key))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSignature:
+    """A ready-made shared access signature. It cannot be renewed: when it ends, so do the links."""
+
+    token: SecretStr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", _secret(self.token))
+
+    @property
+    def expires_at(self) -> int:
+        """When it ends, in seconds since the Unix epoch."""
+        return sas.parse(self.token.get_secret_value()).expires_at
+
+
+class AccessToken(Protocol):
+    """What a token credential gives, as `azure.core.credentials.AccessToken`."""
+
+    @property
+    def token(self) -> str:
+        """The text."""
+
+    @property
+    def expires_on(self) -> int:
+        """When it ends, in seconds since the Unix epoch."""
+
+
+@runtime_checkable
+class TokenCredential(Protocol):
+    """Gives tokens of Entra ID, as `azure.core.credentials_async.AsyncTokenCredential`."""
+
+    async def get_token(self, *scopes: str) -> AccessToken:
+        """Get a token for the scopes."""
+
+
+def _secret(value: object) -> SecretStr:
+    """Take plain text too: a caller's slip must not end in a repr that shows it."""
+    if isinstance(value, SecretStr):
+        return value
+    if not isinstance(value, str):
+        raise ConfigurationError("credential", "a key or signature is text")
+    return SecretStr(value)
+
+
+Credential: TypeAlias = SharedKey | SharedSignature | TokenCredential
+
+
+def _check_credential(value: object) -> object:
+    if isinstance(value, SharedKey):
+        if not value.name or not value.key.get_secret_value():
+            raise ValueError("a shared key needs a name and a key")
+        return value
+    if isinstance(value, SharedSignature):
+        sas.parse(value.token.get_secret_value())
+        return value
+    get_token = getattr(value, "get_token", None)
+    if get_token is None or isinstance(value, type):
+        raise ValueError(
+            "must be a SharedKey, a SharedSignature, or an object with an async get_token, as of azure.identity.aio"
+        )
+    if not inspect.iscoroutinefunction(get_token):
+        raise ValueError("its get_token must be a coroutine function: use a credential of azure.identity.aio")
+    return value
+
+
+# ------------------------------------------------------------------------------------------- connection string
+
+_ENDPOINT_KEYS: Final = {"endpoint", "hostname"}
+_KEYS: Final = {
+    "endpoint": "Endpoint",
+    "hostname": "HostName",
+    "sharedaccesskeyname": "SharedAccessKeyName",
+    "sharedaccesskey": "SharedAccessKey",
+    "sharedaccesssignature": "SharedAccessSignature",
+    "entitypath": "EntityPath",
+    "usedevelopmentemulator": "UseDevelopmentEmulator",
+}
+_WHOLE: Final = "connection_string"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionString:
+    """A connection string, taken apart.
+
+    :param host: the namespace's host name, in lower case.
+    :param port: the port the endpoint names, None where it names none.
+    :param hub: what `EntityPath` names.
+    :param credential: the key or the signature; None where the string has neither.
+    :param use_development_emulator: connect without TLS, as the official emulator wants it.
+    """
+
+    host: str
+    port: int | None
+    hub: str | None
+    credential: SharedKey | SharedSignature | None
+    use_development_emulator: bool
+
+    @classmethod
+    def parse(cls, text: str) -> ConnectionString:
+        """Take a connection string apart.
+
+        Keys are known in any case, and unknown ones are ignored. A value may hold `=`.
+
+        :raises ConfigurationError: it is none; the error names the key at fault and shows no value of the string.
+        """
+        values = _pairs(text)
+        host, port = _endpoint(values)
+        return cls(
+            host=host,
+            port=port,
+            hub=_entity_path(values.get("entitypath")),
+            credential=_credential(values),
+            use_development_emulator=_flag(values.get("usedevelopmentemulator")),
+        )
+
+
+def _pairs(text: object) -> dict[str, str]:
+    if not isinstance(text, str):
+        raise ConfigurationError(_WHOLE, "must be text")
+    values: dict[str, str] = {}
+    for number, pair in enumerate(text.strip().split(";"), 1):
+        if not pair.strip():
+            continue
+        # A key in base64 ends with equals signs, so only the first one parts.
+        name, separator, value = pair.partition("=")
+        key, value = name.strip().lower(), value.strip()
+        if not separator or not key:
+            raise ConfigurationError(_WHOLE, f"its part {number} is not of the form key=value")
+        if key not in _KEYS:
+            continue
+        if not value:
+            raise ConfigurationError(_KEYS[key], "has no value in the connection string")
+        if key in values:
+            raise ConfigurationError(_KEYS[key], "stands in the connection string twice")
+        values[key] = value
+    return values
+
+
+def _endpoint(values: dict[str, str]) -> tuple[str, int | None]:
+    keys = [key for key in values if key in _ENDPOINT_KEYS]
+    if len(keys) != 1:
+        problem = (
+            "stands in the connection string along with HostName" if keys else "is missing in the connection string"
+        )
+        raise ConfigurationError("Endpoint", problem)
+    key = keys[0]
+    value = values[key]
+    if key == "endpoint" and "://" not in value:
+        raise ConfigurationError("Endpoint", "must be of the form sb://host[:port]/")
+    try:
+        _scheme, host, port = _split_endpoint(value)
+    except ValueError as error:
+        raise ConfigurationError(_KEYS[key], str(error)) from None
+    return host, port
+
+
+def _credential(values: dict[str, str]) -> SharedKey | SharedSignature | None:
+    name, key = values.get("sharedaccesskeyname"), values.get("sharedaccesskey")
+    signature = values.get("sharedaccesssignature")
+    if signature is not None:
+        if name is not None or key is not None:
+            raise ConfigurationError("SharedAccessSignature", "stands in the connection string along with a key")
+        try:
+            sas.parse(signature)
+        except ValueError as error:
+            raise ConfigurationError("SharedAccessSignature", str(error)) from None
+        return SharedSignature(SecretStr(signature))
+    if key is None and name is None:
+        return None
+    if key is None:
+        raise ConfigurationError("SharedAccessKey", "is missing, though SharedAccessKeyName is given")
+    if name is None:
+        raise ConfigurationError("SharedAccessKeyName", "is missing, though SharedAccessKey is given")
+    return SharedKey(name, SecretStr(key))
+
+
+def _entity_path(value: str | None) -> str | None:
+    try:
+        return None if value is None else _check_hub(value)
+    except ValueError as error:
+        raise ConfigurationError("EntityPath", str(error)) from None
+
+
+def _flag(value: str | None) -> bool:
+    if value is not None and value.lower() not in {"true", "false"}:
+        raise ConfigurationError("UseDevelopmentEmulator", "must be true or false")
+    return value is not None and value.lower() == "true"
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+# None of these checks may show the value: people paste connection strings into the wrong field.
+_HUB: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,254}[A-Za-z0-9])?")
+_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_PLAIN_SCHEMES: Final = frozenset({"amqp", "http", "ws"})
+
+
+def _check_host(value: str) -> str:
+    if len(value) > 253 or not all(_LABEL.fullmatch(label) for label in value.split(".")):
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            raise ValueError("must be a host name alone, such as example.servicebus.windows.net") from None
+    return value.lower()
+
+
+def _check_hub(value: str) -> str:
+    if not _HUB.fullmatch(value):
+        raise ValueError(
+            "must be the name of an event hub: up to 256 letters, digits and . _ / -, a letter or digit at both ends"
+        )
+    return value
+
+
+class _Endpoint(NamedTuple):
+    scheme: str
+    host: str
+    port: int | None
+
+
+def _split_endpoint(value: str) -> _Endpoint:
+    """Split `host[:port]` or `scheme://host[:port][/]`. :raises ValueError: with a text that does not show it."""
+    problem = "must be of the form host[:port] or scheme://host[:port]/"
+    if not value.isprintable() or " " in value:
+        # urlsplit would drop some of these without a word.
+        raise ValueError(problem)
+    try:
+        parts = urlsplit(value if "://" in value else f"//{value}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(problem) from None
+    if not host or port == 0 or parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(problem)
+    try:
+        return _Endpoint(parts.scheme, _check_host(host), port)
+    except ValueError:
+        raise ValueError(problem) from None
+
+
+class SettingsModel(BaseModel):
+    """The base of every settings model: frozen, closed to unknown names, and raising one `ConfigurationError`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            # `from None`: pydantic's error holds its input, which may be a secret.
+            raise _configuration_error(error) from None
+
+
+def _configuration_error(error: ValidationError) -> ConfigurationError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or error.title
+    match first["type"]:
+        case "missing":
+            problem = "is required"
+        case "extra_forbidden":
+            problem = "there is no such option"
+        case _:
+            problem = first["msg"].removeprefix("Value error, ")
+    return ConfigurationError(field, problem)
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+HostName = Annotated[str, AfterValidator(_check_host)]
+HubName = Annotated[str, AfterValidator(_check_hub)]
+
+
+class RetryOptions(SettingsModel):
+    """How often, and after which delays, a failed operation is tried again: exponential, with full jitter.
+
+    :param max_retries: tries after the first.
+    :param base_delay: seconds; the bound of the first delay, doubled with each further one.
+    :param max_delay: seconds; no delay is longer.
+    """
+
+    max_retries: int = Field(default=3, ge=0, le=100)
+    base_delay: Seconds = 0.8
+    max_delay: Seconds = 60.0
+
+    @field_validator("max_delay")
+    @classmethod
+    def _not_below_base(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("base_delay", 0.0):
+            raise ValueError("must not be below base_delay")
+        return value
+
+
+class ConnectionSettings(SettingsModel):
+    """How to reach one hub of one namespace. Made by `connection_settings`.
+
+    A server's certificate is always verified when `use_tls` is set, against `host`; nothing switches that off.
+
+    :param fully_qualified_namespace: the namespace's host name: the `hostname` of the AMQP open, and the host in
+        audiences and stores.
+    :param host: where to connect. Another than the namespace with a custom endpoint.
+    :param port: where to connect.
+    :param use_tls: False only where the connection string says `UseDevelopmentEmulator=true`.
+    :param ca_file: a file of CA certificates (PEM) to trust instead of the system's.
+    :param auth_timeout: seconds to wait for the service to take a token.
+    :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
+    :param idle_timeout: seconds of silence after which the peer is dead; advertised to it.
+    :param transport: the AMQP implementation.
+    """
+
+    fully_qualified_namespace: HostName
+    host: HostName
+    port: int = Field(ge=1, le=65535)
+    use_tls: bool = True
+    ca_file: FilePath | None = None
+    hub: HubName
+    credential: Annotated[Credential, PlainValidator(_check_credential)] = Field(repr=False)
+    auth_timeout: Seconds = 60.0
+    operation_timeout: Seconds = 60.0
+    idle_timeout: Seconds = 60.0
+    retry: RetryOptions = RetryOptions()
+    transport: Literal["native"] = "native"
+
+    @field_validator("ca_file")
+    @classmethod
+    def _only_with_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("use_tls") is False:
+            raise ValueError("has no use on a connection without TLS")
+        return value
+
+
+def connection_settings(
+    connection_string: str | None = None,
+    hub: str | None = None,
+    *,
+    fully_qualified_namespace: str | None = None,
+    credential: Credential | None = None,
+    custom_endpoint_address: str | None = None,
+    ca_file: str | Path | None = None,
+    auth_timeout: float = 60.0,
+    operation_timeout: float = 60.0,
+    idle_timeout: float = 60.0,
+    retry: RetryOptions | None = None,
+    transport: str = "native",
+) -> ConnectionSettings:
+    """Make the settings out of what a user gives: a connection string, or a namespace and a credential.
+
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
+    :param credential: for a namespace, or for a connection string that holds neither key nor signature.
+    :param custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
+    :raises ConfigurationError: a value cannot work; it names the field and holds no secret.
+    """
+    use_tls = True
+    port: int | None = None
+    namespace: object = fully_qualified_namespace
+    if connection_string is None:
+        if fully_qualified_namespace is None:
+            raise ConfigurationError(_WHOLE, "give this, or fully_qualified_namespace and credential")
+        if credential is None:
+            raise ConfigurationError("credential", "is required along with fully_qualified_namespace")
+    else:
+        if fully_qualified_namespace is not None:
+            raise ConfigurationError("fully_qualified_namespace", "cannot be given along with a connection string")
+        parsed = ConnectionString.parse(connection_string)
+        use_tls = not parsed.use_development_emulator
+        namespace, port = parsed.host, parsed.port
+        if credential is None:
+            credential = parsed.credential
+            if credential is None:
+                raise ConfigurationError("SharedAccessKey", "the connection string holds neither key nor signature")
+        elif parsed.credential is not None:
+            raise ConfigurationError("credential", "cannot be given along with a connection string that holds one")
+        hub = _agreed_hub(hub, parsed.hub)
+    if hub is None:
+        raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
+    host: object = namespace
+    if custom_endpoint_address is not None:
+        endpoint = _custom_endpoint(custom_endpoint_address, use_tls=use_tls)
+        host, port = endpoint.host, endpoint.port
+    return ConnectionSettings.model_validate(
+        {
+            "fully_qualified_namespace": namespace,
+            "host": host,
+            "port": port or (AMQPS_PORT if use_tls else AMQP_PORT),
+            "use_tls": use_tls,
+            "ca_file": ca_file,
+            "hub": hub,
+            "credential": credential,
+            "auth_timeout": auth_timeout,
+            "operation_timeout": operation_timeout,
+            "idle_timeout": idle_timeout,
+            "retry": RetryOptions() if retry is None else retry,
+            "transport": transport,
+        }
+    )
+
+
+def _agreed_hub(given: str | None, entity_path: str | None) -> str | None:
+    if given is None or entity_path is None:
+        return entity_path if given is None else given
+    try:
+        if not isinstance(given, str):
+            raise ValueError("must be text")
+        _check_hub(given)
+    except ValueError as error:
+        raise ConfigurationError("hub", str(error)) from None
+    if given.lower() != entity_path.lower():
+        raise ConfigurationError("hub", f"{given} is not the hub of the connection string's EntityPath, {entity_path}")
+    return given
+
+
+def _custom_endpoint(value: object, *, use_tls: bool) -> _Endpoint:
+    field = "custom_endpoint_address"
+    if not isinstance(value, str):
+        raise ConfigurationError(field, "must be text")
+    try:
+        endpoint = _split_endpoint(value)
+    except ValueError as error:
+        raise ConfigurationError(field, str(error)) from None
+    if use_tls and endpoint.scheme in _PLAIN_SCHEMES:
+        raise ConfigurationError(
+            field, "asks for a connection without TLS, which only UseDevelopmentEmulator=true allows"
+        )
+    return endpoint
