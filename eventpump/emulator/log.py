@@ -11,10 +11,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from eventpump.amqp.types import Timestamp
+from eventpump.dialect.management import NEVER, PartitionFacts
+from eventpump.dialect.names import DEFAULT_CONSUMER_GROUP
 from eventpump.emulator.stamping import stamp
 from eventpump.events import EventPosition
-
-DEFAULT_CONSUMER_GROUP = "$Default"
 
 
 class OffsetBeyondEndError(Exception):
@@ -49,14 +50,17 @@ class NumberedBatch:
 
 
 @dataclass(slots=True, frozen=True)
-class PartitionFacts:
-    """What `$management` tells of a partition."""
+class LogEnd:
+    """Where a partition's numbers stand.
 
-    beginning_sequence_number: int
-    last_sequence_number: int
-    last_offset: str
-    last_enqueued_ms: int | None
-    is_empty: bool
+    :param last_offset: the offset of the last event there ever was, -1 before the first.
+    :param last_enqueued_ms: its enqueued time, in milliseconds since the Unix epoch.
+    """
+
+    next_sequence_number: int = 0
+    next_offset: int = 0
+    last_offset: int = -1
+    last_enqueued_ms: int | None = None
 
 
 class PartitionLog:
@@ -64,43 +68,30 @@ class PartitionLog:
 
     `payloads` holds what is retained; the one at index `i` has the sequence number `beginning + i`.
 
-    :param next_sequence_number: the first number to give; restored ones carry on where they stopped.
+    :param resume: where the numbers of an earlier life of it stopped.
     """
 
-    def __init__(
-        self,
-        hub: str,
-        partition_id: str,
-        *,
-        next_sequence_number: int = 0,
-        next_offset: int = 0,
-        last_offset: int = -1,
-        last_enqueued_ms: int | None = None,
-    ) -> None:
+    def __init__(self, hub: str, partition_id: str, *, resume: LogEnd | None = None) -> None:
+        end = LogEnd() if resume is None else resume
         self.hub = hub
         self.partition_id = partition_id
         self.payloads: list[bytes] = []
-        self.beginning = next_sequence_number
+        self.beginning = end.next_sequence_number
         self.size = 0
         self.dropping_reported = False
         self.listeners: set[Callable[[], None]] = set()
         self._offsets: array[int] = array("q")
         self._times: array[int] = array("q")
-        self._last_offset = last_offset
-        self._last_ms = last_enqueued_ms
-        self._next_number = next_sequence_number
-        self._next_offset = next_offset
-        self._clock_ms = -1 if last_enqueued_ms is None else last_enqueued_ms
+        self._last_offset = end.last_offset
+        self._last_ms = end.last_enqueued_ms
+        self._next_number = end.next_sequence_number
+        self._next_offset = end.next_offset
+        self._clock_ms = -1 if end.last_enqueued_ms is None else end.last_enqueued_ms
 
     @property
     def end(self) -> int:
         """The sequence number after the last visible event."""
         return self.beginning + len(self.payloads)
-
-    @property
-    def next_offset(self) -> int:
-        """The first offset not given to a visible event."""
-        return self._next_offset
 
     @property
     def last_offset(self) -> int:
@@ -144,6 +135,15 @@ class PartitionLog:
         for listener in tuple(self.listeners):
             listener()
 
+    def restore(self, batch: NumberedBatch) -> None:
+        """Take in a batch of an earlier life, in order."""
+        if not self.payloads:
+            self.beginning = batch.sequence_number
+        self.publish(batch)
+        self._next_number = self.end
+        self._next_offset = batch.next_offset
+        self._clock_ms = batch.time_ms
+
     def take_back(self) -> None:
         """Forget the numbers of every batch that was not published: nobody has seen them."""
         self._next_number = self.end
@@ -172,11 +172,13 @@ class PartitionLog:
     def facts(self) -> PartitionFacts:
         """Tell what is visible now."""
         return PartitionFacts(
-            self.beginning,
-            self.end - 1,
-            str(self._last_offset),
-            self._last_ms,
-            not self.payloads,
+            hub=self.hub,
+            partition_id=self.partition_id,
+            beginning_sequence_number=self.beginning,
+            last_enqueued_sequence_number=self.end - 1,
+            last_enqueued_offset=str(self._last_offset),
+            last_enqueued_time=NEVER if self._last_ms is None else Timestamp(self._last_ms).to_datetime(),
+            is_empty=not self.payloads,
         )
 
     def locate(self, position: EventPosition | None) -> int:
@@ -195,7 +197,7 @@ class PartitionLog:
             wanted = position.sequence_number + (0 if position.inclusive else 1)
             return max(wanted, self.beginning)
         assert position.enqueued_time is not None
-        time_ms = int(position.enqueued_time.timestamp() * 1000)
+        time_ms = Timestamp.from_datetime(position.enqueued_time)
         find = bisect_left if position.inclusive else bisect_right
         return self.beginning + find(self._times, time_ms)
 

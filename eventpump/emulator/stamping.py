@@ -12,20 +12,21 @@ from dataclasses import dataclass
 
 from eventpump.amqp import codec
 from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.types import Symbol
-
-_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _FOOTER = 0x70, 0x71, 0x72, 0x78
+from eventpump.amqp.message import FOOTER, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, section_spans
+from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _LONG = struct.Struct(">q")
-_SEQUENCE = codec.encode(Symbol("x-opt-sequence-number")) + b"\x81"
-_OFFSET = codec.encode(Symbol("x-opt-offset")) + b"\xa1"
-_TIME = codec.encode(Symbol("x-opt-enqueued-time")) + b"\x83"
-_PARTITION_KEY_NAME = "x-opt-partition-key"
-_PARTITION_KEY = codec.encode(Symbol(_PARTITION_KEY_NAME))
+_SEQUENCE = codec.encode(SEQUENCE_NUMBER) + b"\x81"
+_OFFSET = codec.encode(OFFSET) + b"\xa1"
+_TIME = codec.encode(ENQUEUED_TIME) + b"\x83"
+_PARTITION_KEY = codec.encode(PARTITION_KEY)
 _FIXED = len(_SEQUENCE) + 8 + len(_OFFSET) + 1 + len(_TIME) + 8
 
-_OWN = frozenset({"x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-publisher"})
+_OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER})
 _PRODUCER_PREFIX = "com.microsoft:producer-"
+_WIDE = frozenset({0xD0, 0xD1, 0xB0})
+_NARROW = frozenset({0xC0, 0xC1, 0xA0})
+_PLAIN_SECTIONS = frozenset(range(PROPERTIES, FOOTER + 1))
 
 
 @dataclass(slots=True)
@@ -42,25 +43,6 @@ class StampedEvents:
     offsets: array[int]
     next_offset: int
     size: int
-
-
-def partition_key(raw: bytes) -> str | None:
-    """Read the partition key annotation of a message or envelope; None where there is none or it is no string.
-
-    :raises DecodeError: the sections before the body are broken.
-    """
-    pos = 0
-    size = len(raw)
-    while pos < size:
-        code, value_start = _descriptor(raw, pos)
-        if code > _MESSAGE_ANNOTATIONS:
-            return None
-        if code == _MESSAGE_ANNOTATIONS:
-            annotations = codec.decode(raw, value_start)[0]
-            key = annotations.get(_PARTITION_KEY_NAME) if isinstance(annotations, dict) else None
-            return key if type(key) is str else None
-        pos = codec.skip(raw, value_start, size)
-    return None
 
 
 def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, batch_key: str | None) -> StampedEvents:
@@ -88,9 +70,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
         header, extra, count = b"", plain_extra, 4 if plain_extra else 3
         rest = raw
         pos = 0
-        if raw[:2] == b"\x00\x53" and size > 4 and raw[2] >= 0x73:
-            pass
-        else:
+        if size < 5 or raw[2] < PROPERTIES or raw[1] != 0x53:
             pos = _prefix_end(raw)
             prefix = raw[:pos]
             known = prefixes.get(prefix)
@@ -100,16 +80,16 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             rest = raw[pos:]
         # The sections that stay are walked by their lengths, so that nothing that is no message is ever kept.
         while pos < size:
-            if raw[pos : pos + 2] != b"\x00\x53" or pos + 4 >= size:
-                pos = _skip_section(raw, pos)
-                continue
-            constructor = raw[pos + 3]
-            if constructor in _WIDE and raw[pos + 2] in _SIZED_SECTIONS:
-                pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
-            elif constructor in _NARROW and raw[pos + 2] in _SIZED_SECTIONS:
-                pos += 5 + raw[pos + 4]
-            else:
-                pos = _skip_section(raw, pos)
+            if size - pos > 4 and raw[pos] == 0 and raw[pos + 1] == 0x53 and raw[pos + 2] in _PLAIN_SECTIONS:
+                constructor = raw[pos + 3]
+                if constructor in _WIDE:
+                    pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
+                    continue
+                if constructor in _NARROW:
+                    pos += 5 + raw[pos + 4]
+                    continue
+            _check_sections(raw, pos)
+            pos = size
         if pos != size or not size:
             raise DecodeError("the message ends inside a section")
         text = b"%d" % offset
@@ -132,64 +112,44 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
 
 def add_delivery_annotations(raw: bytes, section: bytes) -> bytes:
     """Put a delivery-annotations section where it belongs in a stored event: after the header (AMQP 1.0, 3.2)."""
-    if raw[2] != _HEADER:
+    if raw[2] != HEADER:
         return section + raw
     end = codec.skip(raw, 3, len(raw))
     return raw[:end] + section + raw[end:]
 
 
-_WIDE = frozenset({0xD0, 0xD1, 0xB0})
-_NARROW = frozenset({0xC0, 0xC1, 0xA0})
-# amqp-value and amqp-sequence bodies may hold any constructor inside; only their frame is walked.
-_SIZED_SECTIONS = frozenset({0x73, 0x74, 0x75, 0x76, 0x77, 0x78, 0x71})
-
-
-def _descriptor(raw: bytes, pos: int) -> tuple[int, int]:
-    """Read a section's descriptor; its code and where its value begins."""
-    if raw[pos : pos + 2] == b"\x00\x53" and pos + 3 < len(raw):
-        return raw[pos + 2], pos + 3
-    if raw[pos : pos + 1] != b"\x00":
-        raise DecodeError("a message section has no descriptor")
-    code, start = codec.decode(raw, pos + 1)
-    if not isinstance(code, int):
-        code = _SYMBOLIC.get(code) if isinstance(code, str) else None
-    if code is None:
-        raise DecodeError("a message section has an unknown descriptor")
-    return int(code), start
-
-
-_SYMBOLIC = {
-    "amqp:header:list": 0x70,
-    "amqp:delivery-annotations:map": 0x71,
-    "amqp:message-annotations:map": 0x72,
-    "amqp:properties:list": 0x73,
-    "amqp:application-properties:map": 0x74,
-    "amqp:data:binary": 0x75,
-    "amqp:amqp-sequence:list": 0x76,
-    "amqp:amqp-value:*": 0x77,
-    "amqp:footer:map": 0x78,
-}
-
-
-def _skip_section(raw: bytes, pos: int) -> int:
-    code, start = _descriptor(raw, pos)
-    if not _HEADER <= code <= _FOOTER:
-        raise DecodeError("a message section has an unknown descriptor")
-    if code in (_HEADER, _MESSAGE_ANNOTATIONS):
-        raise DecodeError("a header or annotations section stands behind the body's properties")
-    return codec.skip(raw, start, len(raw))
+def _check_sections(raw: bytes, pos: int) -> None:
+    """Walk the rest of a message the general way."""
+    for code, _, _ in section_spans(raw[pos:]):
+        if code in (HEADER, MESSAGE_ANNOTATIONS):
+            raise DecodeError("a header or message-annotations section is out of place")
 
 
 def _prefix_end(raw: bytes) -> int:
     """Find the end of the header and annotations a message begins with."""
     pos = 0
-    size = len(raw)
-    while pos < size:
-        code, start = _descriptor(raw, pos)
-        if code > _MESSAGE_ANNOTATIONS:
-            break
-        pos = codec.skip(raw, start, size)
+    end = len(raw) - 4
+    while pos < end and raw[pos] == 0:
+        code = raw[pos + 2]
+        if raw[pos + 1] != 0x53:
+            return _general_prefix_end(raw)
+        if code > MESSAGE_ANNOTATIONS:
+            return pos
+        constructor = raw[pos + 3]
+        if constructor in _NARROW:
+            pos += 5 + raw[pos + 4]
+        else:
+            pos = codec.skip(raw, pos, len(raw))
     return pos
+
+
+def _general_prefix_end(raw: bytes) -> int:
+    end = 0
+    for code, _, after in section_spans(raw):
+        if code > MESSAGE_ANNOTATIONS:
+            break
+        end = after
+    return end
 
 
 def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]:
@@ -201,25 +161,21 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
     extra = b""
     count = 3
     has_key = False
-    pos = 0
-    size = len(prefix)
-    while pos < size:
-        code, start = _descriptor(prefix, pos)
-        end = codec.skip(prefix, start, size)
-        if code == _HEADER:
+    for code, start, end in section_spans(prefix):
+        value = codec.skip(prefix, start + 1, end)
+        if code == HEADER:
             # Readers index by the one-byte descriptor (Python's official client), however the sender spelt it.
-            header = b"\x00\x53\x70" + prefix[start:end]
-        elif code == _MESSAGE_ANNOTATIONS:
-            for name, entry in _entries(prefix, start, end):
+            header = b"\x00\x53\x70" + prefix[value:end]
+        elif code == MESSAGE_ANNOTATIONS:
+            for name, entry in _entries(prefix, value, end):
                 if isinstance(name, str) and (name in _OWN or name.startswith(_PRODUCER_PREFIX)):
                     continue
-                if name == _PARTITION_KEY_NAME:
-                    if not isinstance(codec.decode(entry, codec.skip(entry, 0, len(entry)))[0], str):
+                if name == PARTITION_KEY:
+                    if type(codec.decode(entry, codec.skip(entry, 0, len(entry)))[0]) is not str:
                         continue
                     has_key = True
                 extra += entry
                 count += 1
-        pos = end
     if plain_extra and not has_key:
         extra += plain_extra
         count += 1

@@ -1,0 +1,161 @@
+"""Who may do what: access rules, tokens checked for real, and the rights a connection has. Pure."""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from eventpump.dialect import sas
+from eventpump.dialect.addresses import Address, AddressKind, Audience, parse_audience
+from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+
+DEFAULT_KEY_NAME = "RootManageSharedAccessKey"
+DEFAULT_KEY = "SAS_KEY_VALUE"
+
+
+class Right(enum.Flag):
+    """What a rule or token gives."""
+
+    SEND = enum.auto()
+    LISTEN = enum.auto()
+    ALL = SEND | LISTEN
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """A named key and the rights it gives over the whole namespace."""
+
+    name: str
+    key: str = field(repr=False)
+    rights: Right = Right.ALL
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedToken:
+    """What a `token_verifier` says of a token it accepts. :param expires_at: seconds since the Unix epoch."""
+
+    expires_at: float
+    rights: Right = Right.ALL
+
+
+TokenVerifier = Callable[[str], VerifiedToken | None]
+"""Checks a JWT; None refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Rights on an entity. :param expires_at: seconds since the Unix epoch; None never."""
+
+    audience: Audience
+    rights: Right
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a token was refused: a put-token status code and its description."""
+
+    code: int
+    description: str
+
+
+class KeyRing:
+    """Checks credentials against the access rules.
+
+    :param token_verifier: accepts JWTs; without one they are refused.
+    """
+
+    def __init__(self, rules: Iterable[AccessRule], token_verifier: TokenVerifier | None = None) -> None:
+        self._rules = {rule.name: rule for rule in rules}
+        self._token_verifier = token_verifier
+
+    def check_token(self, token: object, token_type: str, audience_text: str, now: float) -> Grant | Denial:
+        """Check a token put for an audience. No text of a denial holds anything of the token."""
+        try:
+            audience = parse_audience(audience_text)
+        except ValueError as error:
+            return Denial(400, str(error))
+        if not isinstance(token, str):
+            return Denial(400, "the token is no text")
+        if token_type == JWT_TOKEN_TYPE:
+            verified = self._token_verifier(token) if self._token_verifier is not None else None
+            if verified is None:
+                return Denial(401, "InvalidToken: this service does not accept the JSON web token.")
+            if verified.expires_at <= now:
+                return Denial(401, "ExpiredToken: the token has expired.")
+            return Grant(audience, verified.rights, verified.expires_at)
+        if token_type != SAS_TOKEN_TYPE:
+            return Denial(400, f"the token type {token_type[:80]!r} is not supported")
+        return self._check_signature(token, audience, now)
+
+    def _check_signature(self, token: str, audience: Audience, now: float) -> Grant | Denial:
+        try:
+            parsed = sas.parse(token)
+            resource = parse_audience(parsed.resource)
+        except ValueError as error:
+            return Denial(401, f"MalformedToken: {error}")
+        rule = self._rules.get(parsed.key_name)
+        # An unknown name and a wrong key look alike from outside.
+        verdict = sas.Verdict.BAD_SIGNATURE if rule is None else sas.verify(parsed, rule.key, now)
+        if verdict is sas.Verdict.EXPIRED:
+            return Denial(401, "ExpiredToken: the token has expired.")
+        if rule is None or not verdict:
+            return Denial(401, "InvalidSignature: The token has an invalid signature.")
+        if not resource.includes(audience):
+            return Denial(401, "InvalidAudience: the token's resource does not cover the audience.")
+        return Grant(audience, rule.rights, parsed.expires_at)
+
+    def check_plain(self, response: bytes | None) -> Grant | None:
+        """Check a SASL PLAIN response (RFC 4616): key name and key. None refuses it."""
+        parts = (response or b"").split(b"\0")
+        if len(parts) != 3:
+            return None
+        token_name = parts[1].decode(errors="replace")
+        rule = self._rules.get(token_name)
+        if rule is None or not hmac.compare_digest(rule.key.encode(), parts[2]):
+            return None
+        return Grant(Audience(""), rule.rights, None)
+
+
+class Grants:
+    """The rights of one connection. A token put later for the same audience takes the place of the earlier one."""
+
+    def __init__(self) -> None:
+        self._grants: dict[Audience, Grant] = {}
+
+    def put(self, grant: Grant) -> None:
+        """Add rights, or renew them."""
+        self._grants[grant.audience] = grant
+
+    def __bool__(self) -> bool:
+        return bool(self._grants)
+
+    def allow(self, address: Address, right: Right | None) -> bool:
+        """Tell whether a link may stand. :param right: the one it needs; None, any."""
+        if address.kind is AddressKind.CBS:
+            return True
+        wanted = Right.ALL if right is None else right
+        return any(grant.rights & wanted and grant.audience.covers(address) for grant in self._grants.values())
+
+    def allow_read(self, hub: str) -> bool:
+        """Tell whether a hub's properties may be read: any right on the hub, or a part of it, will do."""
+        return any(
+            grant.audience.hub is None or grant.audience.hub.lower() == hub.lower() for grant in self._grants.values()
+        )
+
+    def next_expiry(self) -> float | None:
+        """Say when the first rights end, in seconds since the Unix epoch."""
+        return min((grant.expires_at for grant in self._grants.values() if grant.expires_at is not None), default=None)
+
+    def expire(self, now: float) -> bool:
+        """Forget the rights that have ended. :returns: whether there were any."""
+        ended = [
+            audience
+            for audience, grant in self._grants.items()
+            if grant.expires_at is not None and grant.expires_at <= now
+        ]
+        for audience in ended:
+            del self._grants[audience]
+        return bool(ended)

@@ -1,0 +1,128 @@
+"""What the emulator serves: declared hubs, from options or the official emulator's `Config.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from eventpump.errors import ConfigurationError
+
+MAX_PARTITIONS = 1024
+MAX_NAME_LENGTH = 256
+_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSpec:
+    """A hub to serve.
+
+    :param name: letters and digits, inside also `_ - . /`.
+    :param partitions: from 1 to 1024.
+    :param consumer_groups: besides `$Default`, which always exists.
+    :raises ConfigurationError: a value that the service would not take either.
+    """
+
+    name: str
+    partitions: int
+    consumer_groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name("hub", self.name)
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise ConfigurationError(
+                "hub", f"{self.name} has {self.partitions} partitions, and must have 1 to {MAX_PARTITIONS}"
+            )
+        for group in self.consumer_groups:
+            if group.lower() != "$default":
+                _check_name("consumer group", group)
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME_LENGTH or not re.match(_NAME, name):
+        raise ConfigurationError(
+            field, f"{name[:80]!r} is no name: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
+        )
+
+
+def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
+    """Read the `hubs` option. :raises ConfigurationError: a bad name or count, no hub, or a hub twice."""
+    specs = [HubSpec(name, count) for name, count in hubs.items()] if isinstance(hubs, Mapping) else list(hubs)
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name.lower() in seen:
+            raise ConfigurationError("hub", f"{spec.name} is declared twice")
+        seen.add(spec.name.lower())
+    return specs
+
+
+def parse_hub(text: str) -> HubSpec:
+    """Read `NAME:PARTITIONS`, as the command line gives it. :raises ConfigurationError: it is not that."""
+    name, colon, count = text.rpartition(":")
+    if not colon or not count.isascii() or not count.isdigit() or len(count) > 9:
+        raise ConfigurationError("--hub", f"{text[:80]!r} is not NAME:PARTITIONS, such as telemetry:4")
+    return HubSpec(name, int(count))
+
+
+_Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=MAX_NAME_LENGTH)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    Name: Annotated[str, StringConstraints(pattern=rf"(?i)^\$default$|{_NAME}", max_length=MAX_NAME_LENGTH)]
+
+
+class _Entity(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    Name: _Name
+    PartitionCount: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
+    ConsumerGroups: Sequence[_Group] = ()
+
+
+class _Namespace(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    Type: Literal["EventHub"]
+    Name: str
+    Entities: Annotated[list[_Entity], Field(min_length=1)]
+
+
+class _UserConfig(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    NamespaceConfig: Annotated[list[_Namespace], Field(min_length=1, max_length=1)]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    UserConfig: _UserConfig
+
+
+def load_config(path: Path) -> list[HubSpec]:
+    """Read the official emulator's `Config.json`; its limits on counts are not ours.
+
+    :raises ConfigurationError: it cannot be read, or an entry is wrong; the error names it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ConfigurationError("config", f"{path} cannot be read: {reason}") from None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError("config", f"{path} is no JSON: {error}") from None
+    try:
+        config = _File.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigurationError("config", f"{path}: {where}: {first['msg']}") from None
+    entities = config.UserConfig.NamespaceConfig[0].Entities
+    return hub_specs(
+        HubSpec(entity.Name, entity.PartitionCount, tuple(group.Name for group in entity.ConsumerGroups))
+        for entity in entities
+    )

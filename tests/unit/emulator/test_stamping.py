@@ -1,0 +1,144 @@
+"""How a stored event differs from what was sent."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.types import Int, Short, Symbol, Timestamp
+from eventpump.emulator.stamping import add_delivery_annotations, stamp
+
+bodies = st.one_of(
+    st.lists(st.binary(max_size=300), min_size=1, max_size=3).map(lambda parts: Data(tuple(parts))),
+    st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=1, max_size=2).map(
+        lambda lists: AmqpSequence(tuple(lists))
+    ),
+    st.one_of(st.none(), st.text(), st.booleans(), st.integers(-9, 9), st.binary(max_size=9)).map(AmqpValue),
+)
+maps: st.SearchStrategy[dict[Any, Any]] = st.dictionaries(
+    st.text("abc-", min_size=1, max_size=20).map(lambda text: Symbol("x-" + text)),
+    st.one_of(st.text(max_size=80), st.integers(-9, 9), st.none()),
+    max_size=6,
+)
+messages = st.builds(
+    Message,
+    body=bodies,
+    properties=st.none() | st.builds(Properties, message_id=st.text(max_size=9) | st.uuids()),
+    application_properties=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=300), max_size=3),
+    message_annotations=st.none() | maps,
+    delivery_annotations=st.none() | maps,
+    header=st.none() | st.builds(Header, durable=st.booleans()),
+    footer=st.none() | maps,
+)
+
+
+@given(
+    st.lists(messages, min_size=1, max_size=4), st.integers(0, 2**62), st.integers(0, 2**62), st.text("k", max_size=9)
+)
+def test_only_annotations_change(events: list[Message], number: int, offset: int, key: str) -> None:
+    """Every section but the annotations is kept, the service's annotations are added, the sender's are kept."""
+    stamped = stamp([event.encode() for event in events], number, offset, 1234, key or None)
+    for index, (event, raw) in enumerate(zip(events, stamped.payloads, strict=True)):
+        stored = Message.decode(raw)
+        found = stored.message_annotations or {}
+        assert found.pop("x-opt-sequence-number") == number + index
+        assert found.pop("x-opt-offset") == str(stamped.offsets[index])
+        assert found.pop("x-opt-enqueued-time") == Timestamp(1234)
+        wanted = dict(event.message_annotations or {})
+        if key:
+            wanted.setdefault("x-opt-partition-key", key)
+        assert found == wanted
+        stored.message_annotations = event.message_annotations
+        event.delivery_annotations = None
+        assert stored == event
+    assert stamped.size == sum(map(len, stamped.payloads)) == stamped.next_offset - offset
+
+
+def test_forged_annotations_are_replaced() -> None:
+    """A sender cannot choose the service's annotations, and its own producer numbers reach no reader."""
+    sent = Message(
+        body=Data((b"x",)),
+        message_annotations={
+            Symbol("x-opt-sequence-number"): 7,
+            Symbol("x-opt-offset"): "7",
+            Symbol("x-opt-enqueued-time"): Timestamp(7),
+            Symbol("com.microsoft:producer-id"): 1,
+            Symbol("com.microsoft:producer-epoch"): Short(1),
+            Symbol("com.microsoft:producer-sequence-number"): Int(1),
+            Symbol("x-opt-partition-key"): 5,
+            Symbol("mine"): "kept",
+        },
+    )
+    found = Message.decode(stamp([sent.encode()], 0, 0, 1, None).payloads[0]).message_annotations
+    assert found == {
+        "x-opt-sequence-number": 0,
+        "x-opt-offset": "0",
+        "x-opt-enqueued-time": Timestamp(1),
+        "mine": "kept",
+    }
+
+
+def test_the_events_own_key_wins() -> None:
+    """The envelope's key stands in only for events without one."""
+    own = Message(body=Data((b"x",)), message_annotations={Symbol("x-opt-partition-key"): "own"}).encode()
+    none = Message(body=Data((b"x",))).encode()
+    first, second = stamp([own, none], 0, 0, 1, "envelope").payloads
+    assert (Message.decode(first).message_annotations or {})["x-opt-partition-key"] == "own"
+    assert (Message.decode(second).message_annotations or {})["x-opt-partition-key"] == "envelope"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"hello",
+        b"\x00\x53\x75\xa0\x05abc",
+        b"\x00\x53\x75\xb0\xff\xff\xff\xffabc",
+        b"\x00\x53\x72\xc1\x03\x02\xa3",
+        b"\x00\x53\x99\xa0\x01a",
+        Message(body=Data((b"x",))).encode() + b"\x00",
+        Message(body=Data((b"x",))).encode() + Message(message_annotations={Symbol("x-opt-offset"): "9"}).encode(),
+        Message(message_annotations={Symbol("a"): 1}).encode()[:-1],
+    ],
+)
+def test_what_is_no_message_is_refused(raw: bytes) -> None:
+    """Nothing that a reader could not take apart is ever numbered."""
+    with pytest.raises(DecodeError):
+        stamp([raw], 0, 0, 1, None)
+
+
+@given(st.binary(max_size=60) | messages.map(lambda message: message.encode()[:-1]))
+def test_any_bytes_give_a_decode_error_or_an_event(raw: bytes) -> None:
+    """Hostile bytes raise the one error, and what is taken has the annotations a reader looks for."""
+    try:
+        stored = stamp([raw], 3, 9, 1, None).payloads[0]
+    except DecodeError:
+        return
+    assert stored.count(b"x-opt-sequence-number") >= 1
+
+
+@given(messages)
+def test_delivery_annotations_stand_after_the_header(event: Message) -> None:
+    """Runtime metrics go where the specification puts them, and change nothing else."""
+    metrics = {Symbol("last_enqueued_offset"): "12"}
+    stored = stamp([event.encode()], 0, 0, 1, None).payloads[0]
+    delivered = add_delivery_annotations(stored, Message(delivery_annotations=metrics).encode())
+    wanted = Message.decode(stored)
+    wanted.delivery_annotations = metrics
+    assert Message.decode(delivered) == wanted
+    assert Message.decode(delivered).encode() == wanted.encode()
+
+
+def test_a_uuid_message_id_survives() -> None:
+    """Identifiers keep their AMQP type."""
+    name = uuid.uuid4()
+    sent = Message(body=AmqpValue("v"), properties=Properties(message_id=name))
+    stored = Message.decode(stamp([sent.encode()], 0, 0, 1, None).payloads[0])
+    assert stored.properties is not None
+    assert stored.properties.message_id == name
