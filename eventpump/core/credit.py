@@ -1,0 +1,120 @@
+"""How many messages the service may send."""
+
+from __future__ import annotations
+
+START = 32
+"""The credit of a link of which nothing is known yet."""
+
+_SIZES_KEPT = 1024
+"""The recent maximum covers at least this many messages, and at most twice as many."""
+
+
+class CreditWindow:
+    """Grants link credit for room in a cache that is bounded in events and in bytes.
+
+    What a message takes is estimated: the larger of the mean and the recent maximum; the window starts at 32 and grows
+    with what arrives, so that an estimate exists before much is at stake. Where larger messages than estimated fill the
+    budget, credit goes to 0. So the bytes held never exceed the budget plus, for one crossing, the messages outstanding
+    at that moment times the largest message. `strict` grants by the link's maximum message size instead: the budget
+    holds exactly. Either way a cache that is empty is granted one message, however large.
+
+    Credit is topped up when at least half the window can be added, so never message by message.
+
+    :param max_events: the room, in events.
+    :param max_bytes: the room, in bytes.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_largest",
+        "_largest_before",
+        "_max_bytes",
+        "_max_events",
+        "_max_message_size",
+        "_mean",
+        "_ramp",
+        "_strict",
+        "outstanding",
+    )
+
+    def __init__(self, max_events: int, max_bytes: int, *, strict: bool = False) -> None:
+        if max_events < 1 or max_bytes < 1:
+            raise ValueError("a window needs room for one event and one byte")
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._strict = strict
+        self._max_message_size = max_bytes
+        self._ramp = START
+        self._mean = 0.0
+        self._largest = 0
+        self._largest_before = 0
+        self._counted = 0
+        self.outstanding = 0
+        """Messages granted that have not come."""
+
+    def link_opened(self, max_message_size: int) -> None:
+        """Begin on a new link, which has no credit. What is known of sizes stays."""
+        self._max_message_size = max(1, max_message_size)
+        self.outstanding = 0
+
+    def link_ended(self) -> None:
+        """Forget what was granted: nothing more comes on that link."""
+        self.outstanding = 0
+
+    def received(self, batch: list[bytes]) -> int:
+        """Count a batch that came, and give its size in bytes."""
+        count = len(batch)
+        if not count:
+            return 0
+        sizes = list(map(len, batch))
+        size = sum(sizes)
+        self.outstanding = max(0, self.outstanding - count)
+        # The ramp doubles per window used up, whatever the round trip is.
+        self._ramp = min(self._ramp + count, max(self._max_events, START))
+        weight = 1.0 if not self._mean else min(1.0, count / _SIZES_KEPT)
+        self._mean += (size / count - self._mean) * weight
+        self._largest = max(self._largest, max(sizes))
+        self._counted += count
+        if self._counted >= _SIZES_KEPT:
+            self._largest_before, self._largest, self._counted = self._largest, 0, 0
+        return size
+
+    def grant(self, events_held: int, bytes_held: int) -> int | None:
+        """Say to which number the link's credit must be set now; None to leave it as it is.
+
+        :param events_held: events in the cache.
+        :param bytes_held: bytes in the cache.
+        """
+        if bytes_held >= self._max_bytes:
+            if not self.outstanding:
+                return None
+            if not self._strict:
+                self._ramp = START
+            self.outstanding = 0
+            return 0
+        each = self._max_message_size if self._strict else self._estimate
+        wanted = self._max_events - events_held
+        window = self._max_events
+        if each:
+            wanted = min(wanted, int((self._max_bytes - bytes_held) / each))
+            window = min(window, int(self._max_bytes / each))
+        if not self._strict:
+            wanted = min(wanted, self._ramp)
+            window = min(window, self._ramp)
+        if not events_held:
+            wanted = max(wanted, 1)
+        if wanted - self.outstanding < max(1, window // 2):
+            return None
+        self.outstanding = wanted
+        return wanted
+
+    def withdraw(self) -> int | None:
+        """Say the credit to set when nothing more is wanted."""
+        if not self.outstanding:
+            return None
+        self.outstanding = 0
+        return 0
+
+    @property
+    def _estimate(self) -> float:
+        return max(self._mean, self._largest, self._largest_before)

@@ -1,0 +1,302 @@
+"""What a host tells of itself: one typed report per change of state, to the log and to hooks. Never one per event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from eventpump.core.pump_state import CloseReason
+from eventpump.events import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """The base of every report.
+
+    :param host: the name of the reporting host.
+    :param partition_id: the partition concerned; None where the whole host is.
+    """
+
+    level: ClassVar[int] = logging.INFO
+    host: str
+    partition_id: str | None
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken(HostReport):
+    """A lease was acquired, or taken over from another host.
+
+    :param epoch: the lease's epoch.
+    :param stolen_from: its owner before, where that one was alive.
+    """
+
+    epoch: int
+    stolen_from: str | None = None
+
+    def describe(self) -> str:
+        source = "" if self.stolen_from is None else f", taken over from {self.stolen_from}"
+        return f"owns the partition with epoch {self.epoch}{source}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(HostReport):
+    """A lease was lost.
+
+    :param why: how that was learned.
+    """
+
+    epoch: int
+    why: str
+
+    def describe(self) -> str:
+        return f"lost the lease of epoch {self.epoch}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased(HostReport):
+    """A lease was given up, so that another host may acquire it at once."""
+
+    epoch: int
+
+    def describe(self) -> str:
+        return f"released the lease of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class PumpStarted(HostReport):
+    """A partition's link is attached.
+
+    :param position: where reading began, in words.
+    """
+
+    epoch: int
+    position: str
+
+    def describe(self) -> str:
+        return f"reads from {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class PumpClosed(HostReport):
+    """A partition's pump has ended; nothing of it is left."""
+
+    reason: CloseReason
+
+    def describe(self) -> str:
+        return f"closed: {self.reason.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class PumpOverdue(HostReport):
+    """A pump should have ended, and its processor still runs. The partition is not started here again until it ends.
+
+    :param operation: the processor's method that runs.
+    :param waited: how long it was waited for, in seconds.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    reason: CloseReason
+    operation: str | None
+    waited: float
+
+    def describe(self) -> str:
+        where = "" if self.operation is None else f", {self.operation} has not returned"
+        return f"not closed after {self.waited:.1f} s ({self.reason.value}){where}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed(HostReport):
+    """A receive link ended or could not be attached.
+
+    :param delay: seconds until it is opened again; None where it is not.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    error: Exception
+    delay: float | None
+
+    def describe(self) -> str:
+        then = "it is not opened again" if self.delay is None else f"opening it again in {self.delay:.1f} s"
+        return f"the receive link failed, {then}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideReader(HostReport):
+    """A reader outside the fleet took the partition although the lease is ours.
+
+    :param avoided_for: how long this host leaves the partition alone, in seconds.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    avoided_for: float
+    error: Exception
+
+    def describe(self) -> str:
+        return (
+            "a reader outside the fleet holds the partition although its lease is ours; "
+            f"the lease is released and the partition left alone for {self.avoided_for:.0f} s: {self.error}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFailed(HostReport):
+    """A partition cannot be read for a reason that trying again does not cure at once.
+
+    :param avoided_for: how long this host leaves the partition alone, in seconds.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    avoided_for: float
+    error: BaseException
+
+    def describe(self) -> str:
+        return f"failed; left alone for {self.avoided_for:.0f} s: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFailed(HostReport):
+    """The user's processor raised.
+
+    :param operation: the method that did.
+    :param failures: how often in a row.
+    :param delay: seconds until the same is tried again; None where it is not.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    operation: str
+    error: BaseException
+    failures: int
+    delay: float | None
+
+    def describe(self) -> str:
+        then = "" if self.delay is None else f", trying again in {self.delay:.1f} s"
+        return f"{self.operation} raised ({self.failures} in a row){then}: {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(HostReport):
+    """A checkpoint is stored."""
+
+    level: ClassVar[int] = logging.DEBUG
+    checkpoint: Checkpoint
+
+    def describe(self) -> str:
+        return f"checkpoint at sequence number {self.checkpoint.sequence_number}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDropped(HostReport):
+    """A checkpoint could not be stored before the partition was given up: its events will come again."""
+
+    level: ClassVar[int] = logging.WARNING
+    checkpoint: Checkpoint
+
+    def describe(self) -> str:
+        return f"the checkpoint at sequence number {self.checkpoint.sequence_number} could not be stored any more"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed(HostReport):
+    """The lease store failed or did not answer in time.
+
+    :param operation: what was being done.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    operation: str
+    error: Exception
+
+    def describe(self) -> str:
+        return f"the lease store failed at {self.operation}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFailed(HostReport):
+    """A read about the hub failed.
+
+    :param operation: what was being read.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    operation: str
+    error: Exception
+
+    def describe(self) -> str:
+        return f"{self.operation} failed: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsFound(HostReport):
+    """The hub has partitions this host did not know."""
+
+    partition_ids: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"the hub has partitions {', '.join(self.partition_ids)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlocked(HostReport):
+    """The event loop stood still for longer than the renew interval, so leases are at risk.
+
+    The partition is the one whose processor ran; None where it was none of them.
+
+    :param duration: how long, in seconds.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    duration: float
+    operation: str | None
+
+    def describe(self) -> str:
+        who = "" if self.operation is None else f" by {self.operation}"
+        return f"the event loop was blocked for {self.duration:.1f} s{who}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnexpectedFailure(HostReport):
+    """Something raised that never should: a fault in eventpump, a transport or a store."""
+
+    level: ClassVar[int] = logging.ERROR
+    operation: str
+    error: BaseException
+
+    def describe(self) -> str:
+        return f"{self.operation} failed unexpectedly: {type(self.error).__name__}: {self.error}"
+
+
+Hook = Callable[[HostReport], None]
+"""Is called with every report, on the event loop: it must not block. What it raises is logged and goes no further."""
+
+
+class Reporter:
+    """Gives every report to the log, one line each, and to the hooks.
+
+    :param logger: where the lines go.
+    """
+
+    __slots__ = ("_hooks", "_logger")
+
+    def __init__(self, logger: logging.Logger, hooks: Iterable[Hook] = ()) -> None:
+        self._logger = logger
+        self._hooks = tuple(hooks)
+
+    def report(self, report: HostReport) -> None:
+        """Hand a report on."""
+        if self._logger.isEnabledFor(report.level):
+            where = "" if report.partition_id is None else f" partition {report.partition_id}:"
+            error = getattr(report, "error", None)
+            # The user's own failures need their traceback; everything else says all in its line.
+            trace = error if isinstance(report, ProcessorFailed | UnexpectedFailure) else None
+            self._logger.log(report.level, "host %s:%s %s", report.host, where, report.describe(), exc_info=trace)
+        for hook in self._hooks:
+            try:
+                hook(report)
+            except Exception:
+                self._logger.exception("a hook failed on %s", type(report).__name__)
