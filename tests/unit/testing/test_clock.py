@@ -1,0 +1,51 @@
+"""The virtual-time loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from eventpump.testing.clock import DeadlockError, VirtualClock, VirtualTimeLoop
+
+
+async def test_an_hour_passes_at_once(clock: VirtualClock) -> None:
+    """A timer an hour away comes without an hour's wait, and the clock says an hour."""
+    began, began_virtual = time.monotonic(), clock.monotonic()
+    await asyncio.sleep(3600)
+    assert clock.monotonic() - began_virtual == pytest.approx(3600)
+    assert time.monotonic() - began < 10
+
+
+async def test_timers_keep_their_order() -> None:
+    """Tasks wake in the order of their deadlines."""
+    woken: list[float] = []
+
+    async def sleeper(delay: float) -> None:
+        await asyncio.sleep(delay)
+        woken.append(delay)
+
+    await asyncio.gather(*(sleeper(delay) for delay in (3.0, 1.0, 2.0)))
+    assert woken == [1.0, 2.0, 3.0]
+
+
+def test_waiting_for_nothing_is_an_error() -> None:
+    """A task that waits for what cannot happen ends the run with an error."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, pytest.raises(DeadlockError):
+        runner.run(asyncio.Event().wait())
+
+
+async def test_threads_are_waited_for(clock: VirtualClock) -> None:
+    """Work in the executor finishes before virtual time moves on."""
+    began = clock.monotonic()
+    async with asyncio.timeout(5):
+        await asyncio.to_thread(time.sleep, 0.02)
+    assert clock.monotonic() == began
+
+
+async def test_blocking_moves_the_clock(clock: VirtualClock) -> None:
+    """A task that blocks the loop is seen by the clock, without a wait."""
+    began = clock.monotonic()
+    clock.block(12)
+    assert clock.monotonic() - began == 12
