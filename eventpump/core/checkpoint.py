@@ -126,14 +126,14 @@ class CheckpointTracker:
         """Want an event stored as processed; None stands for the last one delivered.
 
         :returns: the checkpoint to wait for; None where it or a later one is stored, or nothing was delivered.
-        :raises ValueError: the event lies beyond what was delivered.
+        :raises ConfigurationError: the event lies beyond what was delivered.
         """
         if event is None:
             event = self._delivered
             if event is None:
                 return None
         elif self._delivered is None or event.sequence_number > self._delivered.sequence_number:
-            raise ValueError(f"event {event.sequence_number} was not delivered to this processor yet")
+            raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
         checkpoint = Checkpoint(self._partition_id, event.offset, event.sequence_number)
         if self.covers(checkpoint):
             return None
