@@ -1,0 +1,745 @@
+"""An AMQP 1.0 connection without I/O (part 2.4): bytes in, events out, bytes to send drained by the shell.
+
+It cannot tell the time: it states its deadlines (`heartbeat_interval`, `idle_timeout`) and the shell keeps them.
+Whatever the peer sends, :meth:`Connection.receive` raises nothing: a broken rule closes the connection with the
+matching condition, and is told as `Closed`. The shell that drives it is its only caller.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.performatives import (
+    AmqpError,
+    Attach,
+    Begin,
+    Close,
+    Composite,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    Transfer,
+    decode_performative,
+)
+from eventpump.amqp.session import Session, SessionState
+from eventpump.amqp.types import Symbol
+from eventpump.errors import ClosedError, ProtocolError
+
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+MIN_MAX_FRAME_SIZE = 512
+SASL_FRAME_LIMIT = 4096
+"""SASL frames are bounded apart: nothing is known of the peer yet."""
+
+_FRAME = struct.Struct(">IBBH3s")
+"""Size, data offset, type, channel (2.3.1), and the start of the performative."""
+_TRANSFER_MARK = b"\x00\x53\x14"
+_from_bytes = int.from_bytes
+_MAX_SHAPES = 64
+
+
+class Role(enum.Enum):
+    """Which end of the connection this is."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """What this end offers and allows.
+
+    :param idle_timeout: seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
+    :param max_message_size: bytes; bounds arriving messages on links that advertise no limit of their own.
+    :param enforce_credit: detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
+    :param mechanism: client: the SASL mechanism to use.
+    :param initial_response: client: its initial response; never shown.
+    :param mechanisms: server: the SASL mechanisms to offer, in order.
+    """
+
+    container_id: str
+    hostname: str | None = None
+    max_frame_size: int = 1024 * 1024
+    channel_max: int = 255
+    handle_max: int = 1023
+    incoming_window: int = 65_535
+    outgoing_window: int = 65_535
+    idle_timeout: float | None = 60.0
+    max_message_size: int = 64 * 1024 * 1024
+    enforce_credit: bool = True
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    mechanism: str = "ANONYMOUS"
+    initial_response: bytes = field(default=b"", repr=False)
+    mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(slots=True)
+class SaslRequested:
+    """Server: the client chose a mechanism. Answer with :meth:`Connection.sasl_outcome`."""
+
+    mechanism: str
+    response: bytes = field(repr=False)
+    hostname: str | None
+
+
+@dataclass(slots=True)
+class Opened:
+    """The peer's open arrived. A server has answered it."""
+
+    open: Open
+
+
+@dataclass(slots=True)
+class SessionBegun:
+    """A session is mapped: ours was answered, or the peer's was begun and answered."""
+
+    session: Session
+
+
+@dataclass(slots=True)
+class SessionEnded:
+    """A session ended, and its links with it; no `LinkDetached` is told for them."""
+
+    session: Session
+    links: list[Link]
+    error: AmqpError | None
+
+
+@dataclass(slots=True)
+class LinkAttached:
+    """The peer attached: it answered ours, or its own (`link.is_remote_initiated`) waits for accept or refuse."""
+
+    link: Link
+    attach: Attach
+
+
+@dataclass(slots=True)
+class LinkDetached:
+    """The peer detached; a link of ours that it refused is told the same way."""
+
+    link: Link
+    error: AmqpError | None
+    closed: bool
+
+
+@dataclass(slots=True)
+class CreditChanged:
+    """A sender link may send more, or was asked to drain."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class Messages:
+    """Messages arrived on a link, in order: at most one of these per link and `receive`.
+
+    :param delivery_ids: to settle them by, in the order of `payloads`; empty where all came settled.
+    :param formats: their message formats; None where all are 0.
+    """
+
+    link: Link
+    payloads: list[bytes]
+    delivery_ids: list[int]
+    formats: list[int] | None
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """The peer settled deliveries: their ids and outcomes, in order."""
+
+    link: Link
+    outcomes: list[tuple[int, Any]]
+
+
+@dataclass(slots=True)
+class Closed:
+    """The connection is over. Nothing more comes; what is left to send should still be sent.
+
+    :param error: why, None for an orderly close.
+    :param is_local: whether the reason was found here: a broken rule or the end of the stream.
+    """
+
+    error: AmqpError | None
+    is_local: bool = False
+
+
+Event = (
+    SaslRequested
+    | Opened
+    | SessionBegun
+    | SessionEnded
+    | LinkAttached
+    | LinkDetached
+    | CreditChanged
+    | Messages
+    | Outcomes
+    | Closed
+)
+
+
+class ConnectionState(enum.Enum):
+    """Where the connection is (2.4.6), with the SASL exchange before it (5.3)."""
+
+    START = "start"
+    SASL_HEADER = "waiting for the SASL header"
+    SASL = "SASL exchange"
+    SASL_ANSWER = "SASL answer due"
+    """Server: the mechanism is chosen and the shell has not answered; what came after it waits."""
+    AMQP_HEADER = "waiting for the AMQP header"
+    OPENING = "waiting for open"
+    OPENED = "opened"
+    CLOSE_SENT = "close sent"
+    CLOSED = "closed"
+
+
+_FRAMED = frozenset({ConnectionState.SASL, ConnectionState.OPENING, ConnectionState.OPENED, ConnectionState.CLOSE_SENT})
+
+
+class Connection:
+    """One end of a connection, in either role.
+
+    :ivar output: what waits to be sent; links and sessions append to it.
+    """
+
+    def __init__(self, config: ConnectionConfig, role: Role) -> None:
+        self.config = config
+        self.role = role
+        self.state = ConnectionState.START if role is Role.CLIENT else ConnectionState.SASL_HEADER
+        self.remote: Open | None = None
+        self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
+        self.sessions: dict[int, Session] = {}
+        self.output: list[bytes] = []
+        self._sessions_by_remote_channel: dict[int, Session] = {}
+        self._pending = b""
+        self._events: list[Event] = []
+        self._inboxes: dict[Link, Messages] = {}
+        self._shapes: dict[bytes, bool] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can come of it."""
+        return self.state is ConnectionState.CLOSED
+
+    # ----------------------------------------------------------------------------------------- deadlines
+
+    @property
+    def idle_timeout(self) -> float | None:
+        """Seconds without a byte from the peer after which to call :meth:`time_out`; None for never."""
+        return self.config.idle_timeout
+
+    @property
+    def heartbeat_interval(self) -> float | None:
+        """Seconds without a byte sent after which to call :meth:`heartbeat`; None where the peer asks for none."""
+        if self.remote is None or not self.remote.idle_time_out:
+            return None
+        return self.remote.idle_time_out / 2000
+
+    def heartbeat(self) -> None:
+        """Queue an empty frame (2.4.5)."""
+        if self.state is ConnectionState.OPENED:
+            self.output.append(EMPTY_FRAME)
+
+    def time_out(self) -> list[Event]:
+        """The peer was silent for too long: close. :returns: events, as `receive`."""
+        return self._fail("amqp:resource-limit-exceeded", f"silent for {self.config.idle_timeout} seconds")
+
+    # ------------------------------------------------------------------------------------------ the verbs
+
+    def start(self) -> None:
+        """Client: queue the first bytes. The rest of the opening follows the server's answers."""
+        assert self.role is Role.CLIENT
+        assert self.state is ConnectionState.START
+        self.state = ConnectionState.SASL_HEADER
+        self.output.append(SASL_HEADER)
+
+    def sasl_outcome(self, *, ok: bool) -> None:
+        """Server: answer `SaslRequested`; code 0, or 1 for a refused credential (5.3.3.6).
+
+        A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on.
+        """
+        assert self.state is ConnectionState.SASL_ANSWER
+        self._send_sasl(SaslOutcome(code=0 if ok else 1))
+        self.state = ConnectionState.AMQP_HEADER if ok else ConnectionState.CLOSED
+
+    def begin(self) -> Session:
+        """Begin a session; `SessionBegun` tells when it is mapped. :raises ClosedError: the connection is not open."""
+        if self.state is not ConnectionState.OPENED:
+            raise ClosedError("connection")
+        session = self._new_session(is_remote_initiated=False)
+        session.send_begin()
+        return session
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Close in order (2.4.3): the peer's close is told as `Closed`. Does nothing on one already closing."""
+        if self.state is ConnectionState.OPENED:
+            self.send_frame(0, Close(error=error))
+            self.state = ConnectionState.CLOSE_SENT
+        elif self.state is not ConnectionState.CLOSE_SENT:
+            self.state = ConnectionState.CLOSED
+
+    def data_to_send(self) -> bytes:
+        """Take what is to be sent now; empty when there is nothing."""
+        data = b"".join(self.output)
+        self.output.clear()
+        return data
+
+    # ------------------------------------------------------------------------------------------- sending
+
+    def send_frame(self, channel: int, performative: Composite) -> None:
+        """Queue one performative as a frame."""
+        body = performative.encode()
+        if isinstance(performative, End | Close) and performative.error is None:
+            assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (wire reference, 13)
+        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
+
+    def _send_sasl(self, performative: Composite) -> None:
+        body = performative.encode()
+        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
+
+    def _send_open(self) -> None:
+        config = self.config
+        self.send_frame(
+            0,
+            Open(
+                container_id=config.container_id,
+                hostname=config.hostname,
+                max_frame_size=config.max_frame_size,
+                channel_max=config.channel_max,
+                idle_time_out=None if config.idle_timeout is None else int(config.idle_timeout * 500),
+                properties=dict(config.properties) or None,
+            ),
+        )
+
+    def _new_session(self, *, is_remote_initiated: bool) -> Session:
+        assert self.remote is not None
+        highest = min(self.config.channel_max, self.remote.channel_max)
+        for channel in range(highest + 1):
+            if channel not in self.sessions:
+                session = Session(self, channel, is_remote_initiated=is_remote_initiated)
+                self.sessions[channel] = session
+                return session
+        raise ProtocolError("amqp:not-allowed", "every channel is in use")
+
+    # ------------------------------------------------------------------------------------------ receiving
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the peer, split anywhere. :returns: what they mean, in order. Raises nothing."""
+        if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
+            return []
+        if self._pending:
+            data = self._pending + data
+        pos = 0
+        try:
+            while (after := self._receive_step(data, pos)) > pos:
+                pos = after
+        except ProtocolError as error:
+            return self._fail(error.condition, error.description)
+        self._pending = data[pos:] if pos < len(data) and not self.is_closed else b""
+        events, self._events = self._events, []
+        self._inboxes.clear()
+        return events
+
+    def _receive_step(self, data: bytes, pos: int) -> int:
+        """Read what the state expects at `pos`. :returns: the position after it, `pos` where there is not enough."""
+        if self.state in _FRAMED:
+            return self._receive_frames(data, pos)
+        if self.state in (ConnectionState.CLOSED, ConnectionState.SASL_ANSWER):
+            return pos
+        return self._receive_header(data, pos)
+
+    def receive_eof(self) -> list[Event]:
+        """The byte stream ended. :returns: `Closed`, unless that was told already."""
+        if self.state is ConnectionState.CLOSED:
+            return []
+        is_orderly = self.state is ConnectionState.CLOSE_SENT
+        self.state = ConnectionState.CLOSED
+        error = None if is_orderly else AmqpError("amqp:connection:forced", "the peer closed the byte stream")
+        return [Closed(error, is_local=True)]
+
+    def _fail(self, condition: str, description: str) -> list[Event]:
+        """Close because of what the peer did. :returns: what was told before it, and `Closed`."""
+        error = AmqpError(condition, description)
+        if self.state in (ConnectionState.OPENED, ConnectionState.OPENING):
+            if self.state is ConnectionState.OPENING and self.role is Role.SERVER:
+                self._send_open()
+            self.send_frame(0, Close(error=error))
+        self.state = ConnectionState.CLOSED
+        self._pending = b""
+        events, self._events = self._events, []
+        self._inboxes.clear()
+        events.append(Closed(error, is_local=True))
+        return events
+
+    def _receive_header(self, data: bytes, pos: int) -> int:
+        """Read a protocol header (2.2)."""
+        header = data[pos : pos + 8]
+        expected = AMQP_HEADER if self.state is ConnectionState.AMQP_HEADER else SASL_HEADER
+        if header != expected[: len(header)]:
+            if self.role is Role.SERVER:
+                # 2.2: answer with what is spoken here, then close.
+                self.output.append(expected)
+                raise ProtocolError("amqp:connection:framing-error", "the client began with another header")
+            what = "another protocol" if header[:4] != b"AMQP" else "another version or layer of AMQP"
+            raise ProtocolError("amqp:connection:framing-error", f"the server speaks {what}: it sent {header!r}")
+        if len(header) < 8:
+            return pos
+        if self.state is ConnectionState.SASL_HEADER:
+            self.state = ConnectionState.SASL
+            if self.role is Role.SERVER:
+                self.output.append(SASL_HEADER)
+                self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
+        else:
+            self.state = ConnectionState.OPENING
+            if self.role is Role.SERVER:
+                self.output.append(AMQP_HEADER)
+            else:
+                self._send_open()
+        return pos + 8
+
+    def _receive_frames(self, data: bytes, pos: int) -> int:
+        """Read whole frames from `pos` on. :returns: the position after the last whole one."""
+        end = len(data)
+        unpack = _FRAME.unpack_from
+        is_opened = self.state is ConnectionState.OPENED
+        limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
+        shapes = self._shapes
+        by_channel = self._sessions_by_remote_channel
+        # A run: consecutive transfers, whole and settled, on one link. Its counters move once, when the run ends.
+        link: Link | None = None
+        inbox: list[bytes] = []
+        run = room = 0
+        run_channel = run_handle = -1
+        run_shape = b""
+        while end - pos >= 8:
+            if end - pos >= 11:
+                size, offset, kind, channel, mark = unpack(data, pos)
+            else:
+                size, offset, kind, channel, mark = *struct.unpack_from(">IBBH", data, pos), b""
+            after = pos + size
+            if after > end or size < 8:
+                if size < 8 or size > limit:
+                    raise ProtocolError(
+                        "amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed"
+                    )
+                break
+            if size > limit:
+                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
+            if (
+                mark == _TRANSFER_MARK
+                and offset == 2
+                and kind == 0
+                and is_opened
+                and size > 24
+                and data[pos + 11] == 0xC0
+            ):
+                # The transfer, walked in place (2.7.5): handle, delivery-id, delivery-tag, and the rest by shape.
+                payload = pos + 13 + data[pos + 12]
+                field_at = pos + 14
+                constructor = data[field_at]
+                if constructor == 0x52:
+                    handle = data[field_at + 1]
+                    field_at += 2
+                elif constructor == 0x43:
+                    handle = 0
+                    field_at += 1
+                else:
+                    handle = -1
+                constructor = data[field_at]
+                if constructor == 0x70:
+                    field_at += 5
+                elif constructor == 0x52:
+                    field_at += 2
+                elif constructor == 0x43:
+                    field_at += 1
+                else:
+                    handle = -1
+                if data[field_at] == 0xA0 and handle >= 0 and payload <= after:
+                    field_at += 2 + data[field_at + 1]
+                    shape = data[field_at:payload]
+                    if shape == run_shape and handle == run_handle and channel == run_channel and run < room:
+                        inbox.append(data[payload:after])
+                        run += 1
+                        pos = after
+                        continue
+                    is_plain = shapes.get(shape)
+                    if is_plain is None:
+                        is_plain = self._learn_shape(shape, data, pos + 8, after)
+                    if is_plain:
+                        if link is not None:
+                            self._end_run(link, run)
+                            link = None
+                        session = by_channel.get(channel)
+                        found = None if session is None else session.links_by_remote_handle.get(handle)
+                        if (
+                            found is not None
+                            and found.is_receiver
+                            and found.partial is None
+                            and found.state is LinkState.ATTACHED
+                            and (found.credit > 0 or not self.config.enforce_credit)
+                            and (found.max_message_size == 0 or found.max_message_size >= size)
+                            and not (box := self._inbox(found)).delivery_ids
+                            and box.formats is None
+                        ):
+                            link = found
+                            run = 1
+                            room = found.credit if self.config.enforce_credit else 1 << 62
+                            run_shape, run_handle, run_channel = shape, handle, channel
+                            if found.max_message_size and found.max_message_size < limit:
+                                room = 1  # sizes are then looked at one by one
+                            inbox = box.payloads
+                            inbox.append(data[payload:after])
+                            pos = after
+                            continue
+            if link is not None:
+                self._end_run(link, run)
+                link = None
+                run_handle = -1
+                run = room = 0
+            self._receive_frame(data, pos, after, offset, kind, channel)
+            pos = after
+            if self.state not in _FRAMED:
+                return pos
+            is_opened = self.state is ConnectionState.OPENED
+        if link is not None:
+            self._end_run(link, run)
+        return pos
+
+    def _end_run(self, link: Link, run: int) -> None:
+        link.credit -= run
+        link.delivery_count = (link.delivery_count + run) & 0xFFFF_FFFF
+        link.session.used_window(run)
+
+    def _inbox(self, link: Link) -> Messages:
+        inbox = self._inboxes.get(link)
+        if inbox is None:
+            inbox = self._inboxes[link] = Messages(link, [], [], None)
+            self._events.append(inbox)
+        return inbox
+
+    def _receive_frame(self, data: bytes, pos: int, after: int, offset: int, kind: int, channel: int) -> None:
+        """Read one frame by the general decoder."""
+        body = pos + offset * 4
+        if offset < 2 or body > after:
+            raise ProtocolError("amqp:connection:framing-error", f"a frame with a data offset of {offset}")
+        if (kind == 1) is not (self.state is ConnectionState.SASL) or kind > 1:
+            raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} does not belong here")
+        if body == after:
+            if kind == 1:
+                raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
+            return
+        performative, payload = decode_performative(data, body, after)
+        if kind == 1:
+            self._on_sasl(performative)
+        elif self.state is ConnectionState.OPENING:
+            if isinstance(performative, Close):
+                self._on_close(performative)
+                return
+            if not isinstance(performative, Open):
+                raise ProtocolError("amqp:illegal-state", "the first frame is not an open")
+            self._on_open(performative)
+        elif isinstance(performative, Transfer):
+            self._on_transfer(performative, data[payload:after], channel)
+        elif payload != after:
+            raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
+        else:
+            self._on_performative(performative, channel)
+
+    # ------------------------------------------------------------------------------------- SASL (part 5.3)
+
+    def _on_sasl(self, performative: Any) -> None:
+        match performative:
+            case SaslMechanisms(offered) if self.role is Role.CLIENT:
+                if self.config.mechanism not in offered:
+                    raise ProtocolError(
+                        "amqp:unauthorized-access",
+                        f"the server does not offer SASL {self.config.mechanism}",
+                    )
+                self._send_sasl(
+                    SaslInit(self.config.mechanism, self.config.initial_response, self.config.hostname),
+                )
+            case SaslOutcome(code) if self.role is Role.CLIENT:
+                if code != 0:
+                    raise ProtocolError(
+                        "amqp:unauthorized-access", f"SASL {self.config.mechanism} was refused, code {code}"
+                    )
+                self.state = ConnectionState.AMQP_HEADER
+                self.output.append(AMQP_HEADER)
+            case SaslInit(mechanism, response, hostname) if self.role is Role.SERVER:
+                self.state = ConnectionState.SASL_ANSWER
+                if mechanism not in self.config.mechanisms:
+                    self.sasl_outcome(ok=False)
+                    raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
+                self._events.append(SaslRequested(str(mechanism), response or b"", hostname))
+            case _:
+                raise ProtocolError("amqp:illegal-state", "a SASL frame out of turn")
+
+    # --------------------------------------------------------------------------------- performatives (2.7)
+
+    def _on_open(self, open_: Open) -> None:
+        if open_.max_frame_size < MIN_MAX_FRAME_SIZE:
+            raise ProtocolError("amqp:invalid-field", f"a max-frame-size below {MIN_MAX_FRAME_SIZE}")
+        self.remote = open_
+        # Frames of several MiB would only cost memory at both ends.
+        self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
+        self.state = ConnectionState.OPENED
+        if self.role is Role.SERVER:
+            self._send_open()
+        self._events.append(Opened(open_))
+
+    def _on_performative(self, performative: Any, channel: int) -> None:
+        if isinstance(performative, Close):
+            self._on_close(performative)
+            return
+        if self.state is ConnectionState.CLOSE_SENT:
+            return
+        if isinstance(performative, Begin):
+            self._on_begin(performative, channel)
+            return
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None:
+            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        if isinstance(performative, End):
+            self._on_end(session, performative)
+            return
+        if session.state is SessionState.END_SENT:
+            return
+        match performative:
+            case Flow():
+                self._events.extend(CreditChanged(link) for link in session.on_flow(performative))
+            case Disposition():
+                told = session.on_disposition(performative)
+                self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())
+            case Attach():
+                link, is_told = session.on_attach(performative)
+                if is_told:
+                    self._events.append(LinkAttached(link, performative))
+            case Detach():
+                link = session.on_detach(performative)
+                if not link.is_detach_told:
+                    self._events.append(LinkDetached(link, performative.error, performative.closed))
+            case _:
+                raise ProtocolError("amqp:illegal-state", "a performative out of turn")
+
+    def _on_close(self, close: Close) -> None:
+        if self.state is ConnectionState.OPENED:
+            self.send_frame(0, Close())
+        self.state = ConnectionState.CLOSED
+        self._events.append(Closed(close.error))
+
+    def _on_begin(self, begin: Begin, channel: int) -> None:
+        if channel in self._sessions_by_remote_channel or channel > self.config.channel_max:
+            raise ProtocolError("amqp:not-allowed", f"channel {channel} is in use or above the channel-max")
+        if begin.remote_channel is None:
+            session = self._new_session(is_remote_initiated=True)
+            session.on_begin(begin, channel)
+            session.send_begin()
+        else:
+            found = self.sessions.get(begin.remote_channel)
+            if found is None or found.remote_channel is not None:
+                raise ProtocolError("amqp:not-allowed", "a begin answers a session that does not wait for one")
+            session = found
+            is_ending = session.state is SessionState.END_SENT
+            session.on_begin(begin, channel)
+            if is_ending:
+                session.state = SessionState.END_SENT
+        self._sessions_by_remote_channel[channel] = session
+        if session.state is SessionState.MAPPED:
+            self._events.append(SessionBegun(session))
+
+    def _on_end(self, session: Session, end: End) -> None:
+        if session.state is SessionState.MAPPED:
+            session.send(End())
+        assert session.remote_channel is not None
+        del self._sessions_by_remote_channel[session.remote_channel]
+        del self.sessions[session.channel]
+        self._events.append(SessionEnded(session, session.on_end(), end.error))
+
+    def _on_transfer(self, transfer: Transfer, payload: bytes, channel: int) -> None:
+        if self.state is ConnectionState.CLOSE_SENT:
+            return
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None:
+            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        session.used_window(1)
+        link = session.links_by_remote_handle.get(transfer.handle)
+        if link is None:
+            raise ProtocolError("amqp:session:unattached-handle", f"handle {transfer.handle} is not attached")
+        if link.state is not LinkState.ATTACHED:
+            return  # detached or refused here: what was on its way is dropped (2.6.6)
+        if not link.is_receiver:
+            raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
+        if link.partial is None:
+            if transfer.delivery_id is None:
+                raise ProtocolError("amqp:invalid-field", "a delivery begins without an id")
+            if self.config.enforce_credit and link.credit <= 0:
+                self._detach(link, "amqp:link:transfer-limit-exceeded", "more messages than credit was given for")
+                return
+            link.credit -= 1
+            link.delivery_count = (link.delivery_count + 1) & 0xFFFF_FFFF
+            link.partial = []
+            link.partial_size = 0
+            link.partial_id = transfer.delivery_id
+            link.partial_format = transfer.message_format or 0
+            link.partial_settled = False
+        elif transfer.delivery_id is not None and transfer.delivery_id != link.partial_id:
+            raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
+        link.partial_settled = link.partial_settled or bool(transfer.settled)
+        if transfer.aborted:
+            link.partial = None
+            return
+        link.partial_size += len(payload)
+        limit = link.max_message_size or self.config.max_message_size
+        if link.partial_size > limit:
+            self._detach(link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
+            return
+        link.partial.append(payload)
+        if transfer.more:
+            return
+        parts, link.partial = link.partial, None
+        inbox = self._inbox(link)
+        if not link.partial_settled:
+            # Aligned with the payloads: what came settled before on this link has an id that settles nothing.
+            inbox.delivery_ids.extend([link.partial_id] * (len(inbox.payloads) - len(inbox.delivery_ids) + 1))
+        elif inbox.delivery_ids:
+            inbox.delivery_ids.append(link.partial_id)
+        if link.partial_format and inbox.formats is None:
+            inbox.formats = [0] * len(inbox.payloads)
+        if inbox.formats is not None:
+            inbox.formats.append(link.partial_format)
+        inbox.payloads.append(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _detach(self, link: Link, condition: str, description: str) -> None:
+        """Detach a link because of what the peer did on it."""
+        error = AmqpError(condition, description)
+        link.detach(error)
+        link.is_detach_told = True
+        self._events.append(LinkDetached(link, error, closed=True))
+
+    def _learn_shape(self, shape: bytes, data: bytes, body: int, after: int) -> bool:
+        """Remember whether a transfer whose fields from message-format on are `shape` is plain.
+
+        Plain is whole, settled and of format 0, so that the next one needs no decoding. A peer writes few shapes.
+        """
+        transfer, _ = decode_performative(data, body, after)
+        is_plain = bool(transfer.settled) and not (transfer.message_format or transfer.more or transfer.aborted)
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = is_plain
+        return is_plain
+
+    def __repr__(self) -> str:
+        return f"Connection({self.role.value}, {self.state.value})"

@@ -1,0 +1,282 @@
+"""A link (AMQP 1.0, part 2.6): one direction of messages between two nodes."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventpump.amqp.codec import encode
+from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target
+from eventpump.amqp.types import UInt
+from eventpump.errors import ClosedError, EventTooLargeError
+
+if TYPE_CHECKING:
+    from eventpump.amqp.session import Session
+
+UINT = 0xFFFF_FFFF
+TRANSFER_OVERHEAD = 64
+"""More than a frame header and a transfer as encoded here take together."""
+
+_TAIL_SETTLED = b"\x41\x42\x40\x40\x42\x42\x42"
+_TAIL_UNSETTLED = b"\x42\x42\x40\x40\x42\x42\x42"
+_TAIL_SETTLED_MORE = b"\x41\x41\x40\x40\x42\x42\x42"
+_TAIL_UNSETTLED_MORE = b"\x42\x41\x40\x40\x42\x42\x42"
+"""A transfer's fields from `settled` on: settled, more, rcv-settle-mode, state, resume, aborted, batchable."""
+
+
+class LinkState(enum.Enum):
+    """Where a link is between attach and detach (2.6.3 to 2.6.6)."""
+
+    ATTACH_SENT = "attach sent"
+    ATTACH_RECEIVED = "attach received"
+    ATTACHED = "attached"
+    REFUSED = "refused"
+    """The peer answered with a null terminus and is about to detach (2.6.3)."""
+    DETACH_SENT = "detach sent"
+    DETACHED = "detached"
+
+
+class Link:
+    """One end of a link. Made by :meth:`Session.attach`, or for the peer's attach by the engine.
+
+    :ivar name: its name, unique in the session per direction.
+    :ivar is_receiver: whether this end receives.
+    :ivar remote: the peer's attach, once received.
+    :ivar credit: sender: messages the peer takes now; receiver: messages it may still send.
+    :ivar context: free for the shell that owns the link.
+    """
+
+    def __init__(
+        self, session: Session, name: str, handle: int, *, is_receiver: bool, is_remote_initiated: bool
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        self.is_receiver = is_receiver
+        self.is_remote_initiated = is_remote_initiated
+        self.state = LinkState.ATTACH_RECEIVED if is_remote_initiated else LinkState.ATTACH_SENT
+        self.remote: Attach | None = None
+        self.remote_handle: int | None = None
+        self.credit = 0
+        self.delivery_count = 0
+        self.drain = False
+        self.max_message_size = 0
+        self.context: Any = None
+        self.is_detach_told = False
+        # The delivery that is arriving in several frames: its parts, size, id, format, and whether it is settled.
+        self.partial: list[bytes] | None = None
+        self.partial_size = 0
+        self.partial_id = 0
+        self.partial_format = 0
+        self.partial_settled = False
+        self._pack: struct.Struct | None = None
+        self._prefix = b""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether messages can flow."""
+        return self.state is LinkState.ATTACHED
+
+    @property
+    def remote_max_message_size(self) -> int | None:
+        """The largest message the peer takes, in bytes; None where it stated no limit."""
+        return (self.remote.max_message_size or None) if self.remote is not None else None
+
+    def _require_attached(self) -> None:
+        if self.state is not LinkState.ATTACHED:
+            raise ClosedError(f"link {self.name}")
+
+    # ------------------------------------------------------------------------------- the peer's attach
+
+    def accept(
+        self,
+        *,
+        source: Source | None = None,
+        target: Target | None = None,
+        properties: Mapping[str, Any] | None = None,
+        max_message_size: int | None = None,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+        offered_capabilities: Sequence[str] | None = None,
+    ) -> None:
+        """Answer the peer's attach. Source and target default to what the peer sent."""
+        assert self.state is LinkState.ATTACH_RECEIVED
+        assert self.remote is not None
+        remote = self.remote
+        self.max_message_size = max_message_size or 0
+        self.state = LinkState.ATTACHED
+        self.session.send(
+            Attach(
+                name=self.name,
+                handle=self.handle,
+                role=self.is_receiver,
+                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
+                source=source or remote.source or Source(),
+                target=target or remote.target or Target(),
+                initial_delivery_count=None if self.is_receiver else self.delivery_count,
+                max_message_size=max_message_size,
+                offered_capabilities=list(offered_capabilities) if offered_capabilities else None,  # type: ignore[arg-type]  # symbols are made when encoding
+                properties=dict(properties) if properties else None,
+            )
+        )
+
+    def refuse(self, error: AmqpError) -> None:
+        """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
+        assert self.state is LinkState.ATTACH_RECEIVED
+        self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
+        self.state = LinkState.ATTACHED
+        self.detach(error)
+
+    # ---------------------------------------------------------------------------------------- detaching
+
+    def detach(self, error: AmqpError | None = None) -> None:
+        """Close the link (2.6.6). The peer's answer is told as `LinkDetached`. Closing twice is fine."""
+        if self.state in (LinkState.DETACH_SENT, LinkState.DETACHED):
+            return
+        self.state = LinkState.DETACH_SENT
+        self.partial = None
+        self.session.send(Detach(handle=self.handle, closed=True, error=error))
+
+    # ----------------------------------------------------------------------------------------- receiving
+
+    def set_credit(self, credit: int) -> None:
+        """Let the peer send `credit` messages from now on (2.6.7).
+
+        :raises ClosedError: the link is not attached.
+        """
+        self._require_attached()
+        self.credit = credit
+        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit)
+
+    def settle(self, first: int, last: int, outcome: Any) -> None:
+        """Settle deliveries `first` to `last` with one outcome, in one disposition (2.6.12)."""
+        self.session.send(Disposition(role=True, first=first, last=last, settled=True, state=outcome))
+
+    # ------------------------------------------------------------------------------------------- sending
+
+    def send(self, payload: bytes, *, message_format: int = 0, settled: bool = False) -> int:
+        """Send one message in as many frames as it takes.
+
+        What the session window holds back goes out when the peer opens it.
+
+        :returns: its delivery id, by which `Outcomes` tells its outcome.
+        :raises ClosedError: the link is not attached.
+        :raises EventTooLargeError: larger than the peer allows.
+        """
+        self._require_attached()
+        limit = self.remote_max_message_size
+        if limit is not None and len(payload) > limit:
+            raise EventTooLargeError(len(payload), limit)
+        self.credit -= 1
+        self.delivery_count = (self.delivery_count + 1) & UINT
+        session = self.session
+        delivery_id = session.next_delivery_id()
+        if not settled:
+            session.unsettled[delivery_id] = self
+        identity = b"\x70" + delivery_id.to_bytes(4, "big") + b"\xa0\x04" + delivery_id.to_bytes(4, "big")
+        head = identity + encode(UInt(message_format))
+        room = session.connection.remote_max_frame_size - TRANSFER_OVERHEAD
+        last = _TAIL_SETTLED if settled else _TAIL_UNSETTLED
+        more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
+        pos, size = 0, len(payload)
+        while size - pos > room:
+            session.send_transfer(self._header(head + more, room) + payload[pos : pos + room])
+            pos += room
+        session.send_transfer(self._header(head + last, size - pos) + (payload[pos:] if pos else payload))
+        return delivery_id
+
+    def _header(self, fields: bytes, payload_size: int) -> bytes:
+        """Build a frame header and a transfer with its 11 fields (2.3.1, 2.7.5)."""
+        handle = encode(UInt(self.handle))
+        body = handle + fields
+        performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, 11)) + body
+        size = 8 + len(performative) + payload_size
+        return size.to_bytes(4, "big") + b"\x02\x00" + self.session.channel.to_bytes(2, "big") + performative
+
+    def send_run(self, payloads: Sequence[bytes], start: int = 0, max_bytes: int = 262_144) -> int:
+        """Send messages pre-settled, format 0, as many from `start` on as credit, window and `max_bytes` allow.
+
+        At least one is sent where credit and window allow one, however large.
+
+        :returns: how many were sent.
+        :raises ClosedError: the link is not attached.
+        """
+        self._require_attached()
+        session = self.session
+        count = min(self.credit, session.remote_incoming_window, len(payloads) - start)
+        if count <= 0:
+            session.is_starved = session.is_starved or session.remote_incoming_window <= 0
+            return 0
+        if self._pack is None:
+            # Size, header and performative up to the delivery id, the id, the tag's constructor, the tag, the rest.
+            handle = encode(UInt(self.handle))
+            body = len(handle) + 5 + 6 + 8
+            self._prefix = (
+                b"\x02\x00"
+                + session.channel.to_bytes(2, "big")
+                + b"\x00\x53\x14\xc0"
+                + bytes((body + 1, 11))
+                + handle
+                + b"\x70"
+            )
+            self._pack = struct.Struct(f">I{len(self._prefix)}sI2sI8s")
+        pack, prefix = self._pack.pack, self._prefix
+        overhead = self._pack.size
+        largest = session.connection.remote_max_frame_size - overhead
+        write = session.connection.output.append
+        tail = b"\x43" + _TAIL_SETTLED
+        delivery_id = session.outgoing_delivery_id
+        sent = written = 0
+        for payload in payloads[start : start + count]:
+            size = len(payload)
+            if size > largest:
+                break
+            write(pack(size + overhead, prefix, delivery_id, b"\xa0\x04", delivery_id, tail))
+            write(payload)
+            delivery_id = (delivery_id + 1) & UINT
+            sent += 1
+            written += size
+            if written >= max_bytes:
+                break
+        session.outgoing_delivery_id = delivery_id
+        session.next_outgoing_id = (session.next_outgoing_id + sent) & UINT
+        session.remote_incoming_window -= sent
+        self.credit -= sent
+        self.delivery_count = (self.delivery_count + sent) & UINT
+        if sent == 0:
+            self.send(payloads[start], settled=True)
+            return 1
+        return sent
+
+    def drained(self) -> None:
+        """Use up all credit, as the peer asked by `drain`, and tell it (2.6.7)."""
+        self.delivery_count = (self.delivery_count + max(self.credit, 0)) & UINT
+        self.credit = 0
+        self.drain = False
+        self.session.send_flow(self, delivery_count=self.delivery_count, credit=0, drain=True)
+
+    # ------------------------------------------------------------------------ what the session hands over
+
+    def on_flow(self, flow: Flow) -> bool:
+        """Take over a flow for this link. :returns: whether a sender's credit changed."""
+        if self.is_receiver:
+            if self.drain and flow.delivery_count is not None:
+                self.delivery_count = flow.delivery_count
+                self.credit = 0
+                self.drain = False
+            return False
+        if flow.link_credit is None:
+            return False
+        # 2.6.7: link-credit(snd) := delivery-count(rcv) + link-credit(rcv) - delivery-count(snd), in serial numbers.
+        behind = (self.delivery_count - (flow.delivery_count or 0)) & UINT
+        if behind > UINT >> 1:
+            behind -= UINT + 1
+        self.credit = flow.link_credit - behind
+        self.drain = flow.drain
+        return True
+
+    def __repr__(self) -> str:
+        return f"Link({self.name!r}, {'receiver' if self.is_receiver else 'sender'}, {self.state.value})"

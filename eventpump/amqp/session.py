@@ -1,0 +1,330 @@
+"""A session (AMQP 1.0, part 2.5): a two-way, windowed sequence of transfers over one channel."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventpump.amqp.link import UINT, Link, LinkState
+from eventpump.amqp.performatives import (
+    Accepted,
+    AmqpError,
+    Attach,
+    Begin,
+    Composite,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Modified,
+    Rejected,
+    Released,
+    Source,
+    Target,
+)
+from eventpump.errors import ClosedError, ProtocolError
+
+if TYPE_CHECKING:
+    from eventpump.amqp.connection import Connection
+
+_TERMINAL = (Accepted, Rejected, Released, Modified)
+
+
+class SessionState(enum.Enum):
+    """Where a session is between begin and end (2.5.5)."""
+
+    BEGIN_SENT = "begin sent"
+    MAPPED = "mapped"
+    END_SENT = "end sent"
+    ENDED = "ended"
+
+
+class Session:
+    """One end of a session. Made by :meth:`Connection.begin`, or for the peer's begin by the engine.
+
+    :ivar remote_incoming_window: transfers the peer takes now.
+    :ivar is_starved: whether a sender was held back by the window since it last opened.
+    """
+
+    def __init__(self, connection: Connection, channel: int, *, is_remote_initiated: bool) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel: int | None = None
+        self.is_remote_initiated = is_remote_initiated
+        self.state = SessionState.BEGIN_SENT
+        self.remote: Begin | None = None
+        self.links: dict[int, Link] = {}
+        self.links_by_remote_handle: dict[int, Link] = {}
+        self.unsettled: dict[int, Link] = {}
+        self.outgoing_delivery_id = 0
+        self.next_outgoing_id = 0
+        self.next_incoming_id = 0
+        self.incoming_window = connection.config.incoming_window
+        self.remote_incoming_window = 0
+        self.is_starved = False
+        self._blocked: deque[bytes] = deque()
+        self._next_handle = 0
+        self._initial_outgoing_id = 0
+
+    # ----------------------------------------------------------------------------------------- the verbs
+
+    @property
+    def free_handles(self) -> int:
+        """How many more links the peer allows here; 0 until it has answered (2.7.2, handle-max)."""
+        if self.state is not SessionState.MAPPED or self.remote is None:
+            return 0
+        return min(self.remote.handle_max, self.connection.config.handle_max) + 1 - len(self.links)
+
+    def attach(
+        self,
+        name: str,
+        *,
+        is_receiver: bool,
+        source: Source,
+        target: Target,
+        snd_settle_mode: int = 0,
+        rcv_settle_mode: int = 0,
+        max_message_size: int | None = None,
+        properties: Mapping[str, Any] | None = None,
+        desired_capabilities: Sequence[str] = (),
+    ) -> Link:
+        """Attach a link (2.6.3). The answer is told as `LinkAttached`, or `LinkDetached` where it is refused.
+
+        :raises ClosedError: the session is not mapped.
+        """
+        if self.state is not SessionState.MAPPED:
+            raise ClosedError("session")
+        assert self.free_handles > 0, "the caller spreads links over sessions"
+        link = self._new_link(name, is_receiver=is_receiver, is_remote_initiated=False)
+        link.max_message_size = max_message_size or 0
+        self.send(
+            Attach(
+                name=name,
+                handle=link.handle,
+                role=is_receiver,
+                snd_settle_mode=snd_settle_mode,
+                rcv_settle_mode=rcv_settle_mode,
+                source=source,
+                target=target,
+                initial_delivery_count=None if is_receiver else 0,
+                max_message_size=max_message_size,
+                desired_capabilities=list(desired_capabilities) or None,  # type: ignore[arg-type]  # symbols are made when encoding
+                properties=dict(properties) if properties else None,
+            )
+        )
+        return link
+
+    def end(self, error: AmqpError | None = None) -> None:
+        """End the session (2.5.5). Does nothing on one already ending."""
+        if self.state in (SessionState.END_SENT, SessionState.ENDED):
+            return
+        self.send(End(error=error))
+        self.state = SessionState.END_SENT
+
+    def _new_link(self, name: str, *, is_receiver: bool, is_remote_initiated: bool) -> Link:
+        handle = self._next_handle
+        while handle in self.links:
+            handle += 1
+        self._next_handle = handle + 1 if handle < self.connection.config.handle_max else 0
+        link = Link(self, name, handle, is_receiver=is_receiver, is_remote_initiated=is_remote_initiated)
+        self.links[handle] = link
+        return link
+
+    # ------------------------------------------------------------------------------------------- sending
+
+    def send(self, performative: Composite) -> None:
+        """Queue one performative on this session's channel."""
+        self.connection.send_frame(self.channel, performative)
+
+    def send_begin(self) -> None:
+        """Queue this end's begin."""
+        config = self.connection.config
+        self.send(
+            Begin(
+                remote_channel=self.remote_channel if self.is_remote_initiated else None,
+                next_outgoing_id=self.next_outgoing_id,
+                incoming_window=config.incoming_window,
+                outgoing_window=config.outgoing_window,
+                handle_max=config.handle_max,
+            )
+        )
+
+    def send_flow(
+        self,
+        link: Link | None = None,
+        *,
+        delivery_count: int | None = None,
+        credit: int | None = None,
+        drain: bool = False,
+        echo: bool = False,
+    ) -> None:
+        """Queue a flow: this end's windows, and a link's credit where one is given (2.7.4)."""
+        config = self.connection.config
+        self.incoming_window = config.incoming_window
+        self.send(
+            Flow(
+                next_incoming_id=self.next_incoming_id,
+                incoming_window=self.incoming_window,
+                next_outgoing_id=self.next_outgoing_id,
+                outgoing_window=config.outgoing_window,
+                handle=None if link is None else link.handle,
+                delivery_count=delivery_count,
+                link_credit=credit,
+                drain=drain,
+                echo=echo,
+            )
+        )
+
+    def next_delivery_id(self) -> int:
+        """Take the next delivery id (2.6.12)."""
+        delivery_id = self.outgoing_delivery_id
+        self.outgoing_delivery_id = (delivery_id + 1) & UINT
+        return delivery_id
+
+    def send_transfer(self, frame: bytes) -> None:
+        """Queue a transfer frame, or hold it back until the peer's window opens (2.5.6)."""
+        if self.remote_incoming_window <= 0 or self._blocked:
+            self._blocked.append(frame)
+            return
+        self.remote_incoming_window -= 1
+        self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
+        self.connection.output.append(frame)
+
+    # ----------------------------------------------------------------------------------------- receiving
+
+    def on_begin(self, begin: Begin, channel: int) -> None:
+        """Take over the peer's begin."""
+        self.remote = begin
+        self.remote_channel = channel
+        self.next_incoming_id = begin.next_outgoing_id
+        self.remote_incoming_window = begin.incoming_window
+        self.state = SessionState.MAPPED
+
+    def used_window(self, frames: int) -> None:
+        """Count transfers that arrived, and open the window again when half of it is used."""
+        self.next_incoming_id = (self.next_incoming_id + frames) & UINT
+        self.incoming_window -= frames
+        if self.incoming_window <= self.connection.config.incoming_window >> 1 and self.state is SessionState.MAPPED:
+            self.send_flow()
+
+    def on_attach(self, attach: Attach) -> tuple[Link, bool]:
+        """Take over the peer's attach. :returns: the link, and whether to tell it: not where it refuses ours."""
+        if attach.handle in self.links_by_remote_handle:
+            raise ProtocolError("amqp:session:handle-in-use", f"handle {attach.handle} is attached already")
+        if attach.handle > self.connection.config.handle_max:
+            raise ProtocolError("amqp:connection:framing-error", f"handle {attach.handle} is above the handle-max")
+        link = next(
+            (
+                each
+                for each in self.links.values()
+                if each.name == attach.name and each.is_receiver is not attach.role and each.remote_handle is None
+            ),
+            None,
+        )
+        if link is None:
+            link = self._new_link(attach.name, is_receiver=not attach.role, is_remote_initiated=True)
+        link.remote = attach
+        link.remote_handle = attach.handle
+        self.links_by_remote_handle[attach.handle] = link
+        if link.is_receiver:
+            link.delivery_count = attach.initial_delivery_count or 0
+        if link.is_remote_initiated:
+            return link, True
+        if link.state is LinkState.DETACH_SENT:
+            return link, False
+        # 2.6.3: a null source (from a sender) or target (from a receiver) announces a refusal; its detach follows.
+        if (attach.source if link.is_receiver else attach.target) is None:
+            link.state = LinkState.REFUSED
+            return link, False
+        link.state = LinkState.ATTACHED
+        return link, True
+
+    def on_detach(self, detach: Detach) -> Link:
+        """Take over the peer's detach, and answer it."""
+        link = self.links_by_remote_handle.pop(detach.handle, None)
+        if link is None:
+            raise ProtocolError("amqp:session:unattached-handle", f"handle {detach.handle} is not attached")
+        if link.state is not LinkState.DETACH_SENT:
+            self.send(Detach(handle=link.handle, closed=True))
+        self._forget(link)
+        return link
+
+    def _forget(self, link: Link) -> None:
+        link.state = LinkState.DETACHED
+        link.partial = None
+        del self.links[link.handle]
+        if not link.is_receiver:
+            for delivery_id in [key for key, value in self.unsettled.items() if value is link]:
+                del self.unsettled[delivery_id]
+
+    def on_flow(self, flow: Flow) -> list[Link]:
+        """Take over a flow. :returns: the sender links that may send more now."""
+        expected = self._initial_outgoing_id if flow.next_incoming_id is None else flow.next_incoming_id
+        ahead = (self.next_outgoing_id - expected) & UINT
+        if ahead > UINT >> 1:
+            ahead = 0
+        self.remote_incoming_window = max(flow.incoming_window - ahead, 0)
+        while self._blocked and self.remote_incoming_window > 0:
+            self.remote_incoming_window -= 1
+            self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
+            self.connection.output.append(self._blocked.popleft())
+        ready: list[Link] = []
+        if self.is_starved and self.remote_incoming_window > 0:
+            self.is_starved = False
+            ready = [link for link in self.links.values() if not link.is_receiver and link.credit > 0]
+        if flow.handle is not None:
+            link = self.links_by_remote_handle.get(flow.handle)
+            if link is None:
+                raise ProtocolError("amqp:session:unattached-handle", f"handle {flow.handle} is not attached")
+            if link.on_flow(flow) and link not in ready:
+                ready.append(link)
+            if flow.echo and link.is_attached:
+                self.send_flow(link, delivery_count=link.delivery_count, credit=max(link.credit, 0))
+        elif flow.echo:
+            self.send_flow()
+        return ready
+
+    def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
+        """Take over a disposition. :returns: for each sender link, the deliveries whose outcome it tells."""
+        first = disposition.first
+        last = first if disposition.last is None else disposition.last
+        span = (last - first) & UINT
+        if span > UINT >> 1:
+            raise ProtocolError("amqp:invalid-field", "a disposition's last is before its first")
+        state = disposition.state
+        if not disposition.role:
+            return {}
+        is_terminal = isinstance(state, _TERMINAL)
+        if not is_terminal and not disposition.settled:
+            return {}
+        told: dict[Link, list[tuple[int, Any]]] = {}
+        if span < len(self.unsettled):
+            ids = [each for each in ((first + step) & UINT for step in range(span + 1)) if each in self.unsettled]
+        else:
+            ids = sorted(
+                (each for each in self.unsettled if (each - first) & UINT <= span),
+                key=lambda each: (each - first) & UINT,
+            )
+        # 3.4: settled without a state leaves the sender to its default, which is released here: not taken.
+        outcome = state if is_terminal else Released()
+        for delivery_id in ids:
+            told.setdefault(self.unsettled.pop(delivery_id), []).append((delivery_id, outcome))
+        if not disposition.settled:
+            # 2.6.12, rcv-settle-mode second: the receiver settles once the sender has.
+            self.send(Disposition(role=False, first=first, last=last, settled=True, state=state))
+        return told
+
+    def on_end(self) -> list[Link]:
+        """Take over the end of the session. :returns: the links that ended with it."""
+        self.state = SessionState.ENDED
+        ended = list(self.links.values())
+        for link in ended:
+            link.state = LinkState.DETACHED
+            link.partial = None
+        self.links.clear()
+        self.links_by_remote_handle.clear()
+        self.unsettled.clear()
+        self._blocked.clear()
+        return ended
