@@ -1,0 +1,200 @@
+"""The asyncio shell that drives an AMQP connection over a byte stream, in either role."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Protocol, cast
+
+from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslRequested
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds a closing connection may take to hand its last bytes to a peer that does not read."""
+_WRITE_BUFFER = 512 * 1024
+
+
+class ConnectionHandler(Protocol):
+    """What owns a connection. All calls come from the event loop, never block and never raise."""
+
+    def on_events(self, events: list[Event]) -> None:
+        """Learn what the peer did. What is queued in answer is sent when this returns."""
+
+    def on_writable(self) -> None:
+        """Learn that a peer that was slow to read takes more again."""
+
+    def on_closed(self, error: Exception | None) -> None:
+        """Learn that the stream is gone. The last call; `Closed` was among the events before it."""
+
+
+class ConnectionProtocol(asyncio.Protocol):
+    """Feeds received bytes to the engine, its events to the handler, and its output to the stream.
+
+    Keeps the engine's deadlines: heartbeats to the peer, and the silence after which the peer is dead.
+    """
+
+    def __init__(self, connection: Connection, handler: ConnectionHandler) -> None:
+        self.connection = connection
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self._is_flush_due = False
+        self._received_at = self._sent_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost = self._loop.create_future()
+
+    # -------------------------------------------------------------------------------- for the handler
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the peer is slow to read: more output would only pile up here."""
+        return self._is_paused
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the stream is gone or about to be."""
+        return self._transport is None or self._transport.is_closing()
+
+    def flush(self) -> None:
+        """Write what the engine has queued."""
+        self._is_flush_due = False
+        if self._transport is None or not self.connection.output:
+            return
+        self._sent_at = self._loop.time()
+        self._transport.write(self.connection.data_to_send())
+
+    def flush_soon(self) -> None:
+        """Write what the engine has queued once this turn of the loop is over, with all that others queue in it."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def abort(self) -> None:
+        """Drop the stream at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the stream is gone."""
+        await asyncio.shield(self._lost)
+
+    # -------------------------------------------------------------------------------- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER)
+        self._received_at = self._sent_at = self._loop.time()
+        self._keep_deadlines()
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._received_at = self._loop.time()
+        events = self.connection.receive(data)
+        if events:
+            self._tell(events)
+        if self.connection.output:
+            self.flush()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself, and connection_lost tells the rest
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._handler.on_writable()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport = None
+        events = self.connection.receive_eof()
+        if events:
+            self._handler.on_events(events)
+        self._handler.on_closed(exc)
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    # ---------------------------------------------------------------------------------------- inside
+
+    def _tell(self, events: list[Event]) -> None:
+        while events:
+            self._handler.on_events(events)
+            for event in events:
+                if isinstance(event, Closed):
+                    self.finish()
+                    return
+                if isinstance(event, Opened):
+                    # Only now is it known how often the peer wants to hear from here.
+                    self._keep_deadlines()
+            if not any(isinstance(event, SaslRequested) for event in events):
+                return
+            # A client that did not wait for the SASL outcome has sent more already.
+            events = self.connection.receive(b"")
+
+    def finish(self) -> None:
+        """Send the last bytes, then close the stream; a peer that does not take them is not waited for."""
+        self.flush()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(CLOSE_TIMEOUT, self.abort)
+
+    def _keep_deadlines(self) -> None:
+        """Do what is due, and wake up again when the next may be. One timer, not moved by traffic."""
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._loop.time()
+        connection = self.connection
+        wake = now + 3600.0
+        if connection.idle_timeout is not None:
+            dead_at = self._received_at + connection.idle_timeout
+            if now >= dead_at:
+                self._tell(connection.time_out())
+                return
+            wake = min(wake, dead_at)
+        if connection.heartbeat_interval is not None:
+            due = self._sent_at + connection.heartbeat_interval
+            if now >= due:
+                connection.heartbeat()
+                self.flush()
+                due = now + connection.heartbeat_interval
+            wake = min(wake, due)
+        self._timer = self._loop.call_at(wake, self._keep_deadlines)
+
+
+def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
+    """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
+
+    :param ca_file: CA certificates (PEM) to trust instead of the system's.
+    :raises OSError: the file cannot be read, or (`ssl.SSLError`) holds no certificate.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+async def dial(
+    connection: Connection,
+    handler: ConnectionHandler,
+    *,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    server_hostname: str | None = None,
+) -> ConnectionProtocol:
+    """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
+
+    :raises OSError: no connection; `ssl.SSLError` for TLS.
+    """
+    _, protocol = await asyncio.get_running_loop().create_connection(
+        lambda: ConnectionProtocol(connection, handler),
+        host,
+        port,
+        ssl=tls,
+        server_hostname=(server_hostname or host) if tls is not None else None,
+    )
+    return protocol
