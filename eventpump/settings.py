@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
@@ -26,8 +28,10 @@ from pydantic import (
     field_validator,
 )
 
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.dialect import sas
 from eventpump.errors import ConfigurationError
+from eventpump.events import EventPosition
 
 AMQPS_PORT: Final = 5671
 AMQP_PORT: Final = 5672
@@ -90,13 +94,19 @@ def _secret(value: object) -> SecretStr:
     return SecretStr(value)
 
 
+def _is_unicode(text: str) -> bool:
+    """Tell whether text can be encoded. Checked early: the error of `encode` would carry the text."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 Credential: TypeAlias = SharedKey | SharedSignature | TokenCredential
 
 
 def _check_credential(value: object) -> object:
     if isinstance(value, SharedKey):
-        if not value.name or not value.key.get_secret_value():
-            raise ValueError("a shared key needs a name and a key")
+        key = value.key.get_secret_value()
+        if not value.name or not key or not _is_unicode(value.name + key):
+            raise ValueError("a shared key needs a name and a key, both of Unicode text")
         return value
     if isinstance(value, SharedSignature):
         sas.parse(value.token.get_secret_value())
@@ -163,8 +173,8 @@ class ConnectionString:
 
 
 def _pairs(text: object) -> dict[str, str]:
-    if not isinstance(text, str):
-        raise ConfigurationError(_WHOLE, "must be text")
+    if not isinstance(text, str) or not _is_unicode(text):
+        raise ConfigurationError(_WHOLE, "must be Unicode text")
     values: dict[str, str] = {}
     for number, pair in enumerate(text.strip().split(";"), 1):
         if not pair.strip():
@@ -452,7 +462,7 @@ def _agreed_hub(given: str | None, entity_path: str | None) -> str | None:
     except ValueError as error:
         raise ConfigurationError("hub", str(error)) from None
     if given.lower() != entity_path.lower():
-        raise ConfigurationError("hub", f"{given} is not the hub of the connection string's EntityPath, {entity_path}")
+        raise ConfigurationError("hub", "is not the hub that EntityPath of the connection string names")
     return given
 
 
@@ -469,3 +479,126 @@ def _custom_endpoint(value: object, *, use_tls: bool) -> _Endpoint:
             field, "asks for a connection without TLS, which only UseDevelopmentEmulator=true allows"
         )
     return endpoint
+
+
+# ------------------------------------------------------------------------------------------------------- consuming
+
+StartPosition: TypeAlias = str | int | datetime | EventPosition
+"""A place to begin at: an offset ("-1" the start, "@latest" the end), a sequence number, a time, or a position."""
+
+
+def start_position(value: object) -> EventPosition:
+    """Make a position of what a user gives for one. :raises ValueError: it is none."""
+    match value:
+        case EventPosition():
+            return value
+        case str():
+            return EventPosition.at_offset(value)
+        case bool():
+            pass
+        case int():
+            return EventPosition.at_sequence_number(value)
+        case datetime():
+            return EventPosition.at_enqueued_time(value)
+    raise ValueError("must be an offset, a sequence number, a datetime with a time zone, or an EventPosition")
+
+
+def _check_initial_position(value: object) -> Mapping[str, EventPosition] | EventPosition:
+    if not isinstance(value, Mapping):
+        return start_position(value)
+    positions: dict[str, EventPosition] = {}
+    for partition_id, position in value.items():
+        if not isinstance(partition_id, str):
+            raise ValueError("its keys must be partition ids, which are text")
+        positions[partition_id] = start_position(position)
+    return positions
+
+
+def _check_name(value: str) -> str:
+    if not value or not value.isprintable() or not _is_unicode(value):
+        raise ValueError("must be printable text, and not empty")
+    return value
+
+
+Name = Annotated[str, Field(max_length=256), AfterValidator(_check_name)]
+
+
+class FeedSettings(SettingsModel):
+    """How a partition's events are read ahead.
+
+    :param cache_events: events received and not delivered yet, per partition.
+    :param cache_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
+        messages than before arrive comes on top; the batch in the handler's hands does too.
+    :param strict_bytes: grant credit by the link's maximum message size, so that `cache_bytes` holds exactly.
+    :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it.
+    :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
+    :param reopen_delay_max: seconds; no delay is longer.
+    """
+
+    hub: HubName
+    consumer_group: Name = "$Default"
+    cache_events: int = Field(default=3000, ge=1, le=1_000_000)
+    cache_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    strict_bytes: bool = False
+    track_last_enqueued: bool = False
+    max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
+    reopen_delay: Seconds = 0.2
+    reopen_delay_max: Seconds = Field(default=30.0, validate_default=True)
+
+    @field_validator("reopen_delay_max")
+    @classmethod
+    def _reopen_not_below(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("reopen_delay", 0.0):
+            raise ValueError("must not be below reopen_delay")
+        return value
+
+
+class HostSettings(FeedSettings):
+    """How a host processes a hub.
+
+    :param checkpoint_policy: when checkpoints are written unasked; by default never.
+    :param initial_position: where a partition without a checkpoint begins; a mapping gives it per partition id, and
+        what it lacks begins at the start of the stream.
+    :param host_name: the owner's name in leases; None for one made of machine, process and chance.
+    :param max_batch_size: the most events `process_events` gets at once.
+    :param max_wait_time: seconds without an event after which a pump checks its health.
+    :param call_when_idle: call `process_events` with no event at that moment.
+    :param renew_interval: seconds between renewals; None for a third of the lease duration.
+    :param close_timeout: seconds a partition's end may take before it is reported.
+    :param loss_grace: seconds a handler may go on after ownership was lost, within three quarters of `close_timeout`.
+    :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
+    :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
+    :param retry_delay_max: seconds; no delay is longer.
+    :param startup_timeout: seconds to go on trying to reach the service and the store at the start.
+    """
+
+    checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
+    initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
+    host_name: Name | None = None
+    max_batch_size: int = Field(default=300, ge=1, le=100_000)
+    max_wait_time: Seconds = 30.0
+    call_when_idle: bool = False
+    renew_interval: Seconds | None = None
+    close_timeout: Seconds = 20.0
+    loss_grace: float = Field(default=5.0, ge=0, le=86_400)
+    failure_policy: Literal["retry", "stop"] = "retry"
+    retry_delay: Seconds = 0.5
+    retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    startup_timeout: Seconds = 60.0
+
+    @field_validator("retry_delay_max")
+    @classmethod
+    def _retry_not_below(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("retry_delay", 0.0):
+            raise ValueError("must not be below retry_delay")
+        return value
+
+    def position_of(self, partition_id: str) -> EventPosition:
+        """Give the place where a partition without a checkpoint begins."""
+        configured = self.initial_position
+        if isinstance(configured, EventPosition):
+            return configured
+        assert isinstance(configured, Mapping)
+        position = configured.get(partition_id, EventPosition.earliest())
+        assert isinstance(position, EventPosition)
+        return position

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import decode, encode
+from eventpump.amqp.types import Described, Symbol, ULong
+from eventpump.dialect.filters import parse_selector, parse_source_filter, selector, source_filter
+from eventpump.dialect.names import SELECTOR_DESCRIPTORS, SELECTOR_FILTER
+from eventpump.events import EventPosition
+
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
+NOON_MS = 1_704_110_400_000
+
+milliseconds = st.datetimes(timezones=st.just(UTC)).map(
+    lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)
+)
+positions = st.one_of(
+    st.builds(
+        EventPosition.at_offset,
+        st.text(st.characters(exclude_characters="'", exclude_categories=["Cs"]), min_size=1),
+        inclusive=st.booleans(),
+    ),
+    st.builds(EventPosition.at_sequence_number, st.integers(-(2**63), 2**63 - 1), inclusive=st.booleans()),
+    st.builds(EventPosition.at_enqueued_time, milliseconds, inclusive=st.booleans()),
+)
+
+
+@pytest.mark.parametrize(
+    ("position", "text"),
+    [
+        (EventPosition.earliest(), "amqp.annotation.x-opt-offset > '-1'"),
+        (EventPosition.latest(), "amqp.annotation.x-opt-offset > '@latest'"),
+        (EventPosition.at_offset("1234", inclusive=True), "amqp.annotation.x-opt-offset >= '1234'"),
+        (EventPosition.at_offset("geo:1:2"), "amqp.annotation.x-opt-offset > 'geo:1:2'"),
+        (EventPosition.at_sequence_number(7), "amqp.annotation.x-opt-sequence-number > '7'"),
+        (EventPosition.at_enqueued_time(NOON), f"amqp.annotation.x-opt-enqueued-time > '{NOON_MS}'"),
+    ],
+)
+def test_selector_text(position: EventPosition, text: str) -> None:
+    """A position is written as the official Python client writes it, and read back."""
+    assert selector(position) == text
+    assert parse_selector(text) == position
+
+
+@given(positions)
+def test_round_trip(position: EventPosition) -> None:
+    """Every position goes through the wire and comes back."""
+    filters, _ = decode(encode(source_filter(position)))
+    assert parse_source_filter(filters) == position
+
+
+def test_microseconds() -> None:
+    """Between two milliseconds, exclusive and inclusive both begin at the next event's."""
+    within = NOON + timedelta(microseconds=500)
+    assert selector(EventPosition.at_enqueued_time(within)).endswith(f"> '{NOON_MS}'")
+    assert selector(EventPosition.at_enqueued_time(within, inclusive=True)).endswith(f">= '{NOON_MS + 1}'")
+
+
+def test_time_zones() -> None:
+    """A position in another zone is the same moment."""
+    there = NOON.astimezone(timezone(timedelta(hours=5)))
+    assert selector(EventPosition.at_enqueued_time(there)) == selector(EventPosition.at_enqueued_time(NOON))
+
+
+@pytest.mark.parametrize("descriptor", [*SELECTOR_DESCRIPTORS, Symbol("acme:odd"), ULong(1)])
+def test_any_descriptor(descriptor: object) -> None:
+    """The key of the map tells the filter; its descriptor does not matter."""
+    found = parse_source_filter({SELECTOR_FILTER: Described(descriptor, "amqp.annotation.x-opt-offset > '5'")})
+    assert found == EventPosition.at_offset("5")
+
+
+def test_descriptors_in_use() -> None:
+    """The three descriptors of the reference are known."""
+    assert SELECTOR_DESCRIPTORS == ("apache.org:selector-filter:string", 77567109365764, 0x137000000A)
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("amqp.annotation.x-opt-offset > -1", EventPosition.earliest()),
+        ("amqp.annotation.x-opt-offset > @latest", EventPosition.latest()),
+        ("amqp.annotation.x-opt-offset >= 99", EventPosition.at_offset("99", inclusive=True)),
+        ("amqp.annotation.x-opt-sequence-number > 12", EventPosition.at_sequence_number(12)),
+        (f"amqp.annotation.x-opt-enqueued-time > {NOON_MS}", EventPosition.at_enqueued_time(NOON)),
+        ("  amqp.annotation.x-opt-offset>='7' ", EventPosition.at_offset("7", inclusive=True)),
+    ],
+)
+def test_bare_values(text: str, position: EventPosition) -> None:
+    """Values without quotes, as .NET writes them, are read too."""
+    assert parse_selector(text) == position
+
+
+@pytest.mark.parametrize(
+    "filters", [None, {}, {Symbol("other"): Described(Symbol("other"), "x")}, {SELECTOR_FILTER: None}]
+)
+def test_no_filter(filters: dict[Symbol, Described] | None) -> None:
+    """A source without a selector has no position."""
+    assert parse_source_filter(filters) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x-opt-offset > '1'",
+        "amqp.annotation.x-opt-offset = '1'",
+        "amqp.annotation.x-opt-offset < '1'",
+        "amqp.annotation.x-opt-offset >",
+        "amqp.annotation.x-opt-offset > ''",
+        "amqp.annotation.x-opt-offset > '1",
+        "amqp.annotation.x-opt-offset > '1' AND 1 > 0",
+        "amqp.annotation.x-opt-partition-key > 'a'",
+        "amqp.annotation.x-opt-sequence-number > 'abc'",
+        "amqp.annotation.x-opt-sequence-number > '@latest'",
+        "amqp.annotation.x-opt-sequence-number > '1_0'",
+        "amqp.annotation.x-opt-sequence-number > '9223372036854775808'",
+        "amqp.annotation.x-opt-enqueued-time > '1.5'",
+        "amqp.annotation.x-opt-enqueued-time > '9223372036854775807'",
+    ],
+)
+def test_junk(text: str) -> None:
+    """A selector that names no position is refused with a text that says what is wrong with it."""
+    with pytest.raises(ValueError, match="the selector"):
+        parse_source_filter({SELECTOR_FILTER: Described(SELECTOR_FILTER, text)})
+
+
+def test_no_text() -> None:
+    """A selector that is no text is refused."""
+    with pytest.raises(ValueError, match="no text"):
+        parse_source_filter({SELECTOR_FILTER: Described(SELECTOR_FILTER, 5)})
+
+
+@given(st.text() | st.from_regex(r"amqp\.annotation\.x-opt-[a-z-]{1,20} >=? '?.*'?"))
+def test_any_text(text: str) -> None:
+    """Any text is a position or a `ValueError`, and nothing else."""
+    try:
+        parse_selector(text)
+    except ValueError:
+        return

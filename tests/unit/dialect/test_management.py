@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.message import AmqpValue, Data, Message, Properties
+from eventpump.amqp.types import Array, Int, Timestamp
+from eventpump.dialect import management
+from eventpump.dialect.conditions import ARGUMENT_OUT_OF_RANGE, NOT_FOUND
+from eventpump.dialect.management import NEVER, HubFacts, ManagementRequest, PartitionFacts
+from eventpump.dialect.requests import BadRequestError, correlation_id
+from eventpump.errors import EntityNotFoundError, ProtocolError, RequestRefusedError
+
+HUB = HubFacts("telemetry", datetime(2024, 5, 6, tzinfo=UTC), ("0", "1", "2"))
+PARTITION = PartitionFacts("telemetry", "1", 5, 2**40, "123456", datetime(2024, 5, 6, 7, tzinfo=UTC), is_empty=False)
+EMPTY = PartitionFacts("telemetry", "1", 0, -1, "-1", NEVER, is_empty=True)
+ID = uuid.UUID(int=9)
+
+
+def through(message: Message) -> Message:
+    return Message.decode(message.encode())
+
+
+def test_hub_request() -> None:
+    """A hub read is what the service reads, without a body section."""
+    made = through(management.hub_request("telemetry", message_id=ID, reply_to="r", security_token="SECRET"))
+    assert made.body is None
+    assert made.properties == Properties(message_id=ID, to="$management", reply_to="r")
+    assert made.application_properties == {
+        "operation": "READ",
+        "type": "com.microsoft:eventhub",
+        "name": "telemetry",
+        "security_token": "SECRET",
+    }
+    assert management.parse_request(made) == ManagementRequest("telemetry", None, "SECRET")
+
+
+def test_partition_request() -> None:
+    """A partition read names its partition."""
+    made = through(management.partition_request("telemetry", "1", message_id=ID))
+    assert made.application_properties == {
+        "operation": "READ",
+        "type": "com.microsoft:partition",
+        "name": "telemetry",
+        "partition": "1",
+    }
+    assert management.parse_request(made) == ManagementRequest("telemetry", "1", None)
+
+
+def test_secret_in_no_repr() -> None:
+    """Neither a request nor what is read of it shows the token in its repr."""
+    made = management.partition_request("telemetry", "1", message_id=ID, security_token="SECRET")
+    assert "SECRET" not in repr(made)
+    assert "SECRET" not in repr(management.parse_request(through(made)))
+
+
+def test_as_javascript_asks() -> None:
+    """A body means nothing."""
+    made = management.hub_request("telemetry", message_id="m")
+    made.body = Data((b"[]",))
+    assert management.parse_request(through(made)).hub == "telemetry"
+
+
+@pytest.mark.parametrize(
+    ("fields", "condition"),
+    [
+        (None, "com.microsoft:argument-error"),
+        ({}, "com.microsoft:argument-error"),
+        ({"operation": "READ", "name": "h"}, "com.microsoft:argument-error"),
+        ({"operation": "READ", "type": "com.microsoft:eventhub"}, "com.microsoft:argument-error"),
+        ({"operation": "READ", "type": "com.microsoft:eventhub", "name": ""}, "com.microsoft:argument-error"),
+        ({"operation": "READ", "type": "com.microsoft:partition", "name": "h"}, "com.microsoft:argument-error"),
+        ({"operation": "READ", "type": "com.microsoft:queue", "name": "h"}, "amqp:not-allowed"),
+        ({"operation": "DELETE", "type": "com.microsoft:eventhub", "name": "h"}, "amqp:not-allowed"),
+        ({"operation": "READ", "type": 5, "name": "h"}, "com.microsoft:argument-error"),
+    ],
+)
+def test_bad_requests(fields: dict[str, Any] | None, condition: str) -> None:
+    """What is no read is refused with a status and a condition."""
+    with pytest.raises(BadRequestError) as caught:
+        management.parse_request(Message(application_properties=fields))
+    assert (caught.value.code, caught.value.condition) == (400, condition)
+
+
+def hub_answer() -> Message:
+    return management.hub_response(management.hub_request("telemetry", message_id=ID, reply_to="r"), HUB)
+
+
+def partition_answer(facts: PartitionFacts) -> Message:
+    return management.partition_response(management.partition_request("telemetry", "1", message_id=ID), facts)
+
+
+def body_of(message: Message) -> dict[Any, Any]:
+    assert isinstance(message.body, AmqpValue)
+    assert isinstance(message.body.value, dict)
+    return message.body.value
+
+
+def test_hub_response() -> None:
+    """What the service tells of a hub is what the client reads."""
+    made = through(hub_answer())
+    assert management.parse_hub_response(made, hub="telemetry") == HUB
+    assert correlation_id(made) == ID
+    assert made.properties is not None
+    assert made.properties.to == "r"
+    assert made.application_properties == {"operation": "READ", "status-code": 200, "status-description": "OK"}
+
+
+def test_hub_response_types() -> None:
+    """The values have the types that .NET casts to."""
+    body = body_of(through(hub_answer()))
+    assert {key: type(value) for key, value in body.items()} == {
+        "name": str,
+        "type": str,
+        "created_at": Timestamp,
+        "partition_count": Int,
+        "partition_ids": Array,
+        "georeplication_factor": Int,
+    }
+    assert body["type"] == "com.microsoft:eventhub"
+    assert body["partition_count"] == 3
+    assert [type(each) for each in body["partition_ids"]] == [str, str, str]
+
+
+@pytest.mark.parametrize("facts", [PARTITION, EMPTY])
+def test_partition_response(facts: PartitionFacts) -> None:
+    """What the service tells of a partition is what the client reads, year 1 included."""
+    made = through(partition_answer(facts))
+    assert management.parse_partition_response(made, hub="telemetry", partition_id="1") == facts
+
+
+def test_partition_response_types() -> None:
+    """The values have the types that .NET unboxes, and an empty partition's time is the service's."""
+    body = body_of(through(partition_answer(EMPTY)))
+    assert {key: type(value) for key, value in body.items()} == {
+        "name": str,
+        "type": str,
+        "partition": str,
+        "begin_sequence_number": int,
+        "last_enqueued_sequence_number": int,
+        "last_enqueued_offset": str,
+        "last_enqueued_time_utc": Timestamp,
+        "is_partition_empty": bool,
+    }
+    assert body["last_enqueued_time_utc"] == -62_135_596_800_000
+
+
+@given(st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"])))
+def test_partition_numbers(first: int, last: int, offset: str) -> None:
+    """Any number and any offset text goes through."""
+    facts = PartitionFacts("h", "0", first, last, offset, NEVER, is_empty=False)
+    made = through(partition_answer(facts))
+    assert management.parse_partition_response(made, hub="h", partition_id="0") == facts
+
+
+def test_older_answers() -> None:
+    """Partition ids may come as a list, and the geo-replication factor not at all."""
+    made = hub_answer()
+    body = body_of(made)
+    body["partition_ids"] = ["0", "1", "2"]
+    del body["georeplication_factor"]
+    assert management.parse_hub_response(through(made), hub="telemetry") == HUB
+
+
+def test_error_responses() -> None:
+    """A failed read becomes the error its condition stands for, and names what was asked for."""
+    request = management.partition_request("telemetry", "9", message_id=ID)
+    made = through(management.error_response(request, 400, ARGUMENT_OUT_OF_RANGE, "no partition 9"))
+    with pytest.raises(RequestRefusedError, match="no partition 9") as caught:
+        management.parse_partition_response(made, hub="telemetry", partition_id="9")
+    assert caught.value.entity == "telemetry/Partitions/9"
+    made = through(management.error_response(request, 404, NOT_FOUND, "gone"))
+    with pytest.raises(EntityNotFoundError):
+        management.parse_hub_response(made, hub="telemetry")
+    assert correlation_id(made) == ID
+
+
+@pytest.mark.parametrize("key", ["name", "created_at", "partition_ids"])
+@pytest.mark.parametrize("value", [None, 5, b"x", [5]])
+def test_malformed_hub_response(key: str, value: Any) -> None:
+    """An answer that lacks a fact, or has it in another type, breaks the protocol."""
+    made = hub_answer()
+    body_of(made)[key] = value
+    with pytest.raises(ProtocolError, match="management answer"):
+        management.parse_hub_response(made, hub="telemetry")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "name",
+        "partition",
+        "begin_sequence_number",
+        "last_enqueued_sequence_number",
+        "last_enqueued_offset",
+        "last_enqueued_time_utc",
+        "is_partition_empty",
+    ],
+)
+@pytest.mark.parametrize("value", [None, b"x", []])
+def test_malformed_partition_response(key: str, value: Any) -> None:
+    """The same of a partition."""
+    made = partition_answer(PARTITION)
+    body_of(made)[key] = value
+    with pytest.raises(ProtocolError, match="management answer"):
+        management.parse_partition_response(made, hub="telemetry", partition_id="1")
+
+
+def test_truth_is_no_number() -> None:
+    """A boolean is no sequence number."""
+    made = partition_answer(PARTITION)
+    body_of(made)["begin_sequence_number"] = True
+    with pytest.raises(ProtocolError):
+        management.parse_partition_response(made, hub="telemetry", partition_id="1")
+
+
+def test_no_map() -> None:
+    """An answer without a map breaks the protocol."""
+    made = hub_answer()
+    made.body = AmqpValue("x")
+    with pytest.raises(ProtocolError, match="no map"):
+        management.parse_hub_response(made, hub="telemetry")

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr, ValidationError
+
+from eventpump.dialect import sas
+from eventpump.errors import ConfigurationError
+from eventpump.settings import (
+    ConnectionSettings,
+    ConnectionString,
+    RetryOptions,
+    SharedKey,
+    SharedSignature,
+    connection_settings,
+)
+
+KEY = "c2VjcmV0LWtleQ=="
+NS = "example.servicebus.windows.net"
+FULL = f"Endpoint=sb://{NS}/;SharedAccessKeyName=Root;SharedAccessKey={KEY};EntityPath=telemetry"
+EMULATOR = (
+    "Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;"
+    "UseDevelopmentEmulator=true;"
+)
+SIGNATURE = sas.generate(f"sb://{NS}/telemetry", "Root", KEY, 1_900_000_000)
+
+
+class Token(NamedTuple):
+    token: str
+    expires_on: int
+
+
+class AsyncCredential:
+    async def get_token(self, *scopes: str) -> Token:
+        return Token(" ".join(scopes), 0)
+
+
+class BlockingCredential:
+    def get_token(self, *scopes: str) -> Token:
+        return Token(" ".join(scopes), 0)
+
+
+# ------------------------------------------------------------------------------------------- connection string
+
+
+def test_full_string() -> None:
+    """Every key is read, and a value keeps its equals signs."""
+    assert ConnectionString.parse(FULL) == ConnectionString(
+        host=NS,
+        port=None,
+        hub="telemetry",
+        credential=SharedKey("Root", SecretStr(KEY)),
+        use_development_emulator=False,
+    )
+
+
+def test_emulator_string() -> None:
+    """The official emulator's string is read."""
+    parsed = ConnectionString.parse(EMULATOR)
+    assert (parsed.host, parsed.port, parsed.use_development_emulator) == ("localhost", None, True)
+    assert parsed.credential == SharedKey("RootManageSharedAccessKey", SecretStr("SAS_KEY_VALUE"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + ";",
+        lambda text: text + ";;",
+        lambda text: f"  {text}\n",
+        lambda text: text.replace(";", " ; "),
+        lambda text: text.replace("Endpoint", "ENDPOINT").replace("EntityPath", "entitypath"),
+        lambda text: text.replace("SharedAccessKey", "sharedaccesskey"),
+        lambda text: text + ";TransportType=Amqp;Unknown=;unknown=",
+        lambda text: ";".join(reversed(text.split(";"))),
+        lambda text: text.replace("sb://", "amqps://"),
+        lambda text: text.replace(NS, NS.upper()),
+        lambda text: text.replace("/;", ";"),
+        lambda text: text.replace("Endpoint=sb://", "HostName=").replace("/;", ";"),
+        lambda text: text + ";UseDevelopmentEmulator=false",
+    ],
+)
+def test_same_meaning(change: Any) -> None:
+    """Order, case of keys, a trailing semicolon, white space and unknown keys change nothing."""
+    assert ConnectionString.parse(change(FULL)) == ConnectionString.parse(FULL)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [
+        ("sb://localhost:5673", "localhost", 5673),
+        ("sb://localhost:5673/", "localhost", 5673),
+        ("sb://127.0.0.1:1", "127.0.0.1", 1),
+        ("sb://[::1]:5672", "::1", 5672),
+        ("sb://host.docker.internal", "host.docker.internal", None),
+        ("sb://eventhubs_emulator:5672", "eventhubs_emulator", 5672),
+    ],
+)
+def test_endpoints(endpoint: str, host: str, port: int | None) -> None:
+    """An endpoint may be a name or an address, with or without a port."""
+    parsed = ConnectionString.parse(f"Endpoint={endpoint};UseDevelopmentEmulator=TRUE")
+    assert (parsed.host, parsed.port) == (host, port)
+    assert parsed.use_development_emulator
+
+
+def test_signature_string() -> None:
+    """A ready-made signature stands in place of a key, and tells when it ends."""
+    parsed = ConnectionString.parse(f"Endpoint=sb://{NS}/;SharedAccessSignature={SIGNATURE};EntityPath=telemetry")
+    assert parsed.credential == SharedSignature(SecretStr(SIGNATURE))
+    assert isinstance(parsed.credential, SharedSignature)
+    assert parsed.credential.expires_at == 1_900_000_000
+
+
+def test_string_without_credential() -> None:
+    """A string with neither key nor signature is one; the credential may come from elsewhere."""
+    assert ConnectionString.parse(f"Endpoint=sb://{NS}/").credential is None
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "Endpoint"),
+        (None, "connection_string"),
+        (b"Endpoint=sb://x", "connection_string"),
+        (f"{FULL}\ud800", "connection_string"),
+        (KEY, "Endpoint"),
+        ("SECRET", "connection_string"),
+        (f"Endpoint=sb://{NS};SECRET", "connection_string"),
+        (f"Endpoint=sb://{NS};=SECRET", "connection_string"),
+        (f"SharedAccessKeyName=Root;SharedAccessKey={KEY}", "Endpoint"),
+        ("Endpoint=", "Endpoint"),
+        (f"Endpoint={NS}", "Endpoint"),
+        ("Endpoint=sb://", "Endpoint"),
+        (f"Endpoint=sb://{NS}:0", "Endpoint"),
+        (f"Endpoint=sb://{NS}:99999", "Endpoint"),
+        (f"Endpoint=sb://{NS}:SECRET", "Endpoint"),
+        (f"Endpoint=sb://{NS}/telemetry", "Endpoint"),
+        (f"Endpoint=sb://user:SECRET@{NS}", "Endpoint"),
+        (f"Endpoint=sb://{NS}?SECRET", "Endpoint"),
+        ("Endpoint=sb://na me", "Endpoint"),
+        ("Endpoint=sb://na\tme", "Endpoint"),
+        ("Endpoint=sb://[::1", "Endpoint"),
+        ("Endpoint=sb://-a", "Endpoint"),
+        ("Endpoint=sb://a..b", "Endpoint"),
+        ("Endpoint=sb://" + "a." * 200 + "b", "Endpoint"),
+        (f"Endpoint=sb://{NS};HostName={NS}", "Endpoint"),
+        (f"Endpoint=sb://{NS};Endpoint=sb://{NS}", "Endpoint"),
+        (f"Endpoint=sb://{NS};SharedAccessKeyName=Root", "SharedAccessKey"),
+        (f"Endpoint=sb://{NS};SharedAccessKey=SECRET", "SharedAccessKeyName"),
+        (f"Endpoint=sb://{NS};SharedAccessKeyName=;SharedAccessKey=SECRET", "SharedAccessKeyName"),
+        (f"Endpoint=sb://{NS};SharedAccessKeyName=Root;SharedAccessKey=", "SharedAccessKey"),
+        (
+            f"Endpoint=sb://{NS};SharedAccessKeyName=Root;SharedAccessKey=SECRET;SharedAccessKey=SECRET",
+            "SharedAccessKey",
+        ),
+        (f"{FULL};SharedAccessSignature={SIGNATURE}", "SharedAccessSignature"),
+        (f"Endpoint=sb://{NS};SharedAccessSignature=SECRET", "SharedAccessSignature"),
+        (f"Endpoint=sb://{NS};SharedAccessSignature=SharedAccessSignature sr=a&sig=SECRET", "SharedAccessSignature"),
+        (f"Endpoint=sb://{NS};EntityPath=", "EntityPath"),
+        (f"Endpoint=sb://{NS};EntityPath=a b", "EntityPath"),
+        (f"Endpoint=sb://{NS};EntityPath=" + "a" * 257, "EntityPath"),
+        (f"Endpoint=sb://{NS};UseDevelopmentEmulator=yes", "UseDevelopmentEmulator"),
+        (f"Endpoint=sb://{NS};UseDevelopmentEmulator=", "UseDevelopmentEmulator"),
+    ],
+)
+def test_bad_strings(text: Any, field: str) -> None:
+    """A bad string is one error that names the key at fault and shows no value."""
+    with pytest.raises(ConfigurationError) as caught:
+        ConnectionString.parse(text)
+    assert_clean(caught.value, field)
+
+
+def assert_clean(error: ConfigurationError, field: str) -> None:
+    """Check that an error names its field, and neither shows nor drags along what may be secret."""
+    assert error.field == field
+    assert not any(secret in str(error) for secret in ("SECRET", KEY, "sig="))
+    assert error.__cause__ is None
+    assert error.__suppress_context__ or error.__context__ is None
+
+
+@given(st.text())
+def test_any_text(text: str) -> None:
+    """Any text is a connection string or a `ConfigurationError`, and nothing else."""
+    for each in (text, f"Endpoint={text}", f"Endpoint=sb://{text}", f"{FULL};{text}", f"{EMULATOR}EntityPath={text}"):
+        try:
+            ConnectionString.parse(each)
+        except ConfigurationError:
+            continue
+
+
+@given(st.sampled_from([FULL, ";".join(reversed(FULL.split(";")))]), st.integers(0, len(FULL)), st.integers(0, 40))
+def test_a_damaged_string_keeps_its_key(text: str, start: int, length: int) -> None:
+    """However a string is cut, no error shows a piece of the key."""
+    shown = ""
+    try:
+        connection_settings(text[:start] + text[start + length :], "telemetry")
+    except ConfigurationError as error:
+        shown = str(error)
+    assert KEY[:6] not in shown
+    assert KEY[-8:] not in shown
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def test_from_a_connection_string() -> None:
+    """A connection string gives TLS on the standard port, and the documented defaults."""
+    made = connection_settings(FULL)
+    assert made == ConnectionSettings(
+        fully_qualified_namespace=NS,
+        host=NS,
+        port=5671,
+        use_tls=True,
+        ca_file=None,
+        hub="telemetry",
+        credential=SharedKey("Root", SecretStr(KEY)),
+        auth_timeout=60.0,
+        operation_timeout=60.0,
+        idle_timeout=60.0,
+        retry=RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0),
+        transport="native",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "port", "use_tls"),
+    [
+        (EMULATOR, 5672, False),
+        (EMULATOR.replace("localhost", "localhost:5673"), 5673, False),
+        (EMULATOR.replace("Emulator=true", "Emulator=false"), 5671, True),
+        (FULL.replace(f"{NS}/", f"{NS}:5673/"), 5673, True),
+    ],
+)
+def test_ports_and_tls(text: str, port: int, *, use_tls: bool) -> None:
+    """Only the emulator's flag leaves TLS off, and a port in the endpoint holds either way."""
+    made = connection_settings(text, "telemetry")
+    assert (made.port, made.use_tls) == (port, use_tls)
+
+
+def test_from_a_namespace() -> None:
+    """A namespace and a credential do as well as a connection string."""
+    credential = AsyncCredential()
+    made = connection_settings(hub="telemetry", fully_qualified_namespace=NS.upper(), credential=credential)
+    assert (made.fully_qualified_namespace, made.host, made.port, made.use_tls) == (NS, NS, 5671, True)
+    assert made.credential is credential
+
+
+def test_string_and_credential() -> None:
+    """A connection string without a key goes with a credential."""
+    credential = AsyncCredential()
+    made = connection_settings(f"Endpoint=sb://{NS}/;EntityPath=telemetry", credential=credential)
+    assert made.credential is credential
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("gateway.example.com", "gateway.example.com", 5671),
+        ("gateway.example.com:443", "gateway.example.com", 443),
+        ("sb://gateway.example.com:443/", "gateway.example.com", 443),
+        ("https://10.0.0.1", "10.0.0.1", 5671),
+    ],
+)
+def test_custom_endpoint(address: str, host: str, port: int) -> None:
+    """A custom endpoint changes where to connect and nothing else."""
+    made = connection_settings(FULL.replace(f"{NS}/", f"{NS}:9999/"), custom_endpoint_address=address)
+    assert (made.host, made.port, made.fully_qualified_namespace, made.use_tls) == (host, port, NS, True)
+
+
+@pytest.mark.parametrize("hub", [None, "telemetry", "Telemetry"])
+def test_hub_and_entity_path(hub: str | None) -> None:
+    """A hub given twice may differ in case; the argument's spelling wins."""
+    assert connection_settings(FULL, hub).hub == (hub or "telemetry")
+
+
+def test_ca_file(tmp_path: Path) -> None:
+    """A file of CA certificates may be given as text or path."""
+    path = tmp_path / "ca.pem"
+    path.write_text("")
+    assert connection_settings(FULL, ca_file=path).ca_file == path
+    assert connection_settings(FULL, ca_file=str(path)).ca_file == path
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "connection_string"),
+    ({"connection_string": FULL, "hub": "other"}, "hub"),
+    ({"connection_string": FULL, "hub": FULL}, "hub"),
+    ({"connection_string": FULL, "hub": 5}, "hub"),
+    ({"connection_string": EMULATOR}, "hub"),
+    ({"connection_string": EMULATOR, "hub": ""}, "hub"),
+    ({"connection_string": EMULATOR, "hub": FULL}, "hub"),
+    ({"connection_string": EMULATOR, "hub": 5}, "hub"),
+    ({"connection_string": f"Endpoint=sb://{NS}", "hub": "telemetry"}, "SharedAccessKey"),
+    ({"connection_string": FULL, "credential": AsyncCredential()}, "credential"),
+    ({"connection_string": FULL, "fully_qualified_namespace": NS}, "fully_qualified_namespace"),
+    ({"fully_qualified_namespace": NS, "hub": "telemetry"}, "credential"),
+    ({"fully_qualified_namespace": NS, "credential": AsyncCredential()}, "hub"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": BlockingCredential()}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AsyncCredential}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": "SECRET"}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("", SecretStr("SECRET"))}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr(""))}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr("\ud800"))}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedSignature(SecretStr("SECRET"))}, "credential"),
+    (
+        {"fully_qualified_namespace": FULL, "hub": "h", "credential": AsyncCredential()},
+        "fully_qualified_namespace",
+    ),
+    (
+        {"fully_qualified_namespace": f"sb://{NS}/", "hub": "h", "credential": AsyncCredential()},
+        "fully_qualified_namespace",
+    ),
+    ({"fully_qualified_namespace": 5, "hub": "h", "credential": AsyncCredential()}, "fully_qualified_namespace"),
+    ({"connection_string": FULL, "custom_endpoint_address": FULL}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "custom_endpoint_address": ""}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "custom_endpoint_address": 5}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "custom_endpoint_address": "host:port"}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "custom_endpoint_address": "amqp://host"}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "custom_endpoint_address": "http://host"}, "custom_endpoint_address"),
+    ({"connection_string": FULL, "ca_file": "/no/such/file"}, "ca_file"),
+    ({"connection_string": EMULATOR, "hub": "h", "ca_file": __file__}, "ca_file"),
+    ({"connection_string": FULL, "auth_timeout": 0}, "auth_timeout"),
+    ({"connection_string": FULL, "operation_timeout": -1}, "operation_timeout"),
+    ({"connection_string": FULL, "operation_timeout": "soon"}, "operation_timeout"),
+    ({"connection_string": FULL, "idle_timeout": float("inf")}, "idle_timeout"),
+    ({"connection_string": FULL, "idle_timeout": float("nan")}, "idle_timeout"),
+    ({"connection_string": FULL, "idle_timeout": None}, "idle_timeout"),
+    ({"connection_string": FULL, "retry": {"max_retries": -1}}, "max_retries"),
+    ({"connection_string": FULL, "retry": 3}, "retry"),
+    ({"connection_string": FULL, "transport": "uamqp"}, "transport"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "field"), BAD)
+def test_bad_values(arguments: dict[str, Any], field: str) -> None:
+    """Every bad value is one error that names the field and holds no secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        connection_settings(**arguments)
+    assert_clean(caught.value, field)
+
+
+def test_plain_endpoint_at_the_emulator() -> None:
+    """With the emulator's flag, a custom endpoint may say that it is without TLS."""
+    made = connection_settings(EMULATOR, "h", custom_endpoint_address="amqp://10.0.0.1")
+    assert (made.host, made.port, made.use_tls) == ("10.0.0.1", 5672, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_retries": 101}, "max_retries"),
+        ({"base_delay": 0}, "base_delay"),
+        ({"max_delay": 0.5}, "max_delay"),
+        ({"max_delya": 5}, "max_delya"),
+    ],
+)
+def test_bad_retry_options(options: dict[str, Any], field: str) -> None:
+    """Retry options are checked as the settings are, unknown names included."""
+    with pytest.raises(ConfigurationError) as caught:
+        RetryOptions(**options)
+    assert_clean(caught.value, field)
+
+
+def test_missing_field() -> None:
+    """Settings made by hand say what is missing."""
+    with pytest.raises(ConfigurationError, match="fully_qualified_namespace: is required"):
+        ConnectionSettings.model_validate({})
+
+
+def test_frozen() -> None:
+    """Settings do not change."""
+    with pytest.raises(ValidationError):
+        connection_settings(FULL).port = 1  # what is tested is that this fails
+
+
+@pytest.mark.parametrize("text", [FULL, f"Endpoint=sb://{NS}/;SharedAccessSignature={SIGNATURE};EntityPath=telemetry"])
+def test_secret_in_no_repr(text: str) -> None:
+    """No repr shows a key or signature."""
+    made = connection_settings(text)
+    shown = f"{made!r} {made} {made.credential!r} {ConnectionString.parse(text)!r} {made.model_dump()!r}"
+    assert KEY not in shown
+    assert "sig=" not in shown
+
+
+def test_secret_given_as_plain_text() -> None:
+    """A key given as plain text is kept as a secret all the same."""
+    plain: Any = KEY
+    assert SharedKey("Root", plain) == SharedKey("Root", SecretStr(KEY))
+    assert KEY not in repr(SharedKey("Root", plain))
+    assert KEY not in repr(SharedSignature(plain))
+    with pytest.raises(ConfigurationError):
+        SharedKey("Root", KEY.encode())  # type: ignore[arg-type]  # the point of the test
+
+
+def test_survives_pickling() -> None:
+    """Settings reach another process whole."""
+    made = connection_settings(FULL)
+    assert pickle.loads(pickle.dumps(made)) == made
