@@ -1,0 +1,651 @@
+"""Real blob leases in the legacy EventProcessorHost format; the one place that knows azure.storage.blob.
+
+Two conditions fence every body write: the blob's lease, so that only its holder writes, and the ETag, so that a write
+of the holder's own that was given up on, and arrives late after all, cannot undo a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from azure.core import MatchConditions
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
+from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
+
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.storage.clock import LoopClock
+from eventpump.storage.layout import (
+    DEFAULT_SUBSCRIPTION,
+    CheckpointRecord,
+    LeaseBody,
+    checkpoint_blob,
+    lease_blob,
+    lease_directory,
+    lease_metadata,
+    owner_of,
+    partition_of,
+    partition_order,
+)
+
+if TYPE_CHECKING:
+    from eventpump.events import Checkpoint
+    from eventpump.ports import Clock, ConsumerScope
+
+T = TypeVar("T")
+
+_MAX_BODY: Final = 1 << 20
+_WRITE_TRIES: Final = 4
+_CREATE_AT_ONCE: Final = 32
+_LEASED: Final = "leased"
+
+# The SDK logs every request and answer at INFO; ours go to a logger that is quiet unless somebody sets it lower.
+_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.blob.http")
+_HTTP_LOGGER.setLevel(logging.WARNING)
+
+
+class _Answer(enum.Enum):
+    """A refusal that is an answer, not a failure."""
+
+    LOST = "the lease is not ours"
+    CHANGED = "the blob is not the one that was read"
+    TAKEN = "the blob exists, or its lease is taken"
+    MISSING = "there is no such lease"
+
+
+_ANSWERS: Final = {
+    # 409 and 412 with no code at all count as lost too, as they do for a .NET EventProcessorHost.
+    "": _Answer.LOST,
+    "LeaseLost": _Answer.LOST,
+    "LeaseIdMismatchWithBlobOperation": _Answer.LOST,
+    "LeaseIdMismatchWithLeaseOperation": _Answer.LOST,
+    "LeaseNotPresentWithBlobOperation": _Answer.LOST,
+    "LeaseNotPresentWithLeaseOperation": _Answer.LOST,
+    "LeaseIsBrokenAndCannotBeRenewed": _Answer.LOST,
+    "LeaseIsBreakingAndCannotBeChanged": _Answer.LOST,
+    "ConditionNotMet": _Answer.CHANGED,
+    "TargetConditionNotMet": _Answer.CHANGED,
+    "BlobAlreadyExists": _Answer.TAKEN,
+    "ContainerAlreadyExists": _Answer.TAKEN,
+    "LeaseAlreadyPresent": _Answer.TAKEN,
+    "LeaseIdMissing": _Answer.TAKEN,
+    "LeaseIsBreakingAndCannotBeAcquired": _Answer.TAKEN,
+}
+
+
+class _RefusedError(Exception):
+    """Carries an answer from the call to the operation that asked; leaves this module only inside a `StoreError`."""
+
+    def __init__(self, answer: _Answer) -> None:
+        super().__init__(answer.value)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLease:
+    body: LeaseBody
+    etag: str
+    is_leased: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRecord:
+    record: CheckpointRecord
+    etag: str
+
+
+class BlobLeaseStore:
+    """A `LeaseStore` over blob leases, shared with every EventProcessorHost of the legacy format.
+
+    The steal works by the token in the lease's body, so whoever may read the container may steal.
+
+    :param container: the container's name, with `connection_string` or with `account_url` and `credential`; or a ready
+        `ContainerClient`, which stays the caller's to close. Created where it does not exist.
+    :param prefix: goes before the consumer group in blob names, with nothing between.
+    :param lease_duration: how long a lease lives without renewal, in whole seconds, 15 to 60.
+    :param call_timeout: how long one request may take, in seconds; keep it below the lease duration minus the renew
+        interval. None for the smaller of 10 s and a third of the lease duration.
+    :param clock: None for the running loop's time.
+    :raises ConfigurationError: the values cannot work.
+    """
+
+    def __init__(
+        self,
+        container: ContainerClient | str,
+        *,
+        connection_string: str | None = None,
+        account_url: str | None = None,
+        credential: Any = None,
+        prefix: str = "",
+        lease_duration: int = 30,
+        call_timeout: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not 15 <= lease_duration <= 60 or lease_duration != int(lease_duration):
+            raise ConfigurationError("lease_duration", "blob leases last 15 to 60 whole seconds")
+        self._lease_duration = int(lease_duration)
+        self._call_timeout = min(10.0, lease_duration / 3) if call_timeout is None else float(call_timeout)
+        if not 0 < self._call_timeout < lease_duration:
+            raise ConfigurationError("call_timeout", "must be above 0 and below the lease duration")
+        self._prefix = prefix.strip()
+        self._clock = LoopClock() if clock is None else clock
+        self._owns_client = isinstance(container, str)
+        self._container = (
+            _make_client(container, connection_string, account_url, credential)
+            if isinstance(container, str)
+            else container
+        )
+        # Our own loop decides what is tried again: the SDK's retries start at 15 s, half a lease.
+        self._options: dict[str, Any] = {
+            "retry_total": 0,
+            "connection_timeout": self._call_timeout,
+            "read_timeout": self._call_timeout,
+            "logger": _HTTP_LOGGER,
+        }
+        self._consumer_group: str | None = None
+        self._is_closed = False
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._held: dict[str, _StoredLease] = {}
+        self._records: dict[tuple[str, str], _StoredRecord] = {}
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self._clients: dict[str, BlobClient] = {}
+
+    @property
+    def lease_duration(self) -> float:
+        """How long a lease lives without renewal, in seconds."""
+        return float(self._lease_duration)
+
+    async def open(self, scope: ConsumerScope) -> None:
+        """Bind to a consumer group and make the container if there is none. Once.
+
+        :raises StoreError: the container can neither be made nor read.
+        """
+        if self._is_closed:
+            raise ClosedError("lease store")
+        if self._consumer_group is not None:
+            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+        directory = lease_directory(self._prefix, scope.consumer_group)
+        # Looked for before it is made: a signature for this container alone may not make it.
+        if not await self._call("open", None, self._exists(directory)):
+            try:
+                await self._call("open", None, self._container.create_container(**self._options))
+            except _RefusedError as refused:
+                if refused.answer is not _Answer.TAKEN:
+                    raise StoreError("open", refused.answer.value) from None
+        self._consumer_group = scope.consumer_group
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        known = {snapshot.partition_id for snapshot in await self.list_leases()}
+        room = asyncio.Semaphore(_CREATE_AT_ONCE)
+
+        async def create(partition_id: str) -> None:
+            body = LeaseBody(partition_id).encode()
+            async with room:
+                try:
+                    request = self._blob(partition_id).upload_blob(body, **self._options)
+                    await self._call("ensure leases", partition_id, request)
+                except _RefusedError as refused:
+                    if refused.answer is not _Answer.TAKEN and refused.answer is not _Answer.CHANGED:
+                        raise StoreError("ensure leases", refused.answer.value, partition_id=partition_id) from None
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for partition_id in partition_ids:
+                    if partition_id not in known:
+                        group.create_task(create(partition_id))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        """List every lease as it is now, in the order of partition ids; one request for up to 5000 of them.
+
+        A lease held with no owner is between being taken and being written.
+        """
+        try:
+            return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
+        except _RefusedError as refused:
+            raise StoreError("list", refused.answer.value) from None
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
+
+        Cancelled, the lease is given back, or expires.
+        """
+        _check_owner(owner)
+        token = str(uuid.uuid4())
+        async with self._locks[partition_id], self._given_back_on_failure(partition_id, token):
+            expires_at = await self._acquire("acquire", partition_id, token)
+            if expires_at is None:
+                return None
+            return await self._name_owner("acquire", partition_id, owner, token, expires_at, None)
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands.
+
+        None too where it is held with no token in its body: somebody is between acquiring and writing it.
+        Cancelled, the lease is given back, or expires.
+        """
+        _check_owner(owner)
+        partition_id = snapshot.partition_id
+        token = str(uuid.uuid4())
+        async with self._locks[partition_id], self._given_back_on_failure(partition_id, token):
+            stored = await self._read("steal", partition_id)
+            if not stored.body.owner or stored.body.owner != snapshot.owner:
+                return None
+            if not stored.is_leased:
+                expires_at = await self._acquire("steal", partition_id, token)
+            elif not stored.body.token:
+                return None
+            else:
+                victim = BlobLeaseClient(self._blob(partition_id), lease_id=stored.body.token)
+                try:
+                    await self._call("steal", partition_id, victim.change(token, **self._options))
+                except _RefusedError:
+                    return None
+                # A change leaves the lease its old end.
+                expires_at = await self._renew("steal", partition_id, token)
+            if expires_at is None:
+                return None
+            return await self._name_owner("steal", partition_id, owner, token, expires_at, stored)
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        """Renew. The same lease with a later `expires_at`, or None where it is lost. Writes no body."""
+        expires_at = await self._renew("renew", lease.partition_id, lease.token)
+        return None if expires_at is None else replace(lease, expires_at=expires_at)
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        """Give the lease up, so that another may acquire it at once. False where it was lost already.
+
+        Failed or cancelled, it may be called again.
+        """
+        async with self._locks[lease.partition_id]:
+            written = await self._write("release", lease, lambda body: replace(body, owner="", token=""))
+            if written is False:
+                return False
+            self._held.pop(lease.partition_id, None)
+            client = BlobLeaseClient(self._blob(lease.partition_id), lease_id=lease.token)
+            try:
+                await self._call("release", lease.partition_id, client.release(**self._options))
+            except _RefusedError:
+                return bool(written)
+            return True
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
+        """Read a checkpoint; None where there is none."""
+        operation = "read checkpoint"
+        try:
+            if subscription == DEFAULT_SUBSCRIPTION:
+                return (await self._read(operation, partition_id, may_be_missing=True)).body.checkpoint
+            return (await self._read_record(operation, partition_id, subscription)).record.checkpoint
+        except _RefusedError:
+            return None
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> bool:
+        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
+
+        Cancelled, it is stored or not; it will not be stored later, over a newer one.
+        """
+        assert checkpoint.partition_id == lease.partition_id
+        if subscription != DEFAULT_SUBSCRIPTION:
+            return await self._write_record(lease, checkpoint, subscription)
+
+        def advance(body: LeaseBody) -> LeaseBody | None:
+            if body.checkpoint is not None and checkpoint.sequence_number < body.sequence_number:
+                return None
+            return replace(body, offset=checkpoint.offset, sequence_number=checkpoint.sequence_number)
+
+        async with self._locks[lease.partition_id]:
+            return bool(await self._write("write checkpoint", lease, advance))
+
+    async def aclose(self) -> None:
+        """Finish giving back what cancelled calls took, and close the client if it is ours. Leases stay as they are."""
+        self._is_closed = True
+        try:
+            if self._cleanups:
+                await asyncio.wait(self._cleanups)
+        finally:
+            if self._owns_client:
+                await self._container.close()
+
+    # ---- leases
+
+    async def _acquire(self, operation: str, partition_id: str, token: str) -> float | None:
+        """Acquire the blob's lease under a token of ours; when it expires, or None where somebody holds it."""
+        client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
+        sent = self._clock.monotonic()
+        try:
+            await self._call(operation, partition_id, client.acquire(self._lease_duration, **self._options))
+        except _RefusedError as refused:
+            if refused.answer is _Answer.MISSING:
+                raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
+            return None
+        return sent + self._lease_duration
+
+    async def _renew(self, operation: str, partition_id: str, token: str) -> float | None:
+        """Renew the blob's lease; when it expires, or None where it is lost."""
+        client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
+        sent = self._clock.monotonic()
+        try:
+            await self._call(operation, partition_id, client.renew(**self._options))
+        except _RefusedError:
+            return None
+        # Azurite renews an expired lease whoever asks; the id in its answer is still the true one.
+        if str(client.id).lower() != token:
+            return None
+        return sent + self._lease_duration
+
+    async def _name_owner(
+        self,
+        operation: str,
+        partition_id: str,
+        owner: str,
+        token: str,
+        expires_at: float,
+        stored: _StoredLease | None,
+    ) -> PartitionLease | None:
+        """Write owner, token and next epoch under a lease just taken; None where it is lost again.
+
+        :param stored: what was read before the lease was ours; a checkpoint written since makes the ETag fail.
+        """
+        for _ in range(_WRITE_TRIES):
+            if stored is None:
+                stored = await self._read(operation, partition_id)
+            body = replace(stored.body, owner=owner, token=token, epoch=stored.body.epoch + 1)
+            try:
+                etag = await self._put(operation, body, token, stored.etag)
+            except _RefusedError as refused:
+                if refused.answer is not _Answer.CHANGED:
+                    return None
+                stored = None
+            else:
+                self._held[partition_id] = _StoredLease(body, etag)
+                return PartitionLease(partition_id, owner, body.epoch, token, expires_at)
+        raise StoreError(operation, "the lease kept changing under its new owner", partition_id=partition_id)
+
+    @contextlib.asynccontextmanager
+    async def _given_back_on_failure(self, partition_id: str, token: str) -> AsyncIterator[None]:
+        """Release the blob's lease if the taking of it fails half-way or is cancelled, so that nobody waits for it."""
+        client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
+        try:
+            yield
+        except BaseException:
+            if not self._is_closed:
+                cleanup = asyncio.get_running_loop().create_task(self._give_back(partition_id, client))
+                self._cleanups.add(cleanup)
+                cleanup.add_done_callback(self._cleanups.discard)
+            raise
+
+    async def _give_back(self, partition_id: str, client: BlobLeaseClient) -> None:
+        # Not taken after all, or the store does not answer: then it expires.
+        with contextlib.suppress(_RefusedError, StoreError):
+            await self._call("give back", partition_id, client.release(**self._options))
+
+    # ---- bodies
+
+    async def _write(
+        self, operation: str, lease: PartitionLease, change: Callable[[LeaseBody], LeaseBody | None]
+    ) -> bool | None:
+        """Write a changed body under the lease, with the partition's lock held.
+
+        :param change: makes the new body; None where nothing has to be written.
+        :return: False where the lease is lost; None where the body is already that of a released lease.
+        """
+        partition_id = lease.partition_id
+        may_renew = True
+        for _ in range(_WRITE_TRIES):
+            stored = self._held.pop(partition_id, None)
+            if stored is None or stored.body.token != lease.token:
+                stored = await self._read(operation, partition_id)
+            if stored.body.token != lease.token:
+                return False if stored.body.token else None
+            body = change(stored.body)
+            try:
+                if body is None:
+                    body, etag = stored.body, stored.etag
+                    await self._check_lease(operation, lease)
+                else:
+                    etag = await self._put(operation, body, lease.token, stored.etag)
+            except _RefusedError as refused:
+                if refused.answer is _Answer.CHANGED:
+                    continue
+                # Refused for mere expiry perhaps: a lease nobody took since can still be renewed.
+                if not may_renew or await self._renew(operation, partition_id, lease.token) is None:
+                    return False
+                may_renew = False
+            else:
+                # Kept only now: what became of a write that failed is not known, and the next one has to look.
+                self._held[partition_id] = _StoredLease(body, etag)
+                return True
+        raise StoreError(operation, "the lease kept changing under its owner", partition_id=partition_id)
+
+    async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
+        """Ask whether the blob's lease is still ours. :raises _RefusedError: it is not."""
+        blob = self._blob(lease.partition_id)
+        await self._call(operation, lease.partition_id, blob.get_blob_properties(lease=lease.token, **self._options))
+
+    async def _put(self, operation: str, body: LeaseBody, token: str, etag: str) -> str:
+        blob = self._blob(body.partition_id)
+        answer = await self._call(
+            operation,
+            body.partition_id,
+            blob.upload_blob(
+                body.encode(),
+                overwrite=True,
+                metadata=lease_metadata(body.owner),
+                lease=BlobLeaseClient(blob, lease_id=token),
+                etag=etag,
+                match_condition=MatchConditions.IfNotModified,
+                **self._options,
+            ),
+        )
+        return str(answer["etag"])
+
+    async def _read(self, operation: str, partition_id: str, *, may_be_missing: bool = False) -> _StoredLease:
+        async def download() -> _StoredLease:
+            stream = await self._blob(partition_id).download_blob(0, _MAX_BODY, **self._options)
+            raw: bytes = await stream.readall()
+            found = stream.properties
+            return _StoredLease(LeaseBody.parse(raw, partition_id), str(found.etag), found.lease.state == _LEASED)
+
+        try:
+            return await self._call(operation, partition_id, download())
+        except _RefusedError as refused:
+            if may_be_missing and refused.answer is _Answer.MISSING:
+                raise
+            raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
+        except ValueError as error:
+            raise StoreError(operation, str(error), partition_id=partition_id) from None
+
+    # ---- checkpoints of other subscriptions
+
+    async def _write_record(self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str) -> bool:
+        operation = "write checkpoint"
+        partition_id = lease.partition_id
+        key = (partition_id, subscription)
+        record = CheckpointRecord(checkpoint, lease.epoch, lease.owner)
+        async with self._locks[partition_id]:
+            try:
+                await self._check_lease(operation, lease)
+            except _RefusedError:
+                if await self._renew(operation, partition_id, lease.token) is None:
+                    return False
+            for _ in range(_WRITE_TRIES):
+                stored = self._records.pop(key, None)
+                try:
+                    if stored is None:
+                        stored = await self._read_record(operation, partition_id, subscription)
+                    if stored.record.epoch > lease.epoch:
+                        return False
+                    if checkpoint.sequence_number < stored.record.checkpoint.sequence_number:
+                        self._records[key] = stored
+                        return True
+                except _RefusedError:
+                    stored = None
+                try:
+                    etag = await self._put_record(operation, subscription, record, stored)
+                except _RefusedError:
+                    continue
+                self._records[key] = _StoredRecord(record, etag)
+                return True
+        raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
+
+    async def _put_record(
+        self, operation: str, subscription: str, record: CheckpointRecord, stored: _StoredRecord | None
+    ) -> str:
+        partition_id = record.checkpoint.partition_id
+        blob = self._record_blob(partition_id, subscription)
+        metadata = record.metadata()
+        request: Awaitable[Any]
+        if stored is None:
+            request = blob.upload_blob(b"", metadata=metadata, **self._options)
+        else:
+            request = blob.set_blob_metadata(
+                metadata, etag=stored.etag, match_condition=MatchConditions.IfNotModified, **self._options
+            )
+        return str((await self._call(operation, partition_id, request))["etag"])
+
+    async def _read_record(self, operation: str, partition_id: str, subscription: str) -> _StoredRecord:
+        """Read a checkpoint blob. :raises _RefusedError: there is none."""
+        blob = self._record_blob(partition_id, subscription)
+        found = await self._call(operation, partition_id, blob.get_blob_properties(**self._options))
+        try:
+            return _StoredRecord(CheckpointRecord.parse(found.metadata, partition_id), str(found.etag))
+        except ValueError as error:
+            raise StoreError(operation, str(error), partition_id=partition_id) from None
+
+    # ---- requests
+
+    async def _exists(self, directory: str) -> bool:
+        try:
+            async for _ in self._container.list_blobs(directory, results_per_page=1, **self._options):
+                break
+        except ResourceNotFoundError:
+            return False
+        return True
+
+    async def _list(self, directory: str) -> list[LeaseSnapshot]:
+        found = []
+        async for blob in self._container.list_blobs(directory, include=["metadata"], **self._options):
+            partition_id = partition_of(blob.name, directory)
+            if partition_id is not None:
+                found.append(LeaseSnapshot(partition_id, owner_of(blob.metadata), blob.lease.state == _LEASED))
+        return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
+
+    async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
+        """Make one request, and turn whatever the SDK raises into ours.
+
+        :raises _RefusedError: the store answered by a refusal that means something.
+        """
+        try:
+            async with asyncio.timeout(self._call_timeout):
+                return await request
+        except TimeoutError:
+            reason = f"no answer within {self._call_timeout:g} s"
+            raise StoreError(operation, reason, partition_id=partition_id) from None
+        except HttpResponseError as error:
+            answer = _answer_of(error)
+            if answer is not None:
+                raise _RefusedError(answer) from None
+            failure = StoreError(operation, _describe(error), partition_id=partition_id)
+            raise failure from (error if _is_clean(error) else None)
+        except (AzureError, OSError) as error:
+            failure = StoreError(operation, _describe(error), partition_id=partition_id)
+            raise failure from (error if _is_clean(error) else None)
+
+    def _group(self, operation: str) -> str:
+        if self._is_closed:
+            raise ClosedError("lease store")
+        if self._consumer_group is None:
+            raise StoreError(operation, "the store is not open")
+        return self._consumer_group
+
+    def _blob(self, partition_id: str) -> BlobClient:
+        return self._client(lease_blob(self._prefix, self._group("use"), partition_id))
+
+    def _record_blob(self, partition_id: str, subscription: str) -> BlobClient:
+        return self._client(checkpoint_blob(self._prefix, self._group("use"), subscription, partition_id))
+
+    def _client(self, name: str) -> BlobClient:
+        # Making one costs more than many a request.
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self._container.get_blob_client(name)
+        return client
+
+    def __repr__(self) -> str:
+        # Never the URL, which may hold a signature.
+        return f"BlobLeaseStore({self._container.container_name!r}, prefix={self._prefix!r})"
+
+
+def _make_client(
+    container: str, connection_string: str | None, account_url: str | None, credential: object
+) -> ContainerClient:
+    if (connection_string is None) == (account_url is None):
+        raise ConfigurationError("connection_string", "a container's name needs this, or account_url: one of them")
+    field = "connection_string" if account_url is None else "account_url"
+    try:
+        if account_url is None:
+            assert connection_string is not None
+            return ContainerClient.from_connection_string(connection_string, container, retry_total=0)
+        return ContainerClient(account_url, container, credential=credential, retry_total=0)  # type: ignore[arg-type]  # any credential the SDK takes; it checks
+    except (ValueError, TypeError, AttributeError, KeyError):
+        # The SDK's message may quote what it was given.
+        raise ConfigurationError(field, "not what a storage account is reached with") from None
+
+
+def _check_owner(owner: str) -> None:
+    """Refuse what cannot travel as blob metadata, where every EventProcessorHost looks for the owner."""
+    if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
+        raise ConfigurationError("owner", "a host on blob leases needs a name of printable ASCII characters")
+
+
+def _answer_of(error: HttpResponseError) -> _Answer | None:
+    code = _code_of(error)
+    if error.status_code == 404 and code in ("", "BlobNotFound"):
+        return _Answer.MISSING
+    return _ANSWERS.get(code) if error.status_code in (409, 412) else None
+
+
+def _code_of(error: HttpResponseError) -> str:
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code) or "")
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, HttpResponseError) and error.status_code is not None:
+        return f"HTTP status {error.status_code} {_code_of(error)}".rstrip()
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {_redacted(lines[0])}"
+
+
+_SECRET: Final = re.compile(r"\?\S*|(?i:sig|signature|accountkey|key)=\S*")
+
+
+def _redacted(text: str) -> str:
+    return _SECRET.sub("…", text)
+
+
+def _is_clean(error: BaseException | None) -> bool:
+    """Whether an error and all it was made from can be shown: a refused signature is quoted by the service, and a URL
+    with a signature by the HTTP client.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        text = str(error)
+        if "signature" in text.lower() or _redacted(text) != text:
+            return False
+        error = error.__cause__ or error.__context__
+    return True
