@@ -1,0 +1,469 @@
+"""What every `LeaseStore` must hold, as a pytest class.
+
+Subclass it under a name that starts with `Test`, in a module with a fixture `harness` that gives a `LeaseHarness`, and
+with pytest-asyncio in auto mode. For assertions that explain themselves call, before the import,
+`pytest.register_assert_rewrite("eventpump.testing.conformance.leases")`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import ConsumerScope
+
+if TYPE_CHECKING:
+    from eventpump.core.lease import LeaseSnapshot, PartitionLease
+    from eventpump.ports import Clock, LeaseStore
+
+SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
+OTHER_SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "audit")
+
+
+class LeaseHarness(Protocol):
+    """How the suite gets its stores."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock the stores use."""
+
+    def new_store(self) -> LeaseStore:
+        """Make one more host's store, not open yet, on the same truth as the others. The harness closes it."""
+
+    async def let_expire(self, store: LeaseStore) -> None:
+        """Return once every lease the store lists is older than its duration. One test asks for this, once."""
+
+
+class LeaseStoreContract:
+    """The promises of `LeaseStore` and `CheckpointStore`."""
+
+    # ---- opening and closing
+
+    async def test_used_before_open_it_says_so(self, harness: LeaseHarness) -> None:
+        """A store that is not open fails with a StoreError."""
+        store = harness.new_store()
+        assert isinstance(await _error_of(store.list_leases()), StoreError)
+
+    async def test_opened_twice_it_says_so(self, harness: LeaseHarness) -> None:
+        """A store serves one consumer group: opening it again is a mistake of the caller's."""
+        store = await _open(harness)
+        assert isinstance(await _error_of(store.open(OTHER_SCOPE)), ConfigurationError)
+
+    async def test_closing_twice_is_fine(self, harness: LeaseHarness) -> None:
+        """A store may be closed twice, and before it was opened; used after that it raises ClosedError."""
+        store = await _open(harness)
+        await store.aclose()
+        await store.aclose()
+        assert isinstance(await _error_of(store.list_leases()), ClosedError)
+        never_opened = harness.new_store()
+        await never_opened.aclose()
+        assert isinstance(await _error_of(never_opened.open(SCOPE)), ClosedError)
+
+    async def test_closing_leaves_leases_as_they_are(self, harness: LeaseHarness) -> None:
+        """Closing gives nothing up: the lease stays held until it is released or expires."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        await _acquire(store, "0", "a")
+        await store.aclose()
+        assert await other.acquire_lease("0", "b") is None
+        assert (await _snapshot(other, "0")).owner == "a"
+
+    # ---- creating and listing
+
+    async def test_new_leases_belong_to_nobody(self, harness: LeaseHarness) -> None:
+        """Leases just created are listed in the order of partition ids, unheld and unowned."""
+        store = await _open(harness, "10", "0", "2")
+        leases = await store.list_leases()
+        assert [lease.partition_id for lease in leases] == ["0", "2", "10"]
+        assert [(lease.owner, lease.is_held) for lease in leases] == [(None, False)] * 3
+
+    async def test_ensuring_leaves_existing_leases_alone(self, harness: LeaseHarness) -> None:
+        """Creating what exists changes neither owner, nor epoch, nor checkpoint."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        await other.ensure_leases(["0", "1"])
+        assert [snapshot.partition_id for snapshot in await store.list_leases()] == ["0", "1"]
+        assert (await _snapshot(other, "0")).owner == "a"
+        assert await other.read_checkpoint("0") == Checkpoint("0", "100", 5)
+        assert await store.renew_lease(lease) is not None
+
+    async def test_hosts_may_create_leases_at_once(self, harness: LeaseHarness) -> None:
+        """Several hosts that create the same leases at the same time all succeed, and there is one of each."""
+        stores = [await _open(harness) for _ in range(4)]
+        partitions = [str(number) for number in range(8)]
+        await asyncio.gather(*(store.ensure_leases(partitions) for store in stores))
+        assert [snapshot.partition_id for snapshot in await stores[0].list_leases()] == partitions
+
+    async def test_consumer_groups_are_apart(self, harness: LeaseHarness) -> None:
+        """A lease and a checkpoint of one consumer group are nothing to another."""
+        store, other = await _open(harness, "0"), await _open(harness, "0", scope=OTHER_SCOPE)
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        assert await other.read_checkpoint("0") is None
+        assert (await _acquire(other, "0", "b")).epoch == 1
+
+    # ---- acquiring
+
+    async def test_acquiring_makes_the_owner_known(self, harness: LeaseHarness) -> None:
+        """An acquired lease has the first epoch, expires one duration after the call, and every host sees its owner."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        before = harness.clock.monotonic()
+        lease = await _acquire(store, "0", "a")
+        after = harness.clock.monotonic()
+        assert (lease.partition_id, lease.owner, lease.epoch) == ("0", "a", 1)
+        assert before + store.lease_duration <= lease.expires_at <= after + store.lease_duration
+        seen = await _snapshot(other, "0")
+        assert (seen.owner, seen.is_held) == ("a", True)
+
+    async def test_a_held_lease_is_not_acquired(self, harness: LeaseHarness) -> None:
+        """A lease that somebody holds is acquired by nobody, not even by a second host of the same name."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        assert await other.acquire_lease("0", "b") is None
+        assert await other.acquire_lease("0", "a") is None
+        assert await store.acquire_lease("0", "a") is None
+        assert await store.renew_lease(lease) is not None
+
+    async def test_a_lease_that_was_never_created_is_an_error(self, harness: LeaseHarness) -> None:
+        """Acquiring a partition without a lease is no lost race: it raises StoreError with the partition's id."""
+        store = await _open(harness, "0")
+        error = await _error_of(store.acquire_lease("7", "a"))
+        assert isinstance(error, StoreError)
+        assert error.partition_id == "7"
+
+    async def test_one_of_many_acquires(self, harness: LeaseHarness) -> None:
+        """Of hosts that acquire the same leases at once, exactly one gets each."""
+        partitions = [str(number) for number in range(6)]
+        stores = [await _open(harness, *partitions) for _ in range(4)]
+        attempts = [
+            store.acquire_lease(partition_id, f"host-{index}")
+            for partition_id in partitions
+            for index, store in enumerate(stores)
+        ]
+        won = [lease for lease in await asyncio.gather(*attempts) if lease is not None]
+        assert sorted(lease.partition_id for lease in won) == partitions
+        assert {lease.epoch for lease in won} == {1}
+        owners = {snapshot.partition_id: snapshot.owner for snapshot in await stores[0].list_leases()}
+        assert owners == {lease.partition_id: lease.owner for lease in won}
+
+    async def test_epochs_grow_with_every_acquisition(self, harness: LeaseHarness) -> None:
+        """Each acquisition, by whatever host and way, has the next epoch; renewals and checkpoints keep it."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        first = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(first, Checkpoint("0", "1", 1))
+        assert await store.release_lease(first)
+        second = await _acquire(other, "0", "b")
+        renewed = await other.renew_lease(second)
+        assert renewed is not None
+        third = await _steal(store, "0", "a")
+        fourth = await _steal(other, "0", "b")
+        assert [lease.epoch for lease in (first, second, renewed, third, fourth)] == [1, 2, 2, 3, 4]
+        assert len({lease.token for lease in (first, second, third, fourth)}) == 4
+
+    async def test_a_cancelled_acquisition_leaves_the_lease_free(self, harness: LeaseHarness) -> None:
+        """Wherever an acquisition is cancelled, once its store is closed the lease is free, or was returned."""
+        other = await _open(harness, *(str(turns) for turns in range(12)))
+        for turns in range(12):
+            store = await _open(harness)
+            attempt = asyncio.create_task(store.acquire_lease(str(turns), "a"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            attempt.cancel()
+            lease = None
+            with contextlib.suppress(asyncio.CancelledError):
+                lease = await attempt
+            await store.aclose()
+            taken = await other.acquire_lease(str(turns), "b")
+            assert (taken is None) == (lease is not None), f"cancelled after {turns} turns"
+
+    # ---- stealing
+
+    async def test_stealing_ends_the_former_ownership(self, harness: LeaseHarness) -> None:
+        """After a steal the thief holds the lease, and nothing the victim does has any effect."""
+        store, thief = await _open(harness, "0"), await _open(harness)
+        lost = await _acquire(store, "0", "a")
+        before = harness.clock.monotonic()
+        stolen = await _steal(thief, "0", "b")
+        after = harness.clock.monotonic()
+        assert (stolen.owner, stolen.epoch) == ("b", 2)
+        assert before + store.lease_duration <= stolen.expires_at <= after + store.lease_duration
+        assert await store.renew_lease(lost) is None
+        assert not await store.write_checkpoint(lost, Checkpoint("0", "9", 9))
+        assert not await store.release_lease(lost)
+        seen = await _snapshot(store, "0")
+        assert (seen.owner, seen.is_held) == ("b", True)
+        assert await thief.read_checkpoint("0") is None
+        assert await thief.renew_lease(stolen) is not None
+
+    async def test_a_snapshot_of_an_earlier_owner_steals_nothing(self, harness: LeaseHarness) -> None:
+        """A steal planned against one owner takes nothing from the next one."""
+        store, other, third = await _open(harness, "0"), await _open(harness), await _open(harness)
+        await _acquire(store, "0", "a")
+        stale = await _snapshot(third, "0")
+        current = await _steal(other, "0", "b")
+        assert await third.steal_lease(stale, "c") is None
+        assert (await _snapshot(third, "0")).owner == "b"
+        assert await other.renew_lease(current) is not None
+
+    async def test_a_checkpoint_in_between_does_not_foil_a_steal(self, harness: LeaseHarness) -> None:
+        """A steal needs the same owner, not the same checkpoint; and it keeps the checkpoint."""
+        store, thief = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        seen = await _snapshot(thief, "0")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        assert await store.renew_lease(lease) is not None
+        assert await thief.steal_lease(seen, "b") is not None
+        assert await thief.read_checkpoint("0") == Checkpoint("0", "100", 5)
+
+    async def test_there_is_nothing_to_steal_from_nobody(self, harness: LeaseHarness) -> None:
+        """A lease never taken, or released since the listing, is not stolen."""
+        store, thief = await _open(harness, "0", "1"), await _open(harness)
+        assert await thief.steal_lease(await _snapshot(thief, "0"), "b") is None
+        lease = await _acquire(store, "1", "a")
+        seen = await _snapshot(thief, "1")
+        assert await store.release_lease(lease)
+        assert await thief.steal_lease(seen, "b") is None
+        assert [snapshot.is_held for snapshot in await thief.list_leases()] == [False, False]
+
+    async def test_one_of_many_steals(self, harness: LeaseHarness) -> None:
+        """Of hosts that steal on the same snapshot at once, exactly one succeeds, with the next epoch."""
+        partitions = [str(number) for number in range(4)]
+        store = await _open(harness, *partitions)
+        for partition_id in partitions:
+            await _acquire(store, partition_id, "victim")
+        thieves = [await _open(harness) for _ in range(4)]
+        seen = await thieves[0].list_leases()
+        attempts = [
+            thief.steal_lease(snapshot, f"thief-{index}") for snapshot in seen for index, thief in enumerate(thieves)
+        ]
+        won = [lease for lease in await asyncio.gather(*attempts) if lease is not None]
+        assert sorted(lease.partition_id for lease in won) == partitions
+        assert {lease.epoch for lease in won} == {2}
+        owners = {snapshot.partition_id: snapshot.owner for snapshot in await store.list_leases()}
+        assert owners == {lease.partition_id: lease.owner for lease in won}
+
+    # ---- renewing and releasing
+
+    async def test_renewing_extends_the_same_lease(self, harness: LeaseHarness) -> None:
+        """A renewed lease is the same one, and expires one duration after the call that renewed it."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        before = harness.clock.monotonic()
+        renewed = await store.renew_lease(lease)
+        after = harness.clock.monotonic()
+        assert renewed is not None
+        assert (renewed.owner, renewed.epoch, renewed.token) == (lease.owner, lease.epoch, lease.token)
+        assert before + store.lease_duration <= renewed.expires_at <= after + store.lease_duration
+
+    async def test_released_leases_are_free_at_once(self, harness: LeaseHarness) -> None:
+        """A released lease has no owner, can be acquired at once, and is not renewed by who released it."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        assert await store.release_lease(lease)
+        seen = await _snapshot(other, "0")
+        assert (seen.owner, seen.is_held) == (None, False)
+        assert await store.renew_lease(lease) is None
+        assert not await store.release_lease(lease)
+        taken = await _acquire(other, "0", "b")
+        assert not await store.release_lease(lease)
+        assert await other.renew_lease(taken) is not None
+        assert await other.read_checkpoint("0") == Checkpoint("0", "100", 5)
+
+    async def test_partitions_do_not_wait_for_each_other(self, harness: LeaseHarness) -> None:
+        """One store serves many partitions at the same time, and mixes none of them up."""
+        partitions = [str(number) for number in range(32)]
+        store = await _open(harness, *partitions)
+        leases = await asyncio.gather(*(_acquire(store, partition_id, "a") for partition_id in partitions))
+        renewals, stored = await asyncio.gather(
+            asyncio.gather(*(store.renew_lease(lease) for lease in leases)),
+            asyncio.gather(
+                *(
+                    store.write_checkpoint(lease, Checkpoint(lease.partition_id, f"at-{lease.partition_id}", number))
+                    for number, lease in enumerate(leases)
+                )
+            ),
+        )
+        assert all(renewals)
+        assert all(stored)
+        read = await asyncio.gather(*(store.read_checkpoint(partition_id) for partition_id in partitions))
+        assert read == [Checkpoint(pid, f"at-{pid}", number) for number, pid in enumerate(partitions)]
+
+    # ---- checkpoints
+
+    async def test_a_checkpoint_is_read_by_the_next_owner(self, harness: LeaseHarness) -> None:
+        """A stored checkpoint is what every host reads, whoever holds the lease; before the first there is none."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        assert await store.read_checkpoint("0") is None
+        assert await store.write_checkpoint(lease, Checkpoint("0", "4294968112", 1201))
+        assert await other.read_checkpoint("0") == Checkpoint("0", "4294968112", 1201)
+        await _steal(other, "0", "b")
+        assert await store.read_checkpoint("0") == Checkpoint("0", "4294968112", 1201)
+
+    async def test_sequence_number_0_is_a_checkpoint(self, harness: LeaseHarness) -> None:
+        """The first event of a partition has sequence number 0 and offset 0, and can be checkpointed."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "0", 0))
+        assert await store.read_checkpoint("0") == Checkpoint("0", "0", 0)
+
+    async def test_offsets_are_opaque(self, harness: LeaseHarness) -> None:
+        """An offset is any text, a sequence number any 64-bit one; neither is changed on its way."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            checkpoint = Checkpoint("0", 'geo-1:007@a/b;"c"', 2**63 - 1)
+            assert await store.write_checkpoint(lease, checkpoint, subscription)
+            assert await store.read_checkpoint("0", subscription) == checkpoint
+
+    async def test_checkpoints_never_go_backwards(self, harness: LeaseHarness) -> None:
+        """A lower sequence number is not stored, by its own host or a later owner, and that is no loss of the lease."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+            assert await store.write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+            assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+        stolen = await _steal(other, "0", "b")
+        for subscription in ("default", "audit"):
+            assert await other.write_checkpoint(stolen, Checkpoint("0", "150", 15), subscription)
+            assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+            assert await other.write_checkpoint(stolen, Checkpoint("0", "300", 30), subscription)
+            assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "300", 30)
+
+    async def test_the_latest_of_concurrent_checkpoints_stays(self, harness: LeaseHarness) -> None:
+        """Of checkpoints written at the same time, in whatever order, the one with the highest number is stored."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            numbers = [7, 2, 9, 4, 8]
+            writes = (store.write_checkpoint(lease, Checkpoint("0", str(n * 10), n), subscription) for n in numbers)
+            assert all(await asyncio.gather(*writes))
+            assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "90", 9)
+
+    async def test_a_former_owner_stores_no_checkpoint(self, harness: LeaseHarness) -> None:
+        """After a release or a steal, a write by the former owner returns False and changes nothing, whatever it is."""
+        store, other = await _open(harness, "0", "1"), await _open(harness)
+        released = await _acquire(store, "0", "a")
+        stolen = await _acquire(store, "1", "a")
+        for subscription in ("default", "audit"):
+            for lease in (released, stolen):
+                checkpoint = Checkpoint(lease.partition_id, "200", 20)
+                assert await store.write_checkpoint(lease, checkpoint, subscription)
+        assert await store.release_lease(released)
+        await _steal(other, "1", "b")
+        for subscription in ("default", "audit"):
+            for lease in (released, stolen):
+                for number in (10, 20, 30):
+                    checkpoint = Checkpoint(lease.partition_id, str(number), number)
+                    assert not await store.write_checkpoint(lease, checkpoint, subscription)
+                expected = Checkpoint(lease.partition_id, "200", 20)
+                assert await other.read_checkpoint(lease.partition_id, subscription) == expected
+
+    async def test_a_checkpoint_leaves_the_owner_in_place(self, harness: LeaseHarness) -> None:
+        """Writing checkpoints changes nothing about who is seen to own the lease."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+            seen = await _snapshot(other, "0")
+            assert (seen.owner, seen.is_held) == ("a", True)
+
+    async def test_subscriptions_are_apart(self, harness: LeaseHarness) -> None:
+        """Each subscription of a partition has its own checkpoint, whatever its name, and none of them is a lease."""
+        store, other = await _open(harness, "0", "1"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        names = ["default", "Default", "audit", "0", "a/b", "größe & co", "~"]
+        for number, name in enumerate(names):
+            assert await store.read_checkpoint("0", name) is None
+            assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number), name)
+        for number, name in enumerate(names):
+            assert await other.read_checkpoint("0", name) == Checkpoint("0", str(number), number)
+            assert await other.read_checkpoint("1", name) is None
+        assert [snapshot.partition_id for snapshot in await other.list_leases()] == ["0", "1"]
+
+    # ---- expiry
+
+    async def test_expired_leases(self, harness: LeaseHarness) -> None:
+        """An expired lease keeps its last owner's name, is anybody's to take, and its owner's to renew until then."""
+        names = ["taken", "renewed", "written", "released", "stolen", "raced"]
+        partitions = {name: str(number) for number, name in enumerate(names)}
+        store, other, third = await _open(harness, *partitions.values()), await _open(harness), await _open(harness)
+        old = {name: await _acquire(store, partition_id, "a") for name, partition_id in partitions.items()}
+        for lease in old.values():
+            assert await store.write_checkpoint(lease, Checkpoint(lease.partition_id, "100", 10))
+        await harness.let_expire(other)
+        seen = {snapshot.partition_id: snapshot for snapshot in await other.list_leases()}
+        assert [(snapshot.owner, snapshot.is_held) for snapshot in seen.values()] == [("a", False)] * len(names)
+
+        taken = await _acquire(other, partitions["taken"], "b")
+        assert taken.epoch == 2
+        assert await store.renew_lease(old["taken"]) is None
+        assert not await store.write_checkpoint(old["taken"], Checkpoint(partitions["taken"], "200", 20))
+        assert not await store.release_lease(old["taken"])
+        assert await other.read_checkpoint(partitions["taken"]) == Checkpoint(partitions["taken"], "100", 10)
+        assert (await _snapshot(store, partitions["taken"])).owner == "b"
+
+        renewed = await store.renew_lease(old["renewed"])
+        assert renewed is not None
+        assert renewed.expires_at > old["renewed"].expires_at
+        assert await other.acquire_lease(partitions["renewed"], "b") is None
+
+        checkpoint = Checkpoint(partitions["written"], "200", 20)
+        assert await store.write_checkpoint(old["written"], checkpoint)
+        assert await other.read_checkpoint(partitions["written"]) == checkpoint
+
+        assert await store.release_lease(old["released"])
+        assert (await _snapshot(other, partitions["released"])).owner is None
+
+        stolen = await other.steal_lease(seen[partitions["stolen"]], "b")
+        assert stolen is not None
+        assert stolen.epoch == 2
+        assert await store.renew_lease(old["stolen"]) is None
+
+        race: list[PartitionLease | None] = await asyncio.gather(
+            *(
+                host.acquire_lease(partitions["raced"], name)
+                for host, name in ((other, "b"), (third, "c"), (store, "a"))
+            )
+        )
+        assert [lease.epoch for lease in race if lease is not None] == [2]
+
+
+async def _open(harness: LeaseHarness, *partition_ids: str, scope: ConsumerScope = SCOPE) -> LeaseStore:
+    store = harness.new_store()
+    await store.open(scope)
+    await store.ensure_leases(partition_ids)
+    return store
+
+
+async def _acquire(store: LeaseStore, partition_id: str, owner: str) -> PartitionLease:
+    lease = await store.acquire_lease(partition_id, owner)
+    assert lease is not None
+    return lease
+
+
+async def _steal(store: LeaseStore, partition_id: str, owner: str) -> PartitionLease:
+    lease = await store.steal_lease(await _snapshot(store, partition_id), owner)
+    assert lease is not None
+    return lease
+
+
+async def _snapshot(store: LeaseStore, partition_id: str) -> LeaseSnapshot:
+    snapshots: Sequence[LeaseSnapshot] = await store.list_leases()
+    (found,) = [snapshot for snapshot in snapshots if snapshot.partition_id == partition_id]
+    return found
+
+
+async def _error_of(call: object) -> EventPumpError | None:
+    assert asyncio.iscoroutine(call)
+    try:
+        await call
+    except EventPumpError as error:
+        return error
+    return None

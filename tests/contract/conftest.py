@@ -1,0 +1,106 @@
+"""Stores for the contract suites: memory, SQLite and blob leases on real Azurite."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("eventpump.testing.conformance.leases")
+
+from eventpump.ports import Clock, LeaseStore  # noqa: E402
+from eventpump.storage.blob import BlobLeaseStore  # noqa: E402
+from eventpump.storage.clock import LoopClock  # noqa: E402
+from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
+from eventpump.storage.sqlite import SqliteLeaseStore  # noqa: E402
+from eventpump.testing.azurite import Azurite  # noqa: E402
+
+
+class ManualClock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+class Harness:
+    """A `LeaseHarness` over a function that makes stores."""
+
+    def __init__(self, make: Callable[[], LeaseStore], clock: Clock) -> None:
+        self._make = make
+        self._stores: list[LeaseStore] = []
+        self.clock = clock
+
+    def new_store(self) -> LeaseStore:
+        store = self._make()
+        self._stores.append(store)
+        return store
+
+    async def let_expire(self, store: LeaseStore) -> None:
+        if isinstance(self.clock, ManualClock):
+            self.clock.now += store.lease_duration + 1
+            return
+        # Nothing tells when a lease of Azurite's expires: its listing has to be looked at.
+        deadline = time.monotonic() + store.lease_duration + 10
+        while any(snapshot.is_held for snapshot in await store.list_leases()):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.25)
+
+    async def aclose(self) -> None:
+        for store in self._stores:
+            await store.aclose()
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """A real Azurite, one for the whole run."""
+    with Azurite() as server:
+        yield server
+
+
+@pytest.fixture
+def container_name() -> str:
+    """A container nobody else uses."""
+    return f"leases-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def memory_harness() -> AsyncIterator[Harness]:
+    """Hosts in one process."""
+    shared, clock = MemoryLeases(), ManualClock()
+    harness = Harness(lambda: MemoryLeaseStore(shared, clock=clock), clock)
+    yield harness
+    await harness.aclose()
+
+
+@pytest.fixture
+async def sqlite_harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    """Hosts on one machine, each with a connection and a thread of its own."""
+    clock = ManualClock()
+    harness = Harness(lambda: SqliteLeaseStore(tmp_path / "leases.db", clock=clock), clock)
+    yield harness
+    await harness.aclose()
+
+
+@pytest.fixture
+async def blob_harness(azurite: Azurite, container_name: str) -> AsyncIterator[Harness]:
+    """Hosts on one storage account, each with a client of its own."""
+
+    def make() -> LeaseStore:
+        return BlobLeaseStore(
+            container_name, connection_string=azurite.connection_string, prefix="app/", lease_duration=15
+        )
+
+    harness = Harness(make, LoopClock())
+    yield harness
+    await harness.aclose()
