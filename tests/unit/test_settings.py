@@ -386,6 +386,17 @@ def test_secret_in_no_repr(text: str) -> None:
     assert "sig=" not in shown
 
 
+def test_repr_leaves_the_users_credential_alone() -> None:
+    """A repr does not ask a user's credential for its own, which may show what it holds."""
+
+    class Telling(AsyncCredential):
+        def __repr__(self) -> str:
+            return "SECRET"
+
+    made = connection_settings(hub="telemetry", fully_qualified_namespace=NS, credential=Telling())
+    assert "SECRET" not in f"{made!r} {made}"
+
+
 def test_secret_given_as_plain_text() -> None:
     """A key given as plain text is kept as a secret all the same."""
     plain: Any = KEY
