@@ -72,8 +72,9 @@ class DurableStore:
     :param directory: made where it is missing.
     :param fsync: survive power loss too, at the price of a disk flush per commit.
     :param on_committed: called in the loop with every group that is on disk, in order.
-    :param on_failed: called in the loop with a group that could not be written, and why; what was numbered since
-        must be taken back before it returns.
+    :param on_failed: called in the loop with every group that was not written, and why.
+    :param take_back: called in the loop once per failure, before anything else is numbered: forget the numbers of
+        all that is not on disk.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class DurableStore:
         fsync: bool,
         on_committed: Callable[[list[Append]], None],
         on_failed: Callable[[list[Append], str], None],
+        take_back: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._fsync = fsync
         self._on_committed = on_committed
         self._on_failed = on_failed
+        self._take_back = take_back
         self._inbox: queue.SimpleQueue[Append | _Drop | _AddPartitions | _Signal] = queue.SimpleQueue()
         self._rows: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -273,7 +276,9 @@ class DurableStore:
                 return
 
     def _failed(self, appends: list[Append], reason: str) -> None:
+        self._take_back()
         self._on_failed(appends, reason)
+        # What was handed over before this fails too, with nothing taken back a second time.
         self._inbox.put(_Signal.RESUME)
 
     def _commit(self, database: sqlite3.Connection, work: list[Append | _Drop | _AddPartitions]) -> None:

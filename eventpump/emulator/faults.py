@@ -196,6 +196,11 @@ class Faults:
         self._faults.append(fault)
         return fault
 
+    @property
+    def is_any_set(self) -> bool:
+        """Whether a fault was added and not forgotten yet."""
+        return bool(self._faults)
+
     def clear(self) -> None:
         """Remove every fault."""
         faults, self._faults = self._faults, []

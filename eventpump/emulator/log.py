@@ -288,3 +288,16 @@ def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, 
         total -= largest.drop_oldest(max(1, len(largest.payloads) // 16))
         dropped[id(largest)] = largest
     return list(dropped.values())
+
+
+def entity_not_found(entity: str) -> str:
+    """Say that an entity is missing, in the words that clients look for."""
+    return f"The messaging entity '{entity}' could not be found."
+
+
+def invalid_partition(hub: Hub, partition_id: str) -> str:
+    """Say that a hub has no such partition."""
+    return (
+        f"The specified partition '{partition_id[:64]}' is invalid for an EventHub partition sender or receiver. "
+        f"It should be between 0 and {len(hub.partitions) - 1}."
+    )

@@ -1,0 +1,536 @@
+"""One client's connection: what its links may do, and whose turn it is to send. Called by the engine's shell."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eventpump.amqp.connection import (
+    Closed,
+    Connection,
+    ConnectionConfig,
+    CreditChanged,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    Messages,
+    Opened,
+    Role,
+    SaslRequested,
+    SessionEnded,
+)
+from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.performatives import AmqpError, Source, Target
+from eventpump.dialect.addresses import Address, AddressKind, parse_address
+from eventpump.dialect.filters import parse_source_filter
+from eventpump.dialect.names import EPOCH, RECEIVER_NAME, RUNTIME_METRIC
+from eventpump.emulator.auth import Grant, Grants, Right
+from eventpump.emulator.faults import (
+    CloseConnection,
+    Delay,
+    DetachLink,
+    FaultTarget,
+    Hold,
+    LinkRole,
+    Performative,
+    Refuse,
+    error_of,
+)
+from eventpump.emulator.links import PRODUCER_CREDIT, ConsumerEnd, LinkEnd, ProducerEnd, ReceivingEnd
+from eventpump.emulator.log import (
+    Hub,
+    InvalidPositionError,
+    OffsetBeyondEndError,
+    PartitionLog,
+    entity_not_found,
+    invalid_partition,
+)
+from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
+from eventpump.emulator.readers import Reader, Refusal
+
+if TYPE_CHECKING:
+    from eventpump.emulator.service import Service
+    from eventpump.wire.stream import ConnectionProtocol
+
+_numbers = itertools.count(1)
+
+CLOSE_GRACE = 1.0
+"""Seconds a client has to answer the service's close."""
+_ARGUMENT_ERROR = "com.microsoft:argument-error"
+
+
+class _RefusedError(Exception):
+    """The attach is refused. :param error: what the client is told."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(description)
+        self.error = AmqpError(condition, description)
+
+
+def service_config(max_message_size: int) -> ConnectionConfig:
+    """Give the open and begin fields of the service (wire reference 2.3)."""
+    return ConnectionConfig(
+        container_id=f"{uuid.uuid4().hex}_G{next(_numbers)}",
+        max_frame_size=65_536,
+        channel_max=4_999,
+        handle_max=255,
+        incoming_window=5_000,
+        outgoing_window=5_000,
+        idle_timeout=480.0,
+        # Larger messages are rejected one by one up to this size; beyond it the engine ends the link.
+        max_message_size=max(4 * max_message_size, 32 << 20),
+        enforce_credit=False,
+    )
+
+
+class ServiceConnection:
+    """The service's end of one connection.
+
+    :ivar grants: the rights its tokens gave it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.engine = Connection(service_config(service.max_message_size), Role.SERVER)
+        self.grants = Grants()
+        self._protocol: ConnectionProtocol | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ends: dict[Link, LinkEnd] = {}
+        self._turns: dict[ConsumerEnd, None] = {}
+        self._is_turn_due = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_open = True
+        self._had_link = False
+        self._had_token = False
+        self._began = self._last_change = self._loop.time()
+        self.closed = self._loop.create_future()
+
+    # ------------------------------------------------------------------------------------ the shell's calls
+
+    def on_connected(self, protocol: ConnectionProtocol) -> None:
+        """Take over the shell that carries the bytes."""
+        self._protocol = protocol
+        self.service.connections.add(self)
+        self._set_deadline()
+
+    def on_events(self, events: list[Event]) -> None:
+        """Take what the engine says the client did."""
+        for event in events:
+            match event:
+                case Messages(link, payloads, delivery_ids, formats):
+                    end = self._ends.get(link)
+                    if isinstance(end, ReceivingEnd):
+                        end.on_messages(payloads, delivery_ids, formats)
+                case CreditChanged(link):
+                    end = self._ends.get(link)
+                    if end is not None:
+                        end.on_credit()
+                        if link.drain and isinstance(end, ConsumerEnd):
+                            self.wants_turn(end)
+                case LinkAttached(link):
+                    self._on_attach(link)
+                case LinkDetached(link):
+                    self._on_link_gone(link)
+                case SessionEnded(_, links):
+                    for link in links:
+                        self._on_link_gone(link)
+                case SaslRequested(mechanism, response):
+                    self._on_sasl(mechanism, response)
+                case Opened():
+                    self._set_deadline()
+                case Closed():
+                    self._let_go()
+        self._give_turns()
+
+    def on_writable(self) -> None:
+        """Go on sending."""
+        self._give_turns()
+
+    def on_closed(self, _error: BaseException | None) -> None:
+        """The connection is gone."""
+        self._let_go()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.service.connections.discard(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # --------------------------------------------------------------------------------------- the links' calls
+
+    def flush(self) -> None:
+        """Write what the engine has to send."""
+        if self._protocol is not None:
+            self._protocol.flush()
+
+    def abort(self) -> None:
+        """Cut the connection without a word."""
+        self._let_go()
+        if self._protocol is not None:
+            self._protocol.abort()
+
+    def close(self, error: AmqpError) -> None:
+        """Close the connection with an error."""
+        if self._is_open:
+            self._let_go()
+            self.engine.close(error)
+            self.flush()
+            # A client that does not answer the close is not waited for.
+            self._deadline = self._loop.call_later(CLOSE_GRACE, self._finish)
+
+    def _finish(self) -> None:
+        if self._protocol is not None:
+            self._protocol.finish()
+
+    def detached(self, end: LinkEnd) -> None:
+        """A link was ended by the service."""
+        self._ends.pop(end.link, None)
+        self._changed()
+        self.flush()
+
+    def wants_turn(self, end: ConsumerEnd) -> None:
+        """Have a consumer's link send when its turn comes."""
+        self._turns[end] = None
+        self._ask_for_turns()
+
+    def granted(self, grant: Grant) -> None:
+        """Take over the rights of a token."""
+        self.grants.put(grant)
+        self._had_token = True
+        self._set_deadline()
+
+    def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
+        """Find the link a node's answer goes out on.
+
+        Python names none: it is the one of the same node in the same session (wire reference 13).
+        """
+        answers = [
+            end
+            for end in self._ends.values()
+            if isinstance(end, AnswerEnd) and end.address.kind is request.address.kind
+        ]
+        if reply_to is not None:
+            named = [end for end in answers if reply_to in end.names]
+            if named:
+                return named[0]
+        nearest = [end for end in answers if end.link.session is request.link.session]
+        found = nearest or answers
+        return found[0] if found else None
+
+    # ------------------------------------------------------------------------------------------------- turns
+
+    def _ask_for_turns(self) -> None:
+        if not self._is_turn_due and self._is_open:
+            self._is_turn_due = True
+            self._loop.call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._is_turn_due = False
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        """Let each waiting consumer send one run, while the client takes it."""
+        turns, protocol = self._turns, self._protocol
+        if not turns or protocol is None:
+            return
+        for _ in range(len(turns)):
+            if not turns or protocol.is_paused:
+                return
+            end = next(iter(turns))
+            del turns[end]
+            if end.deliver():
+                turns[end] = None
+            protocol.flush()
+        if turns:
+            self._ask_for_turns()
+
+    # ------------------------------------------------------------------------------------------- SASL, attach
+
+    def _on_sasl(self, mechanism: str, response: bytes) -> None:
+        is_ok = True
+        if mechanism == "PLAIN":
+            grant = self.service.keys.check_plain(response)
+            is_ok = grant is not None
+            if grant is not None:
+                self.granted(grant)
+        self.engine.sasl_outcome(ok=is_ok)
+        if not is_ok:
+            self._let_go()
+            self._finish()
+
+    def _on_attach(self, link: Link) -> None:
+        if not self._is_open:
+            return
+        self._had_link = True
+        try:
+            address = self._address_of(link)
+        except _RefusedError as refused:
+            link.refuse(refused.error)
+            self._changed()
+            return
+        target = _target_of(link, address)
+        fault = self.service.faults.fire(Performative.ATTACH, target)
+        if fault is None:
+            self._attach(link, address, target)
+            return
+        match fault.action:
+            case Refuse() as action:
+                link.refuse(error_of(action))
+            case Delay(seconds):
+                self._loop.call_later(seconds, self._attach_later, link, address, target)
+            case Hold():
+                fault.when_removed(lambda: self._attach_later(link, address, target))
+            case CloseConnection() as action:
+                self.close(error_of(action))
+            case DetachLink() as action:
+                self._attach(link, address, target)
+                end = self._ends.get(link)
+                if end is not None:
+                    end.detach(error_of(action))
+            case _:
+                self.abort()
+
+    def _attach_later(self, link: Link, address: Address, target: FaultTarget) -> None:
+        if self._is_open and link.state is LinkState.ATTACH_RECEIVED:
+            self._attach(link, address, target)
+            self.flush()
+
+    def _address_of(self, link: Link) -> Address:
+        assert link.remote is not None
+        node = link.remote.target if link.is_receiver else link.remote.source
+        text = None if node is None else node.address
+        if not isinstance(text, str):
+            raise _RefusedError("amqp:invalid-field", "The link names no address.")
+        try:
+            return parse_address(text)
+        except ValueError:
+            raise _RefusedError("amqp:not-found", entity_not_found(text[:200])) from None
+
+    def _attach(self, link: Link, address: Address, target: FaultTarget) -> None:
+        try:
+            if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
+                end = self._attach_node(link, address, target)
+            elif link.is_receiver:
+                end = self._attach_producer(link, address, target)
+            else:
+                end = self._attach_consumer(link, address, target)
+        except _RefusedError as refused:
+            link.refuse(refused.error)
+        else:
+            self._ends[link] = end
+            if link.is_receiver:
+                link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
+        self._changed()
+
+    def _attach_node(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
+        if address.kind is AddressKind.MANAGEMENT and not self.grants:
+            raise self._unauthorized(address, "Manage,EventHub-Read")
+        self._accept(link)
+        if link.is_receiver:
+            return RequestEnd(self, link, address, target)
+        return AnswerEnd(self, link, address, target)
+
+    def _attach_producer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
+        if not self.grants.allow(address, Right.SEND):
+            raise self._unauthorized(address, "Send")
+        hub = self._hub_of(address)
+        if address.kind is AddressKind.CONSUMER:
+            raise _RefusedError("amqp:not-allowed", "A consumer group cannot be sent to.")
+        partition = None if address.kind is not AddressKind.PARTITION else self._partition_of(hub, address)
+        self._accept(link)
+        return ProducerEnd(self, link, address, target, hub, partition)
+
+    def _attach_consumer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
+        if not self.grants.allow(address, Right.LISTEN):
+            raise self._unauthorized(address, "Listen")
+        hub = self._hub_of(address)
+        if address.kind is not AddressKind.CONSUMER or address.consumer_group is None:
+            raise _RefusedError("amqp:not-allowed", "Events are read from a partition of a consumer group.")
+        if not hub.has_group(address.consumer_group):
+            raise _RefusedError("amqp:not-found", entity_not_found(self.service.address_of(str(address))))
+        partition = self._partition_of(hub, address)
+        assert link.remote is not None
+        assert link.remote.source is not None
+        try:
+            cursor = partition.locate(parse_source_filter(link.remote.source.filter))
+        except (ValueError, InvalidPositionError, OffsetBeyondEndError) as error:
+            raise _RefusedError(_ARGUMENT_ERROR, str(error)) from None
+        properties = link.remote.properties or {}
+        epoch, name = properties.get(EPOCH), properties.get(RECEIVER_NAME)
+        if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):
+            raise _RefusedError(_ARGUMENT_ERROR, "The receiver's epoch is no whole number.")
+        readers = self.service.readers_of(hub, address.consumer_group, partition)
+        end = ConsumerEnd(
+            self,
+            link,
+            address,
+            target,
+            partition,
+            cursor,
+            readers,
+            RUNTIME_METRIC in (link.remote.desired_capabilities or ()),
+        )
+        admission = readers.admit(Reader(end, name if isinstance(name, str) else None, epoch))
+        if isinstance(admission, Refusal):
+            end.closed()
+            raise _RefusedError(admission.condition, admission.description)
+        for eviction in admission:
+            loser = eviction.reader.key
+            assert isinstance(loser, LinkEnd)
+            loser.detach(AmqpError(eviction.refusal.condition, eviction.refusal.description))
+        self._accept(link)
+        return end
+
+    def _accept(self, link: Link) -> None:
+        remote = link.remote
+        assert remote is not None
+        source, target = remote.source or Source(), remote.target or Target()
+        limit = self.service.max_message_size
+        if link.is_receiver:
+            target.expiry_policy = target.expiry_policy or "session-end"
+            offered = min(remote.max_message_size or limit, limit)
+            link.accept(source=source, target=target, max_message_size=offered)
+            # The engine's own limit is looser, so that one message too large is rejected and the link stays.
+            link.max_message_size = 0
+        else:
+            # The service settles what it sends, whatever was asked for (wire reference 5.1).
+            link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)
+            if remote.max_message_size is not None and remote.max_message_size >= limit:
+                # What the service's annotations add to the largest event does not count.
+                remote.max_message_size = None
+
+    def _hub_of(self, address: Address) -> Hub:
+        hub = self.service.hub(address.hub)
+        if hub is None:
+            raise _RefusedError("amqp:not-found", entity_not_found(self.service.address_of(str(address))))
+        return hub
+
+    def _partition_of(self, hub: Hub, address: Address) -> PartitionLog:
+        partition = hub.partition(address.partition_id or "")
+        if partition is None:
+            raise _RefusedError(
+                "com.microsoft:argument-out-of-range", invalid_partition(hub, address.partition_id or "")
+            )
+        return partition
+
+    def _unauthorized(self, address: Address, claim: str) -> _RefusedError:
+        return _RefusedError(
+            "amqp:unauthorized-access",
+            f"Unauthorized access. '{claim}' claim(s) are required to perform this operation. Resource: "
+            f"'{self.service.address_of(str(address))}'.",
+        )
+
+    # ------------------------------------------------------------------------------------- ends and deadlines
+
+    def _on_link_gone(self, link: Link) -> None:
+        end = self._ends.pop(link, None)
+        if end is not None:
+            end.closed()
+        self._changed()
+
+    def _let_go(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        ends, self._ends = list(self._ends.values()), {}
+        self._turns.clear()
+        for end in ends:
+            end.closed()
+
+    def _changed(self) -> None:
+        self._last_change = self._loop.time()
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if not self._is_open:
+            return
+        due = min((when for when, _ in self._deadlines()), default=None)
+        if due is not None:
+            self._deadline = self._loop.call_at(due, self._on_deadline)
+
+    def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
+        """Say what is due when, on the loop's clock (wire reference 2.4)."""
+        rules = self.service.deadlines
+        due: list[tuple[float, Callable[[], None]]] = []
+        if not self._had_token and rules.no_token is not None:
+            due.append((self._began + rules.no_token, self.abort))
+        idle = rules.idle_connection if self._had_link else rules.no_link
+        if not self._ends and idle is not None:
+            due.append((self._last_change + idle, lambda: self._close_idle(idle)))
+        if rules.idle_producer is not None:
+            due.extend(
+                (end.last_transfer + rules.idle_producer, self._detach_idle_producers)
+                for end in self._ends.values()
+                if isinstance(end, ProducerEnd)
+            )
+        expiry = self.grants.next_expiry()
+        if expiry is not None:
+            due.append((self._loop.time() + expiry - self.service.now(), self._expire_tokens))
+        return due
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        now = self._loop.time()
+        for when, act in self._deadlines():
+            if when <= now and self._is_open:
+                act()
+        self._set_deadline()
+        self.flush()
+
+    def _close_idle(self, seconds: float) -> None:
+        self.close(
+            AmqpError(
+                "amqp:connection:forced",
+                f"The connection was inactive for more than the allowed {int(seconds * 1000)} milliseconds and is "
+                "closed by container 'LinkTracker'.",
+            )
+        )
+
+    def _detach_idle_producers(self) -> None:
+        idle = self.service.deadlines.idle_producer
+        assert idle is not None
+        for end in list(self._ends.values()):
+            if isinstance(end, ProducerEnd) and end.last_transfer + idle <= self._loop.time():
+                minutes, seconds = divmod(int(idle), 60)
+                end.detach(
+                    AmqpError(
+                        "amqp:link:detach-forced",
+                        f"The link '{end.link.name}' is force detached. Details: AmqpMessagePublisher.IdleTimerExpired:"
+                        f" Idle timeout: 00:{minutes:02}:{seconds:02}.",
+                    )
+                )
+
+    def _expire_tokens(self) -> None:
+        if not self.grants.expire(self.service.now()):
+            return
+        for end in list(self._ends.values()):
+            is_management = end.address.kind is AddressKind.MANAGEMENT
+            is_allowed = bool(self.grants) if is_management else self.grants.allow(end.address, end.right)
+            if not is_allowed:
+                end.detach(
+                    AmqpError(
+                        "amqp:unauthorized-access",
+                        f"ExpiredToken: The token is expired. Resource: '{self.service.address_of(str(end.address))}'.",
+                    )
+                )
+
+
+def _target_of(link: Link, address: Address) -> FaultTarget:
+    if address.kind is AddressKind.CBS:
+        return FaultTarget(LinkRole.CBS)
+    if address.kind is AddressKind.MANAGEMENT:
+        return FaultTarget(LinkRole.MANAGEMENT)
+    return FaultTarget(
+        LinkRole.PRODUCER if link.is_receiver else LinkRole.CONSUMER,
+        address.hub.lower(),
+        address.partition_id,
+        address.consumer_group.lower() if address.consumer_group is not None else None,
+    )

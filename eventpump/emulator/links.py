@@ -1,0 +1,377 @@
+"""The service's end of producer and consumer links. Driven by the connection's events, without tasks of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.link import Link
+from eventpump.amqp.message import Message
+from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
+from eventpump.amqp.types import Timestamp
+from eventpump.dialect.addresses import Address
+from eventpump.dialect.envelope import decode_batch, partition_key_of
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.names import (
+    BATCH_MESSAGE_FORMAT,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME,
+    RUNTIME_INFO_RETRIEVAL_TIME,
+)
+from eventpump.emulator.auth import Right
+from eventpump.emulator.faults import (
+    CloseConnection,
+    Delay,
+    DetachLink,
+    DropConnection,
+    Fault,
+    FaultTarget,
+    Hold,
+    Performative,
+    Reject,
+    error_of,
+)
+from eventpump.emulator.log import Hub, PartitionLog
+from eventpump.emulator.readers import ReaderTable
+from eventpump.emulator.stamping import add_delivery_annotations
+from eventpump.errors import EventTooLargeError
+
+if TYPE_CHECKING:
+    from eventpump.emulator.connection import ServiceConnection
+
+RUN_BYTES = 256 * 1024
+"""How much one consumer gets before others have their turn."""
+PRODUCER_CREDIT = 1000
+_FAULTY_RUN = 64
+"""How many events at most go out together while faults are set, so that each is counted."""
+
+_ACCEPTED = Accepted()
+
+
+class LinkEnd:
+    """What all links have: an address, the right they need, and a way to end."""
+
+    def __init__(
+        self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
+    ) -> None:
+        self.connection = connection
+        self.link = link
+        self.address = address
+        self.right = right
+        self.target = target
+        self.is_open = True
+
+    def detach(self, error: AmqpError) -> None:
+        """End the link with an error. Twice is fine."""
+        if self.is_open:
+            self.closed()
+            self.link.detach(error)
+            self.connection.detached(self)
+
+    def closed(self) -> None:
+        """Let go of everything: the link, or its connection, has ended. Twice is fine."""
+        self.is_open = False
+
+    def on_credit(self) -> None:
+        """Learn that more may be sent."""
+
+    def strike(self, fault: Fault) -> bool:
+        """Commit a fault that does the same on every link. :returns: whether the link goes on, later."""
+        match fault.action:
+            case Delay(seconds):
+                asyncio.get_running_loop().call_later(seconds, self.resume)
+                return True
+            case Hold():
+                fault.when_removed(self.resume)
+                return True
+            case CloseConnection() as action:
+                self.connection.close(error_of(action))
+            case DetachLink() as action:
+                self.detach(error_of(action))
+            case _:
+                self.connection.abort()
+        return False
+
+    def resume(self) -> None:
+        """Go on after a delay or hold."""
+
+
+class Incoming(NamedTuple):
+    """A message that arrived. :param delivery_id: None where it came settled."""
+
+    payload: bytes
+    delivery_id: int | None
+    message_format: int
+
+
+class ReceivingEnd(LinkEnd):
+    """A link that messages arrive on. They are taken in order, and faults fire on each."""
+
+    def __init__(
+        self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
+    ) -> None:
+        super().__init__(connection, link, address, right, target)
+        self._waiting: deque[Incoming] = deque()
+        self._is_blocked = False
+        self._may_pass = False
+
+    def on_messages(self, payloads: list[bytes], delivery_ids: list[int], formats: list[int] | None) -> None:
+        """Take what arrived."""
+        for index, payload in enumerate(payloads):
+            self._waiting.append(
+                Incoming(
+                    payload,
+                    delivery_ids[index] if delivery_ids else None,
+                    formats[index] if formats is not None else 0,
+                )
+            )
+        self._work()
+
+    def resume(self) -> None:
+        """Go on after a delay or hold, with the message it fired on."""
+        if self.is_open:
+            self._is_blocked = False
+            self._may_pass = True
+            self._work()
+            self.connection.flush()
+
+    def _work(self) -> None:
+        faults = self.connection.service.faults
+        while self._waiting and self.is_open and not self._is_blocked:
+            item = self._waiting.popleft()
+            fault = None if self._may_pass else faults.fire(Performative.TRANSFER, self.target)
+            self._may_pass = False
+            if fault is None:
+                self.take(item)
+            elif isinstance(fault.action, Reject):
+                self.reject(item, error_of(fault.action))
+            elif isinstance(fault.action, DropConnection) and fault.action.stored:
+                self.take(item, drops=True)
+            elif self.strike(fault):
+                self._is_blocked = True
+                self._waiting.appendleft(item)
+        if self.is_open:
+            self.worked()
+
+    def take(self, item: Incoming, *, drops: bool = False) -> None:
+        """Do what the message asks. :param drops: cut the connection instead of answering."""
+        raise NotImplementedError
+
+    def reject(self, item: Incoming, error: AmqpError) -> None:
+        """Answer that it was not done."""
+        raise NotImplementedError
+
+    def worked(self) -> None:
+        """Finish what the last messages began."""
+
+
+class Ticket:
+    """Answers a producer for one message, once it is stored or could not be."""
+
+    __slots__ = ("delivery_id", "drops", "end")
+
+    def __init__(self, end: ProducerEnd, delivery_id: int | None, drops: bool) -> None:
+        self.end = end
+        self.delivery_id = delivery_id
+        self.drops = drops
+
+
+class ProducerEnd(ReceivingEnd):
+    """A link that a producer sends on: to one partition, or (None) to the gateway."""
+
+    def __init__(
+        self,
+        connection: ServiceConnection,
+        link: Link,
+        address: Address,
+        target: FaultTarget,
+        hub: Hub,
+        partition: PartitionLog | None,
+    ) -> None:
+        super().__init__(connection, link, address, Right.SEND, target)
+        self.last_transfer = asyncio.get_running_loop().time()
+        self._hub = hub
+        self._partition = partition
+        self._accepted: list[int] = []
+        self._unstored = 0
+
+    def take(self, item: Incoming, *, drops: bool = False) -> None:
+        """Number the message's events and hand them to the store."""
+        service = self.connection.service
+        payload = item.payload
+        if len(payload) > service.max_message_size:
+            self.reject(
+                item,
+                AmqpError(
+                    "amqp:link:message-size-exceeded",
+                    f"The received message (delivery-id:{item.delivery_id}, size:{len(payload)} bytes) exceeds the "
+                    f"limit ({service.max_message_size} bytes) currently allowed on the link.",
+                ),
+            )
+            return
+        try:
+            key = partition_key_of(payload)
+            if item.message_format == BATCH_MESSAGE_FORMAT:
+                events, batch_key = decode_batch(payload), key
+            else:
+                events, batch_key = [payload], None
+            partition = self._partition
+            if partition is None:
+                partitions = self._hub.partitions
+                partition = (
+                    self._hub.next_partition() if key is None else partitions[partition_for_key(key, len(partitions))]
+                )
+            service.store(partition, events, batch_key, Ticket(self, item.delivery_id, drops))
+            self._unstored += 1
+        except DecodeError as error:
+            self.reject(item, AmqpError("amqp:decode-error", error.description))
+
+    def reject(self, item: Incoming, error: AmqpError) -> None:
+        """Settle the message as rejected."""
+        if item.delivery_id is not None:
+            self.link.settle(item.delivery_id, item.delivery_id, Rejected(error))
+
+    def stored(self, ticket: Ticket) -> None:
+        """Note that a message is stored; `worked` tells the producer."""
+        self._unstored -= 1
+        if ticket.drops:
+            self.connection.abort()
+        elif ticket.delivery_id is not None:
+            self._accepted.append(ticket.delivery_id)
+
+    def failed(self, ticket: Ticket, reason: str) -> None:
+        """Tell the producer that a message could not be stored."""
+        self._unstored -= 1
+        if self.is_open and ticket.delivery_id is not None:
+            error = AmqpError("amqp:internal-error", f"The event could not be stored: {reason}")
+            self.link.settle(ticket.delivery_id, ticket.delivery_id, Rejected(error))
+
+    def worked(self) -> None:
+        """Settle what was stored, neighbours in one disposition, and top the credit up."""
+        if not self.is_open:
+            return
+        self.last_transfer = asyncio.get_running_loop().time()
+        accepted = self._accepted
+        if accepted:
+            first = last = accepted[0]
+            for delivery_id in accepted[1:]:
+                if delivery_id != last + 1:
+                    self.link.settle(first, last, _ACCEPTED)
+                    first = delivery_id
+                last = delivery_id
+            self.link.settle(first, last, _ACCEPTED)
+            accepted.clear()
+        # Some clients grant themselves credit, so what was given may be far below nothing.
+        if self.link.credit <= PRODUCER_CREDIT // 2 and self._unstored < PRODUCER_CREDIT // 2:
+            self.link.set_credit(PRODUCER_CREDIT)
+
+
+class ConsumerEnd(LinkEnd):
+    """A link that a consumer reads a partition on."""
+
+    def __init__(
+        self,
+        connection: ServiceConnection,
+        link: Link,
+        address: Address,
+        target: FaultTarget,
+        partition: PartitionLog,
+        cursor: int,
+        readers: ReaderTable,
+        has_metrics: bool,
+    ) -> None:
+        super().__init__(connection, link, address, Right.LISTEN, target)
+        self._partition = partition
+        self._cursor = cursor
+        self._readers = readers
+        self._has_metrics = has_metrics
+        self._is_blocked = False
+        self._may_pass = False
+        partition.listeners.add(self.on_credit)
+
+    def closed(self) -> None:
+        """Leave the partition to others."""
+        super().closed()
+        self._partition.listeners.discard(self.on_credit)
+        self._readers.leave(self)
+
+    def on_credit(self) -> None:
+        """Ask for a turn: there is credit, or there are events."""
+        if not self._is_blocked and self.link.credit > 0:
+            self.connection.wants_turn(self)
+
+    def resume(self) -> None:
+        """Go on after a delay or hold, with the event it fired on."""
+        if self.is_open:
+            self._is_blocked = False
+            self._may_pass = True
+            self.on_credit()
+
+    def deliver(self) -> bool:
+        """Send one run of events. :returns: whether there may be more to send at once."""
+        if not self.is_open or self._is_blocked or not self.link.is_attached:
+            return False
+        log = self._partition
+        if self._cursor < log.beginning:
+            self._cursor = log.beginning
+        start = self._cursor - log.beginning
+        try:
+            if self.connection.service.faults.is_any_set:
+                sent, more = self._deliver_with_faults(log.payloads, start)
+            elif self._has_metrics:
+                sent = self._send_with_metrics(log.payloads, start, min(self.link.credit, 256))
+                more = sent > 0
+            else:
+                sent = self.link.send_run(log.payloads, start, RUN_BYTES)
+                more = sent > 0
+        except EventTooLargeError as error:
+            self.detach(AmqpError("amqp:link:message-size-exceeded", str(error)))
+            return False
+        self._cursor += sent
+        self._end_drain()
+        return more and self.link.credit > 0 and self._cursor < log.end
+
+    def _end_drain(self) -> None:
+        if self.link.drain and self.is_open and self._cursor >= self._partition.end:
+            self.link.drained()
+
+    def _send_with_metrics(self, payloads: list[bytes], start: int, count: int) -> int:
+        if count <= 0 or start >= len(payloads):
+            return 0
+        facts = self._partition.facts()
+        section = Message(
+            delivery_annotations={
+                LAST_ENQUEUED_SEQUENCE_NUMBER: facts.last_enqueued_sequence_number,
+                LAST_ENQUEUED_OFFSET: facts.last_enqueued_offset,
+                LAST_ENQUEUED_TIME: Timestamp.from_datetime(facts.last_enqueued_time),
+                RUNTIME_INFO_RETRIEVAL_TIME: Timestamp(self.connection.service.now_ms()),
+            }
+        ).encode()
+        run = [add_delivery_annotations(raw, section) for raw in payloads[start : start + count]]
+        return self.link.send_run(run, 0, RUN_BYTES)
+
+    def _deliver_with_faults(self, payloads: list[bytes], start: int) -> tuple[int, bool]:
+        available = min(self.link.credit, self.link.session.remote_incoming_window, len(payloads) - start, _FAULTY_RUN)
+        if available <= 0:
+            self.link.send_run(payloads, start, 0)
+            return 0, False
+        free = 1 if self._may_pass else 0
+        self._may_pass = False
+        passed, fault = self.connection.service.faults.allowance(Performative.TRANSFER, self.target, available - free)
+        passed += free
+        sent = 0
+        while sent < passed:
+            if self._has_metrics:
+                step = self._send_with_metrics(payloads, start + sent, passed - sent)
+            else:
+                step = self.link.send_run(payloads[start + sent : start + passed], 0, 1 << 62)
+            assert step > 0
+            sent += step
+        if fault is None:
+            return sent, True
+        self.connection.flush()
+        self._is_blocked = self.strike(fault)
+        return sent, False

@@ -1,0 +1,162 @@
+"""The `$cbs` and `$management` nodes: links that requests arrive on, and links that answers go out on."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.link import Link
+from eventpump.amqp.message import Message
+from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
+from eventpump.amqp.types import Symbol
+from eventpump.dialect import cbs, management
+from eventpump.dialect.addresses import Address, AddressKind
+from eventpump.dialect.requests import BadRequestError, answer, reply_to
+from eventpump.emulator.auth import Denial
+from eventpump.emulator.faults import FaultTarget
+from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
+from eventpump.emulator.log import entity_not_found, invalid_partition
+
+if TYPE_CHECKING:
+    from eventpump.emulator.connection import ServiceConnection
+
+REQUEST_CREDIT = 100
+MAX_WAITING_ANSWERS = 1000
+
+_CONDITIONS = {
+    400: "amqp:invalid-field",
+    401: "amqp:unauthorized-access",
+}
+_STATUS = {
+    "com.microsoft:server-busy": 503,
+    "com.microsoft:timeout": 408,
+    "amqp:unauthorized-access": 401,
+    "amqp:not-found": 404,
+    "amqp:internal-error": 500,
+    "amqp:resource-limit-exceeded": 403,
+}
+
+
+class AnswerEnd(LinkEnd):
+    """A link that a node's answers go out on. They wait for credit, within bounds."""
+
+    def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
+        super().__init__(connection, link, address, None, target)
+        self._waiting: deque[bytes] = deque()
+
+    @property
+    def names(self) -> set[object]:
+        """What a request may call this link in its reply-to: JavaScript its name, .NET its target."""
+        remote = self.link.remote
+        target = None if remote is None or remote.target is None else remote.target.address
+        return {self.link.name, target}
+
+    def answer(self, message: Message) -> None:
+        """Send an answer as soon as there is credit for it."""
+        if len(self._waiting) >= MAX_WAITING_ANSWERS:
+            self.detach(AmqpError("amqp:resource-limit-exceeded", "too many answers wait for credit"))
+            return
+        self._waiting.append(message.encode())
+        self.on_credit()
+
+    def on_credit(self) -> None:
+        """Send what waits."""
+        while self._waiting and self.is_open and self.link.credit > 0:
+            self.link.send(self._waiting.popleft(), settled=True)
+        if self.is_open and self.link.drain:
+            self.link.drained()
+
+
+class RequestEnd(ReceivingEnd):
+    """A link that requests to a node arrive on."""
+
+    def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
+        super().__init__(connection, link, address, None, target)
+
+    def take(self, item: Incoming, *, drops: bool = False) -> None:
+        """Settle the request, do it, and answer."""
+        try:
+            request = Message.decode(item.payload)
+        except DecodeError as error:
+            self._settle(item, AmqpError("amqp:decode-error", error.description))
+            return
+        self._settle(item, None)
+        response = self._put_token(request) if self.address.kind is AddressKind.CBS else self._read(request)
+        if drops:
+            self.connection.abort()
+        else:
+            self._answer(request, response)
+
+    def reject(self, item: Incoming, error: AmqpError) -> None:
+        """Answer with the status of an error."""
+        try:
+            request = Message.decode(item.payload)
+        except DecodeError:
+            self._settle(item, error)
+            return
+        self._settle(item, None)
+        code = _STATUS.get(error.condition, 400)
+        self._answer(request, answer(request, code, error.description or "", Symbol(error.condition)))
+
+    def worked(self) -> None:
+        """Top the credit up."""
+        if self.link.credit <= REQUEST_CREDIT // 2:
+            self.link.set_credit(REQUEST_CREDIT)
+
+    def _settle(self, item: Incoming, error: AmqpError | None) -> None:
+        if item.delivery_id is not None:
+            self.link.settle(item.delivery_id, item.delivery_id, Accepted() if error is None else Rejected(error))
+
+    def _answer(self, request: Message, response: Message) -> None:
+        link = self.connection.answer_link(self, reply_to(request))
+        # Without a link to answer on there is nobody to tell.
+        if link is not None:
+            link.answer(response)
+
+    def _put_token(self, request: Message) -> Message:
+        service = self.connection.service
+        try:
+            put = cbs.parse_put_token(request)
+        except BadRequestError as error:
+            return cbs.response(request, error.code, str(error), error.condition)
+        grant = service.keys.check_token(put.token, put.token_type, put.audience, service.now())
+        if isinstance(grant, Denial):
+            return cbs.response(request, grant.code, grant.description, Symbol(_CONDITIONS[grant.code]))
+        self.connection.granted(grant)
+        return cbs.response(request, 202, "Accepted")
+
+    def _read(self, request: Message) -> Message:
+        service = self.connection.service
+        try:
+            read = management.parse_request(request)
+        except BadRequestError as error:
+            return management.error_response(request, error.code, error.condition, str(error))
+        if not self.connection.grants.allow_read(read.hub):
+            return management.error_response(
+                request, 401, Symbol("amqp:unauthorized-access"), "No valid token was put for the entity."
+            )
+        hub = service.hub(read.hub)
+        if hub is None:
+            return management.error_response(
+                request, 404, Symbol("amqp:not-found"), entity_not_found(service.address_of(read.hub))
+            )
+        if read.partition_id is None:
+            return management.hub_response(
+                request,
+                management.HubFacts(
+                    name=hub.name,
+                    created_at=datetime.fromtimestamp(hub.created_ms / 1000, UTC),
+                    partition_ids=tuple(partition.partition_id for partition in hub.partitions),
+                ),
+            )
+        partition = hub.partition(read.partition_id)
+        if partition is None:
+            return management.error_response(
+                request,
+                400,
+                Symbol("com.microsoft:argument-out-of-range"),
+                invalid_partition(hub, read.partition_id),
+            )
+        return management.partition_response(request, partition.facts())

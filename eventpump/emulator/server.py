@@ -1,0 +1,234 @@
+"""A local service that speaks the protocol of Azure Event Hubs."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from eventpump.amqp.performatives import AmqpError
+from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
+from eventpump.emulator.config import HubSpec, hub_specs
+from eventpump.emulator.connection import ServiceConnection
+from eventpump.emulator.faults import Faults
+from eventpump.emulator.log import Retention
+from eventpump.emulator.service import Deadlines, Service
+from eventpump.errors import ConfigurationError
+from eventpump.wire.stream import ConnectionProtocol
+
+STOP_TIMEOUT = 3.0
+"""Seconds that clients have to let go of their connections when the service stops."""
+
+
+class Emulator:
+    """A local Event Hubs service, on real sockets.
+
+    ::
+
+        async with Emulator({"telemetry": 4}) as emulator:
+            client = SomeClient(emulator.connection_string, "telemetry")
+
+    Everything but making it is called from its event loop.
+
+    :param hubs: names and partition counts, or `HubSpec`s with consumer groups too. What `data` holds is there as well.
+    :param host: the address to listen on.
+    :param port: the port; 0 takes a free one.
+    :param key_name: the name of the access rule with all rights.
+    :param key: its key, really checked.
+    :param rules: further access rules.
+    :param token_verifier: accepts JWTs; without one they are refused.
+    :param data: a directory that keeps the hubs over restarts; None keeps them in memory.
+    :param fsync: survive power loss too, not only a killed process.
+    :param tls: the certificate to serve with; None is plain TCP, as the official emulator.
+    :param retention: how much is kept; beyond it the oldest events are dropped.
+    :param max_message_size: the largest event or batch taken, in bytes.
+    :param deadlines: how long idle connections and links are put up with.
+    :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
+    :raises ConfigurationError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        hubs: Mapping[str, int] | Iterable[HubSpec],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key_name: str = DEFAULT_KEY_NAME,
+        key: str = DEFAULT_KEY,
+        rules: Iterable[AccessRule] = (),
+        token_verifier: TokenVerifier | None = None,
+        data: str | Path | None = None,
+        fsync: bool = False,
+        tls: ssl.SSLContext | None = None,
+        retention: Retention | None = None,
+        max_message_size: int = 1024 * 1024,
+        deadlines: Deadlines | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._specs = hub_specs(hubs)
+        if not self._specs and data is None:
+            raise ConfigurationError("hub", "there is none to serve")
+        if not 0 <= port <= 65_535:
+            raise ConfigurationError("port", f"{port} is no port")
+        if not key_name or not key or set(";=") & set(key_name) or ";" in key:
+            raise ConfigurationError("key", "a connection string cannot carry its name or text")
+        if max_message_size < 1024:
+            raise ConfigurationError("max_message_size", "it is below 1024 bytes")
+        self._host = host
+        self._requested_port = port
+        self._key_name = key_name
+        self._key = key
+        self._keys = KeyRing([AccessRule(key_name, key), *rules], token_verifier)
+        self._data = None if data is None else Path(data)
+        self._fsync = fsync
+        self._tls = tls
+        self._retention = retention or Retention()
+        self._max_message_size = max_message_size
+        self._deadlines = deadlines or Deadlines()
+        self._now = now
+        self._service: Service | None = None
+        self._server: asyncio.Server | None = None
+        self._port = 0
+
+    # ------------------------------------------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Load the hubs and listen. Cancelled or failed, nothing is left.
+
+        :raises ConfigurationError: the address cannot be listened on, or the data directory not be used.
+        """
+        if self._server is not None:
+            raise RuntimeError("the emulator is started already")
+        service = Service(
+            keys=self._keys,
+            retention=self._retention,
+            deadlines=self._deadlines,
+            max_message_size=self._max_message_size,
+            now=self._now,
+        )
+        await service.open(self._specs, data=self._data, fsync=self._fsync)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: _ServedProtocol(ServiceConnection(service)),
+                self._host,
+                self._requested_port,
+                ssl=self._tls,
+                backlog=1024,
+            )
+        except OSError as error:
+            await service.aclose()
+            reason = error.strerror or str(error)
+            raise ConfigurationError(
+                "port", f"cannot listen on {self._host}:{self._requested_port}: {reason}"
+            ) from None
+        except BaseException:
+            await service.aclose()
+            raise
+        self._port = self._server.sockets[0].getsockname()[1]
+        service.authority = f"{self.host}:{self._port}"
+        self._service = service
+
+    async def aclose(self) -> None:
+        """Stop: write what came, close every connection in order, free the port. Closing twice is fine.
+
+        Cancelled, connections are cut instead of closed in order.
+        """
+        service, server = self._service, self._server
+        if service is None or server is None:
+            return
+        self._service = self._server = None
+        server.close()
+        try:
+            # What was taken is on disk, and answered, before its connection is closed.
+            await service.aclose()
+            service.faults.clear()
+            connections = list(service.connections)
+            for connection in connections:
+                connection.close(AmqpError("amqp:connection:forced", "The service is stopping."))
+            if connections:
+                await asyncio.wait([connection.closed for connection in connections], timeout=STOP_TIMEOUT)
+        finally:
+            left = list(service.connections)
+            for connection in left:
+                connection.abort()
+        if left:
+            await asyncio.wait([connection.closed for connection in left])
+        await server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------------------------------------ access
+
+    @property
+    def host(self) -> str:
+        """The address clients connect to."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._host, self._host)  # noqa: S104 - not bound here
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; 0 before it does."""
+        return self._port
+
+    @property
+    def connection_string(self) -> str:
+        """What a client connects with. It holds the key."""
+        return self.connection_string_for(self._key_name, self._key)
+
+    def connection_string_for(self, key_name: str, key: str) -> str:
+        """Spell a connection string with another access rule."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        emulator = "" if self._tls is not None else ";UseDevelopmentEmulator=true"
+        return f"Endpoint=sb://{host}:{self._port};SharedAccessKeyName={key_name};SharedAccessKey={key}{emulator}"
+
+    # ------------------------------------------------------------------------------------------ for tests
+
+    @property
+    def faults(self) -> Faults:
+        """The faults it commits. They are gone when it stops."""
+        return self._running().faults
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are up."""
+        return len(self._running().connections)
+
+    async def add_partitions(self, hub: str, count: int) -> None:
+        """Let a hub grow, as its owner may at any time.
+
+        :raises ConfigurationError: there is no such hub, or it would have too many partitions.
+        :raises StoreError: the data directory could not be written.
+        """
+        await self._running().add_partitions(hub, count)
+
+    def drop_connections(self) -> None:
+        """Cut every connection without a word."""
+        for connection in list(self._running().connections):
+            connection.abort()
+
+    def _running(self) -> Service:
+        if self._service is None:
+            raise RuntimeError("the emulator is not started")
+        return self._service
+
+
+class _ServedProtocol(ConnectionProtocol):
+    """A shell that tells its connection when it is up: over TLS that is later than accepted, or never."""
+
+    def __init__(self, served: ServiceConnection) -> None:
+        super().__init__(served.engine, served)
+        self._served = served
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._served.on_connected(self)

@@ -1,0 +1,230 @@
+"""What all connections share: the hubs, who may do what, the faults, and the store behind the hubs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventpump.emulator.auth import KeyRing
+from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
+from eventpump.emulator.durable import Append, DurableStore
+from eventpump.emulator.faults import Faults
+from eventpump.emulator.links import ProducerEnd, Ticket
+from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
+from eventpump.emulator.readers import ReaderTable
+from eventpump.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from eventpump.emulator.connection import ServiceConnection
+
+_logger = logging.getLogger("eventpump.emulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the service puts up with idleness, in seconds (wire reference 2.4); None for ever.
+
+    :param no_token: a connection that has put no valid token is cut.
+    :param no_link: a connection that never had a link is closed.
+    :param idle_connection: a connection whose links are all gone is closed.
+    :param idle_producer: a producer's link without a transfer is detached.
+    """
+
+    no_token: float | None = 20.0
+    no_link: float | None = 60.0
+    idle_connection: float | None = 300.0
+    idle_producer: float | None = 600.0
+
+
+class Service:
+    """The state of one emulator, apart from its sockets. Used from its event loop only.
+
+    :ivar connections: those that are up.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: KeyRing,
+        retention: Retention,
+        deadlines: Deadlines,
+        max_message_size: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.keys = keys
+        self.faults = Faults()
+        self.deadlines = deadlines
+        self.max_message_size = max_message_size
+        self.now = now
+        self.authority = ""
+        self.connections: set[ServiceConnection] = set()
+        self._retention = retention
+        self._hubs: dict[str, Hub] = {}
+        self._partitions: list[PartitionLog] = []
+        self._readers: dict[tuple[str, str, str], ReaderTable] = {}
+        self._durable: DurableStore | None = None
+        self._size = 0
+        self._age_check: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def open(self, specs: Sequence[HubSpec], *, data: Path | None, fsync: bool) -> None:
+        """Make the hubs, or load them. :raises ConfigurationError: the data directory cannot be used."""
+        if data is None:
+            hubs = [
+                Hub(
+                    spec.name,
+                    self.now_ms(),
+                    group_names(spec.consumer_groups),
+                    [PartitionLog(spec.name, str(number)) for number in range(spec.partitions)],
+                )
+                for spec in specs
+            ]
+        else:
+            self._durable = DurableStore(
+                data,
+                fsync=fsync,
+                on_committed=self._committed,
+                on_failed=self._not_written,
+                take_back=self._take_back,
+            )
+            hubs = await self._durable.open(specs, self.now_ms())
+        self._hubs = {hub.name.lower(): hub for hub in hubs}
+        self._partitions = [partition for hub in hubs for partition in hub.partitions]
+        self._size = sum(partition.size for partition in self._partitions)
+        self._check_age()
+
+    async def aclose(self) -> None:
+        """Write what was handed over, and end what `open` began. Closing twice is fine."""
+        if self._durable is not None:
+            await self._durable.aclose()
+        self._is_closed = True
+        if self._age_check is not None:
+            self._age_check.cancel()
+            self._age_check = None
+
+    # --------------------------------------------------------------------------------------------- questions
+
+    def now_ms(self) -> int:
+        """Tell the time in milliseconds since the Unix epoch."""
+        return int(self.now() * 1000)
+
+    def hub(self, name: str) -> Hub | None:
+        """Find a hub; names compare without case."""
+        return self._hubs.get(name.lower())
+
+    def readers_of(self, hub: Hub, group: str, partition: PartitionLog) -> ReaderTable:
+        """Give the readers of a partition in one consumer group."""
+        key = (hub.name, group.lower(), partition.partition_id)
+        table = self._readers.get(key)
+        if table is None:
+            table = self._readers[key] = ReaderTable()
+        return table
+
+    def address_of(self, entity: str) -> str:
+        """Spell an entity as the service's texts do."""
+        return f"sb://{self.authority}/{entity}"
+
+    # ----------------------------------------------------------------------------------------------- storing
+
+    def store(self, partition: PartitionLog, events: list[bytes], batch_key: str | None, ticket: Ticket) -> None:
+        """Store events, all or none, and answer for them by the ticket: at once, or when they are on disk.
+
+        :raises DecodeError: one of them is no AMQP message; nothing is stored.
+        """
+        batch = partition.number(events, self.now_ms(), batch_key)
+        if self._durable is not None:
+            self._durable.append(Append(batch, ticket))
+            return
+        partition.publish(batch)
+        ticket.end.stored(ticket)
+        self._grown(batch.size)
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
+        hub = self.hub(name)
+        if hub is None:
+            raise ConfigurationError("hub", f"there is no hub {name!r}")
+        first = len(hub.partitions)
+        if count < 1 or first + count > MAX_PARTITIONS:
+            raise ConfigurationError("hub", f"{name} has {first} partitions and can have {MAX_PARTITIONS}")
+        added = [PartitionLog(hub.name, str(number)) for number in range(first, first + count)]
+        if self._durable is not None:
+            await self._durable.add_partitions(hub, added)
+        hub.partitions += added
+        self._partitions += added
+
+    def _committed(self, appends: list[Append]) -> None:
+        ends: dict[ProducerEnd, None] = {}
+        for append in appends:
+            ticket = append.ticket
+            assert isinstance(ticket, Ticket)
+            append.batch.partition.publish(append.batch)
+            ticket.end.stored(ticket)
+            ends[ticket.end] = None
+            self._grown(append.batch.size)
+        self._answer(ends)
+
+    def _not_written(self, appends: list[Append], reason: str) -> None:
+        _logger.error("events could not be written: %s", reason)
+        ends: dict[ProducerEnd, None] = {}
+        for append in appends:
+            ticket = append.ticket
+            assert isinstance(ticket, Ticket)
+            ticket.end.failed(ticket, reason)
+            ends[ticket.end] = None
+        self._answer(ends)
+
+    def _answer(self, ends: dict[ProducerEnd, None]) -> None:
+        for end in ends:
+            end.worked()
+        for connection in {end.connection: None for end in ends}:
+            connection.flush()
+
+    def _take_back(self) -> None:
+        for partition in self._partitions:
+            partition.take_back()
+
+    # --------------------------------------------------------------------------------------------- retention
+
+    def _grown(self, size: int) -> None:
+        self._size += size
+        if self._size > self._retention.size:
+            self._drop()
+        if self._age_check is None and not self._is_closed:
+            self._check_age()
+
+    def _drop(self) -> None:
+        dropped = enforce_retention(self._partitions, self._retention, self.now_ms())
+        self._size = sum(partition.size for partition in self._partitions)
+        for partition in dropped:
+            if self._durable is not None:
+                self._durable.drop(partition)
+            if not partition.dropping_reported:
+                partition.dropping_reported = True
+                _logger.warning(
+                    "hub %s, partition %s: events older than the retention (%g s, %d bytes over all partitions) are "
+                    "dropped from here on; sequence numbers now begin at %d",
+                    partition.hub,
+                    partition.partition_id,
+                    self._retention.seconds,
+                    self._retention.size,
+                    partition.beginning,
+                )
+
+    def _check_age(self) -> None:
+        """Drop what is too old, and come back when the next event will be."""
+        self._age_check = None
+        self._drop()
+        oldest = min(
+            (first for each in self._partitions if (first := each.first_enqueued_ms) is not None), default=None
+        )
+        if oldest is not None and self._retention.seconds != float("inf"):
+            due = oldest / 1000 + self._retention.seconds - self.now()
+            # Events may become too old one by one: they are looked after in bunches.
+            wait = max(due, min(self._retention.seconds / 60, 60.0)) + 0.001
+            self._age_check = asyncio.get_running_loop().call_later(min(wait, 86_400.0), self._check_age)
