@@ -1,0 +1,168 @@
+"""Sending events: at least once, to a partition, by a key, or wherever the service likes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self, TypeVar
+
+from eventpump.core.backoff import Backoff
+from eventpump.dialect.conditions import SERVER_BUSY_WAIT
+from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    EventTooLargeError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
+from eventpump.events import EventData
+from eventpump.ports import HubProperties, PartitionProperties, SendLink, SendLinkSpec, Transport
+from eventpump.producer.batch import EventBatch
+from eventpump.settings import RetryOptions
+
+MAX_BATCH_SIZE = 1024 * 1024
+"""Bytes; what a batch is filled to where the service states no limit."""
+
+
+_T = TypeVar("_T")
+
+
+class HubProducer:
+    """Sends events to one hub over a transport. One send link per target, attached when first used.
+
+    Sends to one target overlap, so that a retry may reorder them; await each for order.
+
+    :param transport: closed with the producer.
+    """
+
+    def __init__(
+        self, transport: Transport, hub: str, *, retry: RetryOptions | None = None, rng: random.Random | None = None
+    ) -> None:
+        self._transport = transport
+        self._hub = hub
+        self._retry = retry or RetryOptions()
+        self._rng = rng or random.Random()
+        self._links: dict[str | None, SendLink] = {}
+        self._opening: dict[str | None, asyncio.Lock] = {}
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def create_batch(
+        self, *, partition_id: str | None = None, partition_key: str | None = None, max_size: int | None = None
+    ) -> EventBatch:
+        """Make an empty batch, bound to its target, of what the service takes in one message.
+
+        :param max_size: a lower limit, in bytes.
+        :raises ServiceError: the link that knows the limit cannot be attached.
+        """
+        _one_target(partition_id, partition_key)
+        link = await self._with_retries(partition_id, _itself)
+        limit = MAX_BATCH_SIZE if link.max_message_size >= 2**62 else link.max_message_size
+        if max_size is not None:
+            if not 0 < max_size <= limit:
+                raise ConfigurationError("max_size", f"must lie between 1 and the service's limit of {limit}")
+            limit = max_size
+        return EventBatch(limit, partition_id=partition_id, partition_key=partition_key)
+
+    async def send(
+        self,
+        events: EventData | Sequence[EventData] | EventBatch,
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+    ) -> None:
+        """Send events as one message, and wait until the service has stored them.
+
+        :param events: an event, several, or a batch, which knows its target by itself.
+        :param partition_id: send to this partition.
+        :param partition_key: send where events of this key go.
+        :raises EventTooLargeError: they do not fit one message; nothing is sent.
+        :raises ServiceError: refused, or no success within the retries; after a lost connection or a time-out the
+            events may have been stored. Cancelled, they may have been too.
+        """
+        if isinstance(events, EventBatch):
+            if partition_id is not None or partition_key is not None:
+                raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
+            partition_id, partition_key = events.partition_id, events.partition_key
+            batch = events
+        else:
+            _one_target(partition_id, partition_key)
+            batch = EventBatch(2**62, partition_id=partition_id, partition_key=partition_key)
+            for event in [events] if isinstance(events, EventData) else events:
+                batch.try_add(event)
+        if batch.count == 0:
+            return
+        message = batch.encode()
+
+        async def attempt(link: SendLink) -> None:
+            if len(message) > link.max_message_size:
+                raise EventTooLargeError(len(message), link.max_message_size)
+            await link.send(message, message_format=BATCH_MESSAGE_FORMAT)
+
+        await self._with_retries(partition_id, attempt)
+
+    async def get_hub_properties(self) -> HubProperties:
+        """Read about the hub. :raises ServiceError: as of the transport."""
+        return await self._transport.get_hub_properties(self._hub)
+
+    async def get_partition_ids(self) -> tuple[str, ...]:
+        """List the hub's partitions. :raises ServiceError: as of the transport."""
+        return (await self.get_hub_properties()).partition_ids
+
+    async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Read about a partition. :raises ServiceError: as of the transport."""
+        return await self._transport.get_partition_properties(self._hub, partition_id)
+
+    async def aclose(self) -> None:
+        """Close the links and the connection. Sends still waiting fail. Closing twice is fine."""
+        self._is_closed = True
+        self._links.clear()
+        await self._transport.aclose()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _with_retries(self, partition_id: str | None, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
+        """Run an attempt on the target's link, again under the retry policy where that can help."""
+        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        while True:
+            try:
+                return await attempt(await self._link(partition_id))
+            except ServiceError as error:
+                if error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
+                    await self._drop(partition_id)
+                if error.recovery is Recovery.GIVE_UP or backoff.failures >= self._retry.max_retries:
+                    raise
+                wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
+                await asyncio.sleep(backoff.next(self._rng, at_least=wait))
+
+    async def _link(self, partition_id: str | None) -> SendLink:
+        if self._is_closed:
+            raise ClosedError("producer")
+        async with self._opening.setdefault(partition_id, asyncio.Lock()):
+            link = self._links.get(partition_id)
+            if link is None:
+                link = await self._transport.open_send_link(SendLinkSpec(self._hub, partition_id))
+                self._links[partition_id] = link
+            return link
+
+    async def _drop(self, partition_id: str | None) -> None:
+        link = self._links.pop(partition_id, None)
+        if link is not None:
+            await link.aclose()
+
+
+async def _itself(link: SendLink) -> SendLink:
+    return link
+
+
+def _one_target(partition_id: str | None, partition_key: str | None) -> None:
+    if partition_id is not None and partition_key is not None:
+        raise ConfigurationError("partition_key", "cannot be given along with partition_id")

@@ -1,0 +1,265 @@
+"""One live connection to the service: opened, its links spread over sessions, its events handed to their owners."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import platform
+import ssl
+import uuid
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from eventpump.amqp.connection import (
+    Closed,
+    Connection,
+    ConnectionConfig,
+    CreditChanged,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    Messages,
+    Opened,
+    Outcomes,
+    Role,
+    SessionBegun,
+    SessionEnded,
+)
+from eventpump.amqp.link import Link
+from eventpump.amqp.performatives import AmqpError
+from eventpump.amqp.session import Session
+from eventpump.dialect.conditions import error_for
+from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.settings import ConnectionSettings
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol, client_tls, dial
+
+if TYPE_CHECKING:
+    from eventpump.transport.links import NativeLink
+
+
+def _properties() -> dict[str, str]:
+    version = metadata.version("eventpump")
+    return {
+        "product": "eventpump",
+        "version": version,
+        "framework": f"Python {platform.python_version()}",
+        "platform": platform.system(),
+        "user-agent": f"eventpump/{version} Python/{platform.python_version()} ({platform.platform()})"[:512],
+    }
+
+
+class ClientConnection:
+    """A connection of this client. Made by :meth:`open`; once closed or lost it stays so.
+
+    Every method belongs to the event loop it was opened on.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.engine = Connection(
+            ConnectionConfig(
+                container_id=f"eventpump-{uuid.uuid4().hex}",
+                hostname=settings.fully_qualified_namespace,
+                idle_timeout=settings.idle_timeout,
+                properties=_properties(),
+            ),
+            Role.CLIENT,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._protocol: ConnectionProtocol | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._begun: dict[Session, asyncio.Future[None]] = {}
+        self._sessions: list[Session] = []
+        self._spreading = asyncio.Lock()
+        self._names = itertools.count()
+        self._writable: asyncio.Future[None] | None = None
+        self.error: ServiceError | None = None
+        """Why the connection is over; None while it is not."""
+
+    @classmethod
+    async def open(cls, settings: ConnectionSettings) -> ClientConnection:
+        """Connect, and wait for the service's open. Cancelled, nothing is left.
+
+        :raises ServiceError: no connection, or refused.
+        """
+        connection = cls(settings)
+        where = f"{settings.host}:{settings.port}"
+        tls = None
+        try:
+            if settings.use_tls:
+                tls = client_tls(None if settings.ca_file is None else str(settings.ca_file))
+            async with asyncio.timeout(settings.operation_timeout):
+                connection.engine.start()
+                connection._protocol = await dial(
+                    connection.engine, connection, host=settings.host, port=settings.port, tls=tls
+                )
+                await connection._opened
+        except TimeoutError:
+            connection.abort()
+            raise ConnectionLostError(f"no answer from {where} within {settings.operation_timeout} s") from None
+        except ssl.SSLCertVerificationError as error:
+            # Trying again cannot help: it is another server, or one that this client was not told to trust.
+            raise ConnectionLostError(
+                f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
+            ) from error
+        except OSError as error:
+            raise ConnectionLostError(f"cannot connect to {where}: {error.strerror or error}") from error
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    # ----------------------------------------------------------------------------------------- for links
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether links can be attached."""
+        return self.error is None and self._protocol is not None
+
+    def new_name(self, node: str) -> str:
+        """Give a link name that is unique on this connection, and in the service's logs."""
+        return f"{self.engine.config.container_id}-{next(self._names)}-{node.strip('$').replace('/', '-')}"
+
+    async def attach(self, owner: NativeLink, name: str, **attach: Any) -> Link:
+        """Attach a link on a session that has room for it; the owner learns what comes of it.
+
+        :raises ServiceError: the connection is over.
+        """
+        async with self._spreading:
+            session = next((each for each in self._sessions if each.free_handles > 0), None)
+            if session is None:
+                session = await self._begin()
+            link = session.attach(name, **attach)
+        link.context = owner
+        self.flush_soon()
+        return link
+
+    async def _begin(self) -> Session:
+        self._require_alive()
+        session = self.engine.begin()
+        begun = self._begun[session] = self._loop.create_future()
+        self.flush_soon()
+        try:
+            await begun
+        finally:
+            self._begun.pop(session, None)
+        return session
+
+    def _require_alive(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def flush_soon(self) -> None:
+        """Send what the engine has queued, soon."""
+        if self._protocol is not None:
+            self._protocol.flush_soon()
+
+    async def writable(self) -> None:
+        """Wait while the peer is slow to read."""
+        while self._protocol is not None and self._protocol.is_paused and self.error is None:
+            if self._writable is None:
+                self._writable = self._loop.create_future()
+            await asyncio.shield(self._writable)
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._protocol is not None:
+            self._protocol.abort()
+
+    async def aclose(self) -> None:
+        """Close in order; a peer that does not answer in time is dropped. Cancelled, the connection is dropped."""
+        protocol = self._protocol
+        if protocol is None:
+            return
+        try:
+            self.engine.close()
+            protocol.flush()
+            if self.engine.is_closed:
+                protocol.finish()
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await protocol.wait_closed()
+        except TimeoutError:
+            protocol.abort()
+            await protocol.wait_closed()
+        except asyncio.CancelledError:
+            protocol.abort()
+            raise
+
+    # ---------------------------------------------------------------------------------- ConnectionHandler
+
+    def on_events(self, events: list[Event]) -> None:
+        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        for event in events:
+            match event:
+                case Messages(link):
+                    if link.context is not None:
+                        link.context.on_messages(event)
+                case CreditChanged(link) if link.context is not None:
+                    link.context.on_credit()
+                case Outcomes(link, outcomes) if link.context is not None:
+                    link.context.on_outcomes(outcomes)
+                case LinkAttached(link):
+                    if link.is_remote_initiated:
+                        link.refuse(AmqpError("amqp:not-allowed", "this client takes no links"))
+                    elif link.context is not None:
+                        link.context.on_attached()
+                case LinkDetached(link, error) if link.context is not None:
+                    link.context.on_detached(_error(error, link.context.entity, Recovery.RELINK, "the link was closed"))
+                case Opened():
+                    if not self._opened.done():
+                        self._opened.set_result(None)
+                case SessionBegun(session):
+                    self._sessions.append(session)
+                    begun = self._begun.get(session)
+                    if begun is not None and not begun.done():
+                        begun.set_result(None)
+                case SessionEnded(session, links, error):
+                    self._end_session(session, links, error)
+                case Closed(error):
+                    self._lose(_error(error, None, Recovery.RECONNECT, "the service closed the connection"))
+                case _:
+                    pass
+
+    def on_writable(self) -> None:
+        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def on_closed(self, error: Exception | None) -> None:
+        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        reason = "" if error is None else f": {error}"
+        self._lose(ConnectionLostError(f"the connection was lost{reason}"))
+
+    def _end_session(self, session: Session, links: list[Link], error: AmqpError | None) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+        begun = self._begun.get(session)
+        if begun is not None and not begun.done():
+            begun.set_exception(_error(error, None, Recovery.RELINK, "the service ended the session"))
+        for link in links:
+            if link.context is not None:
+                link.context.on_detached(
+                    _error(error, link.context.entity, Recovery.RELINK, "the service ended the session")
+                )
+
+    def _lose(self, error: ServiceError) -> None:
+        """Tell everybody that the connection is over. Once."""
+        if self.error is not None:
+            return
+        self.error = error
+        for waiting in (self._opened, *self._begun.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # whoever waits gets it; if nobody does, that is no fault
+        for session in list(self.engine.sessions.values()):
+            for link in list(session.links.values()):
+                if link.context is not None:
+                    link.context.on_detached(error)
+        self.on_writable()
+
+
+def _error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
+    if error is None:
+        return error_for(None, otherwise, entity=entity, lost=lost)
+    return error_for(str(error.condition), error.description, entity=entity, lost=lost)

@@ -1,0 +1,111 @@
+"""Requests and their answers over a pair of links to one node: `$cbs` and `$management` (wire reference 3.1, 4.1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from eventpump.amqp.message import Message
+from eventpump.amqp.performatives import Source, Target
+from eventpump.dialect.requests import correlation_id
+from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, ServiceTimeoutError
+from eventpump.transport.connection import ClientConnection
+from eventpump.transport.links import NativeReceiveLink, NativeSendLink
+
+_CREDIT = 100
+
+
+class RequestLinks:
+    """A sender and a receiver to one node of one connection, attached when first used, and again after a detach."""
+
+    def __init__(self, connection: ClientConnection, node: str) -> None:
+        self._connection = connection
+        self._node = node
+        self._waiting: dict[object, asyncio.Future[Message]] = {}
+        self._opening = asyncio.Lock()
+        self._sender: NativeSendLink | None = None
+        self._receiver: NativeReceiveLink | None = None
+        self._reply_to = ""
+        self._received = 0
+
+    async def request(self, make: Callable[[str], Message], message_id: str, *, timeout: float) -> Message:
+        """Send a request and wait for its answer.
+
+        :param make: makes the request, given the address to reply to.
+        :param message_id: the id it carries.
+        :param timeout: seconds to wait.
+        :raises ServiceTimeoutError: no answer in time.
+        :raises ServiceError: the links could not be attached, or ended.
+        """
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                sender = await self._attached()
+                self._waiting[message_id] = answer
+                await sender.send(make(self._reply_to).encode())
+                return await answer
+        except TimeoutError:
+            raise ServiceTimeoutError(f"no answer within {timeout} s", entity=self._node) from None
+        finally:
+            self._waiting.pop(message_id, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # the send may have failed first; the answer's failure is then nobody's news
+
+    async def _attached(self) -> NativeSendLink:
+        async with self._opening:
+            if self._sender is not None and self._receiver is not None and self._sender.is_usable:
+                return self._sender
+            self._reply_to = self._connection.new_name(self._node)
+            receiver = NativeReceiveLink(self._connection, self, entity=self._node)
+            await receiver.attach(
+                name=self._reply_to,
+                source=Source(address=self._node),
+                target=Target(address=self._reply_to),
+                max_message_size=1024 * 1024,
+            )
+            self._received = 0
+            receiver.set_credit(_CREDIT)
+            sender = NativeSendLink(self._connection, entity=self._node)
+            try:
+                await sender.attach(
+                    name=self._connection.new_name(self._node),
+                    source=Source(address=self._reply_to),
+                    target=Target(address=self._node),
+                )
+            except BaseException:
+                receiver.detach_now()
+                raise
+            self._receiver, self._sender = receiver, sender
+            return sender
+
+    # ----------------------------------------------------------------------------------- ports.ReceiveSink
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Hand answers to those who wait for them; one that nobody waits for came too late."""
+        for raw in batch:
+            try:
+                message = Message.decode(raw)
+            except ProtocolError as error:
+                self._fail(LinkDetachedError(f"an answer cannot be decoded: {error}", entity=self._node))
+                return
+            waiting = self._waiting.get(correlation_id(message))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        self._received += len(batch)
+        if self._received >= _CREDIT // 2 and self._receiver is not None:
+            self._received = 0
+            self._receiver.set_credit(_CREDIT)
+
+    def detached(self, error: EventPumpError) -> None:
+        """Fail those who wait; the next request attaches again."""
+        self._fail(error)
+
+    def _fail(self, error: EventPumpError) -> None:
+        sender, receiver = self._sender, self._receiver
+        self._sender = self._receiver = None
+        for link in (sender, receiver):
+            if link is not None:
+                link.detach_now()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
