@@ -269,6 +269,10 @@ class Retention:
     seconds: float = 3600.0
 
 
+DURABLE_RETENTION = Retention(seconds=7 * 86_400.0)
+"""What is kept on disk on purpose is not dropped after the official emulator's hour."""
+
+
 def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
     """Drop what retention does not keep: first what is too old, then the oldest events of the largest partitions.
 

@@ -15,7 +15,7 @@ from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, K
 from eventpump.emulator.config import HubSpec, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
-from eventpump.emulator.log import Retention
+from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
 from eventpump.wire.stream import ConnectionProtocol
@@ -44,7 +44,8 @@ class Emulator:
     :param data: a directory that keeps the hubs over restarts; None keeps them in memory.
     :param fsync: survive power loss too, not only a killed process.
     :param tls: the certificate to serve with; None is plain TCP, as the official emulator.
-    :param retention: how much is kept; beyond it the oldest events are dropped.
+    :param retention: how much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions,
+        for an hour, or with `data` seven days. Durable hubs are held in memory too.
     :param max_message_size: the largest event or batch taken, in bytes.
     :param deadlines: how long idle connections and links are put up with.
     :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
@@ -86,7 +87,7 @@ class Emulator:
         self._data = None if data is None else Path(data)
         self._fsync = fsync
         self._tls = tls
-        self._retention = retention or Retention()
+        self._retention = retention or (Retention() if data is None else DURABLE_RETENTION)
         self._max_message_size = max_message_size
         self._deadlines = deadlines or Deadlines()
         self._now = now
@@ -119,9 +120,9 @@ class Emulator:
                 ssl=self._tls,
                 backlog=1024,
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             await service.aclose()
-            reason = error.strerror or str(error)
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise ConfigurationError(
                 "port", f"cannot listen on {self._host}:{self._requested_port}: {reason}"
             ) from None

@@ -1,0 +1,119 @@
+"""`eventpump emulator`: run the local service until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventpump.emulator.auth import DEFAULT_KEY
+from eventpump.emulator.config import HubSpec, load_config, parse_hub
+from eventpump.emulator.log import DURABLE_RETENTION, Retention
+from eventpump.emulator.server import Emulator
+from eventpump.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
+
+BAD_INPUT = 2
+"""The exit code for input that cannot work."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand and its options."""
+    parser = subparsers.add_parser(
+        "emulator",
+        help="run a local Event Hubs service",
+        description="Run a local Event Hubs service. Prints the connection string once it accepts connections.",
+    )
+    add = parser.add_argument
+    add("--hub", action="append", default=[], metavar="NAME:PARTITIONS", help="a hub to serve; may be repeated")
+    add("--config", metavar="FILE", help="the official emulator's Config.json")
+    add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    add("--port", default="5672", help="the port; 0 takes a free one (default: %(default)s)")
+    add("--data", metavar="DIR", help="keep the hubs in this directory (default: in memory)")
+    add("--fsync", action="store_true", help="with --data: survive power loss too")
+    add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
+    add("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
+    add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
+    add("--retention-bytes", metavar="N", help="keep at most so many bytes of events, over all partitions")
+    add("--retention-seconds", metavar="S", help="keep events at most so long")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. :returns: the exit code: 0, or 2 for input that cannot work."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_serve(_emulator(args)))
+    except ConfigurationError as error:
+        print(f"eventpump emulator: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def _emulator(args: argparse.Namespace) -> Emulator:
+    specs: list[HubSpec] = [parse_hub(text) for text in args.hub]
+    if args.config is not None:
+        specs += load_config(Path(args.config))
+    if not specs and args.data is None:
+        raise ConfigurationError("--hub", "name at least one hub, such as --hub telemetry:4, or a --config file")
+    if args.fsync and args.data is None:
+        raise ConfigurationError("--fsync", "it needs --data")
+    return Emulator(
+        specs,
+        host=args.host,
+        port=_number("--port", args.port, 65_535),
+        key=args.key,
+        data=args.data,
+        fsync=args.fsync,
+        tls=_tls(args.tls_cert, args.tls_key),
+        retention=_retention(args.retention_bytes, args.retention_seconds, is_durable=args.data is not None),
+    )
+
+
+def _number(field: str, text: str, highest: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > highest:
+        raise ConfigurationError(field, f"{text[:40]!r} is no number from 0 to {highest}")
+    return int(text)
+
+
+def _retention(size: str | None, seconds: str | None, *, is_durable: bool) -> Retention:
+    default = DURABLE_RETENTION if is_durable else Retention()
+    return Retention(
+        default.size if size is None else _number("--retention-bytes", size, 1 << 50),
+        default.seconds if seconds is None else float(_number("--retention-seconds", seconds, 10**9)),
+    )
+
+
+def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigurationError("--tls-cert", "it goes together with --tls-key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password callback OpenSSL would ask the terminal.
+        context.load_cert_chain(cert, key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no certificate and key in PEM"
+        if isinstance(error, ssl.SSLError):
+            reason = f"not a certificate with its key in PEM ({error.reason or 'unreadable'})"
+        raise ConfigurationError("--tls-cert", f"{cert}, {key}: {reason}") from None
+    return context
+
+
+async def _serve(emulator: Emulator) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with emulator:
+        print(emulator.connection_string, flush=True)
+        await stop.wait()
