@@ -72,7 +72,7 @@ class SqliteLeaseStore:
     :param lease_duration: how long a lease lives without renewal, in seconds.
     :param busy_timeout: how long to wait for another process's transaction, in seconds; None for the smaller of 5 s
         and a third of the lease duration.
-    :param clock: its `time` is read in the worker thread; None for the running loop's and the machine's.
+    :param clock: None for the running loop's time, and the machine's.
     """
 
     def __init__(
@@ -134,23 +134,24 @@ class SqliteLeaseStore:
     async def list_leases(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids."""
         query = "SELECT partition_id, owner, token, expires_at FROM lease WHERE scope = ?"
-
-        def select(connection: sqlite3.Connection) -> list[LeaseSnapshot]:
-            rows = connection.execute(query, (self._scope_id,)).fetchall()
-            now = self._clock.time()
-            return [LeaseSnapshot(pid, owner, token is not None and now < expires_at, token)
-                    for pid, owner, token, expires_at in rows]  # fmt: skip
-
-        found = await self._run("list", None, select)
-        return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
+        parameters = (self._scope_id,)
+        rows: list[tuple[str, str | None, str | None, float]] = await self._run(
+            "list", None, lambda connection: connection.execute(query, parameters).fetchall()
+        )
+        now = self._clock.time()
+        return [
+            LeaseSnapshot(partition_id, owner, token is not None and now < expires_at, token)
+            for partition_id, owner, token, expires_at in sorted(rows, key=lambda row: partition_order(row[0]))
+        ]
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
         """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
 
         Cancelled, the lease is not held by anybody.
         """
+        now = self._clock.time()
         return await self._take(
-            "acquire", partition_id, owner, lambda token, expires_at: token is None or expires_at <= self._clock.time()
+            "acquire", partition_id, owner, lambda token, expires_at: token is None or expires_at <= now
         )
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
@@ -167,13 +168,11 @@ class SqliteLeaseStore:
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
         """Renew. The same lease with a later `expires_at`, or None where it is lost."""
         sent = self._clock.monotonic()
-
-        def renew(connection: sqlite3.Connection) -> bool:
-            parameters = (self._clock.time() + self._lease_duration, *self._key(lease.partition_id), lease.token)
-            statement = f"UPDATE lease SET expires_at = ?{_OF_LEASE} AND token = ?"  # noqa: S608 - constants only
-            return connection.execute(statement, parameters).rowcount == 1
-
-        if not await self._run("renew", lease.partition_id, renew):
+        statement = f"UPDATE lease SET expires_at = ?{_OF_LEASE} AND token = ?"  # noqa: S608 - constants only
+        parameters = (self._clock.time() + self._lease_duration, *self._key(lease.partition_id), lease.token)
+        if not await self._run(
+            "renew", lease.partition_id, lambda connection: connection.execute(statement, parameters).rowcount == 1
+        ):
             return None
         return replace(lease, expires_at=sent + self._lease_duration)
 
@@ -229,12 +228,13 @@ class SqliteLeaseStore:
     ) -> PartitionLease | None:
         token = secrets.token_hex(16)
         sent = self._clock.monotonic()
+        expiry = self._clock.time() + self._lease_duration
 
         def take(connection: sqlite3.Connection) -> int | None:
             found, epoch, expires_at = self._select_lease(connection, partition_id)
             if not may_take(found, expires_at):
                 return None
-            values = (owner, token, epoch + 1, self._clock.time() + self._lease_duration, *self._key(partition_id))
+            values = (owner, token, epoch + 1, expiry, *self._key(partition_id))
             statement = f"UPDATE lease SET owner = ?, token = ?, epoch = ?, expires_at = ?{_OF_LEASE}"  # noqa: S608
             connection.execute(statement, values)
             return epoch + 1

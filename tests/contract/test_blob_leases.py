@@ -1,0 +1,719 @@
+"""What is particular to blob leases, on real Azurite: the stored form, the peers that share it, the faults."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from azure.core.exceptions import HttpResponseError, ServiceResponseError
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
+
+from eventpump.core.lease import PartitionLease
+from eventpump.errors import ConfigurationError, StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import Clock, ConsumerScope
+from eventpump.storage.blob import BlobLeaseStore
+from eventpump.testing.azurite import Azurite
+
+SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
+OWNER = "worker-a-6f0c"
+
+Send = Callable[[], Awaitable[Any]]
+Hook = Callable[[Any, Send], Awaitable[Any]]
+
+
+class FaultTransport(AioHttpTransport):  # type: ignore[misc]  # azure.core has no types for it
+    """The SDK's own transport, with a hook around every request. Not a mock: what the hook lets through is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook: Hook | None = None
+        self.requests: list[str] = []
+
+    async def send(self, request: Any, **config: Any) -> Any:
+        self.requests.append(kind_of(request))
+
+        async def go_on() -> Any:
+            return await super(FaultTransport, self).send(request, **config)
+
+        return await go_on() if self.hook is None else await self.hook(request, go_on)
+
+
+def kind_of(request: Any) -> str:
+    """Name a request as the REST reference does."""
+    action = request.headers.get("x-ms-lease-action")
+    if action:
+        return f"{str(action).capitalize()} Lease"
+    if "comp=list" in request.url:
+        return "List Blobs"
+    if "comp=metadata" in request.url:
+        return "Set Blob Metadata"
+    if "restype=container" in request.url:
+        return "Create Container"
+    names = {"PUT": "Put Blob", "GET": "Get Blob", "HEAD": "Get Blob Properties"}
+    return names[request.method]
+
+
+def on(kind: str, act: Hook) -> Hook:
+    """Hook the first request of a kind; the others go through."""
+    done = False
+
+    async def hook(request: Any, go_on: Send) -> Any:
+        nonlocal done
+        if done or kind_of(request) != kind:
+            return await go_on()
+        done = True
+        return await act(request, go_on)
+
+    return hook
+
+
+class Hosts:
+    """Makes stores on one container, and a plain client beside them."""
+
+    def __init__(self, azurite: Azurite, name: str, stack: AsyncExitStack) -> None:
+        self.azurite = azurite
+        self.name = name
+        self._stack = stack
+        self.raw = ContainerClient.from_connection_string(azurite.connection_string, name)
+        stack.push_async_callback(self.raw.close)
+
+    async def store(
+        self,
+        *partition_ids: str,
+        transport: AioHttpTransport | None = None,
+        call_timeout: float | None = None,
+        clock: Clock | None = None,
+        prefix: str = "",
+    ) -> BlobLeaseStore:
+        client = ContainerClient.from_connection_string(
+            self.azurite.connection_string, self.name, **({"transport": transport} if transport else {})
+        )
+        self._stack.push_async_callback(client.close)
+        store = BlobLeaseStore(client, call_timeout=call_timeout, clock=clock, prefix=prefix)
+        self._stack.push_async_callback(store.aclose)
+        await store.open(SCOPE)
+        await store.ensure_leases(partition_ids)
+        return store
+
+    def blob(self, partition_id: str) -> BlobClient:
+        return self.raw.get_blob_client(f"$Default/{partition_id}")
+
+    async def look(self, partition_id: str) -> tuple[dict[str, Any], dict[str, str], str]:
+        """The body, the metadata and the lease state of a lease blob."""
+        stream = await self.blob(partition_id).download_blob()
+        properties = stream.properties
+        return json.loads(await stream.readall()), dict(properties.metadata), str(properties.lease.state)
+
+
+@pytest.fixture
+async def hosts(azurite: Azurite, container_name: str) -> AsyncIterator[Hosts]:
+    """Hosts on a container of this test's own."""
+    async with AsyncExitStack() as stack:
+        yield Hosts(azurite, container_name, stack)
+
+
+async def acquire(store: BlobLeaseStore, partition_id: str, owner: str = OWNER) -> PartitionLease:
+    lease = await store.acquire_lease(partition_id, owner)
+    assert lease is not None
+    return lease
+
+
+# ---------------------------------------------------------------------------------------- the stored form
+
+
+async def test_the_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
+    """Body, metadata and lease are those of a .NET EventProcessorHost, from creation to release."""
+    store = await hosts.store("3")
+    assert [blob.name async for blob in hosts.raw.list_blobs()] == ["$Default/3"]
+    nobody = {"Offset": None, "SequenceNumber": 0, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
+    assert await hosts.look("3") == (nobody, {}, "available")
+
+    lease = await acquire(store, "3")
+    owned = {**nobody, "Owner": OWNER, "Token": lease.token, "Epoch": 1}
+    assert await hosts.look("3") == (owned, {"OWNINGHOST": OWNER}, "leased")
+    await BlobLeaseClient(hosts.blob("3"), lease_id=lease.token).renew()
+
+    assert await store.write_checkpoint(lease, Checkpoint("3", "4294968112", 1201))
+    written = {**owned, "Offset": "4294968112", "SequenceNumber": 1201}
+    assert await hosts.look("3") == (written, {"OWNINGHOST": OWNER}, "leased")
+    raw = await (await hosts.blob("3").download_blob()).readall()
+    assert (
+        raw
+        == (
+            f'{{"Offset":"4294968112","SequenceNumber":1201,"PartitionId":"3","Owner":"{OWNER}",'
+            f'"Token":"{lease.token}","Epoch":1}}'
+        ).encode()
+    )
+
+    assert await store.release_lease(lease)
+    assert await hosts.look("3") == ({**written, "Owner": "", "Token": ""}, {}, "available")
+
+
+async def test_a_checkpoint_leaves_owninghost_in_place(hosts: Hosts) -> None:
+    """Put Blob replaces the metadata, so every one carries OWNINGHOST: after a steal it names the thief, always."""
+    store, thief = await hosts.store("0"), await hosts.store()
+    lease = await acquire(store, "0")
+    for number in range(3):
+        assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))
+        assert (await hosts.look("0"))[1] == {"OWNINGHOST": OWNER}
+    stolen = await thief.steal_lease((await thief.list_leases())[0], "thief")
+    assert stolen is not None
+    assert (await hosts.look("0"))[1] == {"OWNINGHOST": "thief"}
+    assert await thief.write_checkpoint(stolen, Checkpoint("0", "9", 9))
+    assert (await hosts.look("0"))[1] == {"OWNINGHOST": "thief"}
+
+
+async def test_the_prefix_goes_before_the_consumer_group(hosts: Hosts) -> None:
+    """Blob names are `{prefix}{consumer group}/{partition}`, and what lies below or beside them is no lease."""
+    store = await hosts.store("0", prefix="ns/hub/")
+    for name in ("ns/hub/$Default/checkpoint/0", "ns/hub/$Default/ownership/0", "ns/hub/audit/0", "$Default/1"):
+        await hosts.raw.upload_blob(name, b"")
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1), "audit")
+    assert [(seen.partition_id, seen.owner) for seen in await store.list_leases()] == [("0", OWNER)]
+    directory = [blob.name async for blob in hosts.raw.list_blobs("ns/hub/$Default/")]
+    assert directory == ["ns/hub/$Default/0", "ns/hub/$Default/checkpoint/0", "ns/hub/$Default/ownership/0"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"Offset":"500","SequenceNumber":50,"PartitionId":"0","Owner":"","Token":"","Epoch":16}',
+        b'{"offset":"500","sequenceNumber":50,"partitionId":"0","owner":"","epoch":16}',
+        b'{"partition_id":"0","owner":null,"token":null,"epoch":16,"offset":"500","sequence_number":50}',
+    ],
+    ids=["dotnet", "java", "python"],
+)
+async def test_a_lease_of_another_host_is_carried_on(hosts: Hosts, body: bytes) -> None:
+    """A lease that a .NET, Java or Python host left keeps its checkpoint, and its epoch grows on."""
+    await hosts.raw.create_container()
+    await hosts.blob("0").upload_blob(body)
+    store = await hosts.store("0")
+    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    lease = await acquire(store, "0")
+    assert lease.epoch == 17
+    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+
+
+async def test_we_steal_from_an_event_processor_host(hosts: Hosts) -> None:
+    """A lease held by a host of the legacy format is stolen by the token in its body, in any case of its metadata."""
+    await hosts.raw.create_container()
+    token = str(uuid.uuid4())
+    body = {"Offset": "500", "SequenceNumber": 50, "PartitionId": "0", "Owner": "eph", "Token": token, "Epoch": 4}
+    blob = hosts.blob("0")
+    await blob.upload_blob(b"{}")
+    theirs = await blob.acquire_lease(30, token)
+    await blob.upload_blob(json.dumps(body), overwrite=True, lease=theirs)
+    await blob.set_blob_metadata({"owninghost": "eph"}, lease=theirs)
+
+    store = await hosts.store()
+    (seen,) = await store.list_leases()
+    assert (seen.owner, seen.is_held) == ("eph", True)
+    lease = await store.steal_lease(seen, OWNER)
+    assert lease is not None
+    assert lease.epoch == 5
+    with pytest.raises(HttpResponseError):
+        await theirs.renew()
+    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+
+
+async def test_an_event_processor_host_steals_from_us(hosts: Hosts) -> None:
+    """A host that follows the legacy protocol can take our lease by our token, and we learn of it."""
+    store = await hosts.store("0")
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
+    body, _, _ = await hosts.look("0")
+    theirs = BlobLeaseClient(hosts.blob("0"), lease_id=body["Token"])
+    await theirs.change(str(uuid.uuid4()))
+    await theirs.renew()
+    assert await store.renew_lease(lease) is None
+    assert not await store.write_checkpoint(lease, Checkpoint("0", "600", 60))
+    assert not await store.release_lease(lease)
+    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+
+
+async def test_a_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
+    """Somebody between acquiring the lease and writing its body is not robbed."""
+    store = await hosts.store("0")
+    blob = hosts.blob("0")
+    theirs = await blob.acquire_lease(30)
+    body = b'{"Offset":null,"SequenceNumber":0,"PartitionId":"0","Owner":"eph","Token":"","Epoch":4}'
+    await blob.upload_blob(body, overwrite=True, lease=theirs, metadata={"OWNINGHOST": "eph"})
+    (seen,) = await store.list_leases()
+    assert await store.steal_lease(seen, OWNER) is None
+    await theirs.renew()
+
+
+async def test_the_container_is_created(hosts: Hosts) -> None:
+    """The first host makes the container, and one that comes second, or at the same time, finds it."""
+    await asyncio.gather(*(hosts.store("0") for _ in range(3)))
+    assert await hosts.raw.exists()
+
+
+async def test_what_is_no_lease_is_an_error(hosts: Hosts) -> None:
+    """A body that cannot be read is not taken for a lease without a checkpoint, and stays as it is."""
+    await hosts.raw.create_container()
+    await hosts.blob("0").upload_blob(b"not json")
+    store = await hosts.store("0")
+    with pytest.raises(StoreError, match="acquire of partition 0: the lease is not JSON"):
+        await store.acquire_lease("0", OWNER)
+    with pytest.raises(StoreError, match="not JSON"):
+        await store.read_checkpoint("0")
+    assert await (await hosts.blob("0").download_blob()).readall() == b"not json"
+
+
+@pytest.mark.parametrize("owner", ["", "größe", "a\nb", " a"])
+async def test_an_owner_that_metadata_cannot_carry_is_refused(hosts: Hosts, owner: str) -> None:
+    """A host name that OWNINGHOST cannot hold is refused before anything is taken."""
+    store = await hosts.store("0")
+    with pytest.raises(ConfigurationError, match="owner"):
+        await store.acquire_lease("0", owner)
+    assert (await hosts.look("0"))[2] == "available"
+
+
+# ------------------------------------------------------------------------------------------------- requests
+
+
+async def test_each_operation_makes_the_requests_it_needs(hosts: Hosts) -> None:
+    """A renewal is one request that writes no body, a checkpoint one, a listing one, and nothing is asked twice."""
+    transport = FaultTransport()
+    store = await hosts.store("0", "1", transport=transport)
+
+    def made() -> list[str]:
+        requests, transport.requests = transport.requests, []
+        return requests
+
+    assert sorted(made()) == ["Create Container", "List Blobs", "List Blobs", "Put Blob", "Put Blob"]
+    lease = await acquire(store, "0")
+    assert made() == ["Acquire Lease", "Get Blob", "Put Blob"]
+    assert await store.renew_lease(lease) is not None
+    assert made() == ["Renew Lease"]
+    assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+    assert made() == ["Put Blob"]
+    assert len(await store.list_leases()) == 2
+    assert made() == ["List Blobs"]
+    assert await store.release_lease(lease)
+    assert made() == ["Put Blob", "Release Lease"]
+    other = await hosts.store()
+    held = await acquire(other, "0", "other")
+    (seen, _) = await store.list_leases()
+    made()
+    assert await store.steal_lease(seen, OWNER) is not None
+    assert made() == ["Get Blob", "Change Lease", "Renew Lease", "Put Blob"]
+    assert await other.renew_lease(held) is None
+
+
+async def test_body_writes_of_a_partition_wait_for_each_other(hosts: Hosts) -> None:
+    """At most one body write per partition is under way; renewals, and other partitions, do not wait for it."""
+    transport = FaultTransport()
+    store = await hosts.store("0", "1", transport=transport)
+    lease, other = await acquire(store, "0"), await acquire(store, "1")
+    entered, go_on_now = asyncio.Event(), asyncio.Event()
+    transport.requests.clear()
+
+    async def hold(request: Any, go_on: Send) -> Any:
+        entered.set()
+        await go_on_now.wait()
+        return await go_on()
+
+    transport.hook = on("Put Blob", hold)
+    writes = [asyncio.create_task(store.write_checkpoint(lease, Checkpoint("0", str(n), n))) for n in range(5)]
+    await entered.wait()
+    assert await store.renew_lease(lease) is not None
+    assert await store.write_checkpoint(other, Checkpoint("1", "1", 1))
+    assert transport.requests == ["Put Blob", "Renew Lease", "Put Blob"]
+    go_on_now.set()
+    assert all(await asyncio.gather(*writes))
+    assert await store.read_checkpoint("0") == Checkpoint("0", "4", 4)
+
+
+class SteppingClock:
+    """A clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+async def test_a_lease_counts_from_the_moment_its_request_was_sent(hosts: Hosts) -> None:
+    """However long the answer takes, the lease expires one duration after the request that took or renewed it."""
+    clock, transport = SteppingClock(), FaultTransport()
+
+    async def slow(request: Any, go_on: Send) -> Any:
+        answer = await go_on()
+        clock.now += 4
+        return answer
+
+    store, other = await hosts.store("0", "1", transport=transport, clock=clock), await hosts.store()
+    transport.hook = on("Acquire Lease", slow)
+    lease = await acquire(store, "0")
+    assert (clock.now, lease.expires_at) == (104.0, 130.0)
+    transport.hook = on("Renew Lease", slow)
+    renewed = await store.renew_lease(lease)
+    assert renewed is not None
+    assert (clock.now, renewed.expires_at) == (108.0, 134.0)
+    await acquire(other, "1", "other")
+    (_, seen) = await store.list_leases()
+    transport.hook = on("Change Lease", slow)
+    stolen = await store.steal_lease(seen, OWNER)
+    assert stolen is not None
+    # A change leaves the lease its old end: the renewal after it counts.
+    assert (clock.now, stolen.expires_at) == (112.0, 142.0)
+
+
+# --------------------------------------------------------------------------------------------------- faults
+
+
+async def test_a_checkpoint_written_during_a_steal_is_not_lost(hosts: Hosts) -> None:
+    """What the victim stores between the thief's reading and its taking of the lease stays stored."""
+    transport = FaultTransport()
+    store, thief = await hosts.store("0"), await hosts.store(transport=transport)
+    lease = await acquire(store, "0")
+    (seen,) = await thief.list_leases()
+
+    async def meanwhile(request: Any, go_on: Send) -> Any:
+        assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
+        return await go_on()
+
+    transport.hook = on("Change Lease", meanwhile)
+    stolen = await thief.steal_lease(seen, "thief")
+    assert stolen is not None
+    assert await thief.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert (await hosts.look("0"))[0]["Epoch"] == 2
+
+
+async def test_a_checkpoint_written_during_an_acquisition_is_not_lost(hosts: Hosts) -> None:
+    """An acquirer reads the body under the lease, so that nothing the last owner stored is written over."""
+    transport = FaultTransport()
+    store, other = await hosts.store("0"), await hosts.store(transport=transport)
+    lease = await acquire(store, "0")
+
+    async def meanwhile(request: Any, go_on: Send) -> Any:
+        assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
+        assert await store.release_lease(lease)
+        return await go_on()
+
+    transport.hook = on("Acquire Lease", meanwhile)
+    assert (await acquire(other, "0", "other")).epoch == 2
+    assert await other.read_checkpoint("0") == Checkpoint("0", "500", 50)
+
+
+@pytest.mark.parametrize("subscription", ["default", "audit"])
+async def test_a_write_that_arrives_late_undoes_nothing(hosts: Hosts, subscription: str) -> None:
+    """A checkpoint given up on, which reaches the store after a newer one, is refused there."""
+    transport = FaultTransport()
+    store = await hosts.store("0", transport=transport)
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+    late: list[Send] = []
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        late.append(go_on)
+        raise ServiceResponseError("the connection broke")
+
+    transport.hook = on("Put Blob" if subscription == "default" else "Set Blob Metadata", lose)
+    with pytest.raises(StoreError, match="write checkpoint of partition 0: ServiceResponseError"):
+        await store.write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+    assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+    (send,) = late
+    assert (await send()).status_code == 412
+    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+
+
+@pytest.mark.parametrize("subscription", ["default", "audit"])
+async def test_after_a_lost_answer_the_next_checkpoint_is_stored(hosts: Hosts, subscription: str) -> None:
+    """A write whose answer was lost may have been stored: the next one finds out, and goes on from there."""
+    transport = FaultTransport()
+    store = await hosts.store("0", transport=transport)
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+
+    async def lose_answer(request: Any, go_on: Send) -> Any:
+        await go_on()
+        raise ServiceResponseError("the connection broke")
+
+    transport.hook = on("Put Blob" if subscription == "default" else "Set Blob Metadata", lose_answer)
+    with pytest.raises(StoreError):
+        await store.write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+    assert await store.write_checkpoint(lease, Checkpoint("0", "70", 7), subscription)
+    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "100", 10)
+    assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+
+
+async def test_a_partition_whose_store_does_not_answer_holds_up_no_other(hosts: Hosts) -> None:
+    """A request without an answer fails after the call time-out, while the other partitions go on."""
+    transport = FaultTransport()
+    store = await hosts.store("0", "1", transport=transport, call_timeout=0.3)
+    silent, other = await acquire(store, "0"), await acquire(store, "1")
+
+    async def never(request: Any, go_on: Send) -> Any:
+        if "/0" in request.url:
+            await asyncio.Event().wait()
+        return await go_on()
+
+    transport.hook = never
+    renewal = asyncio.create_task(store.renew_lease(silent))
+    assert await store.renew_lease(other) is not None
+    assert await store.write_checkpoint(other, Checkpoint("1", "1", 1))
+    assert not renewal.done()
+    with pytest.raises(StoreError, match=r"renew of partition 0: no answer within 0\.3 s"):
+        await renewal
+    transport.hook = None
+    assert await store.renew_lease(silent) is not None
+
+
+@pytest.mark.parametrize("kind", ["Acquire Lease", "Get Blob", "Put Blob"])
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_an_acquisition_that_ends_half_way_is_given_back(hosts: Hosts, kind: str, how: str) -> None:
+    """Cancelled or failed after any of its requests, an acquisition leaves a lease that others can take at once."""
+    transport = FaultTransport()
+    store, other = await hosts.store("0", transport=transport), await hosts.store()
+    reached = asyncio.Event()
+
+    async def stop(request: Any, go_on: Send) -> Any:
+        await go_on()
+        reached.set()
+        if how == "failed":
+            raise ServiceResponseError("the connection broke")
+        return await asyncio.Event().wait()
+
+    transport.hook = on(kind, stop)
+    attempt = asyncio.create_task(store.acquire_lease("0", OWNER))
+    await reached.wait()
+    if how == "cancelled":
+        attempt.cancel()
+    (outcome,) = await asyncio.gather(attempt, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError if how == "cancelled" else StoreError)
+    await store.aclose()
+    taken = await acquire(other, "0", "other")
+    assert taken.epoch == (2 if kind == "Put Blob" else 1)
+
+
+async def test_a_release_that_failed_half_way_can_be_repeated(hosts: Hosts) -> None:
+    """When only the body was written, the lease is released by the next try."""
+    transport = FaultTransport()
+    store, other = await hosts.store("0", transport=transport), await hosts.store()
+    lease = await acquire(store, "0")
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        raise ServiceResponseError("the connection broke")
+
+    transport.hook = on("Release Lease", lose)
+    with pytest.raises(StoreError, match="release of partition 0"):
+        await store.release_lease(lease)
+    assert await other.acquire_lease("0", "other") is None
+    assert await store.release_lease(lease)
+    assert await other.acquire_lease("0", "other") is not None
+    assert not await store.release_lease(lease)
+
+
+async def test_leases_deleted_by_somebody_are_lost(hosts: Hosts) -> None:
+    """A lease that is no longer there is lost, not an error to be tried again; its listing says so too."""
+    store = await hosts.store("0")
+    lease = await acquire(store, "0")
+    await hosts.blob("0").delete_blob(lease=BlobLeaseClient(hosts.blob("0"), lease_id=lease.token))
+    assert await store.renew_lease(lease) is None
+    assert await store.read_checkpoint("0") is None
+    assert await store.list_leases() == []
+
+
+async def test_a_client_given_to_the_store_stays_the_callers(hosts: Hosts) -> None:
+    """Closing the store closes only a client it made itself."""
+    await hosts.raw.create_container()
+    store = BlobLeaseStore(hosts.raw)
+    await store.open(SCOPE)
+    await store.aclose()
+    assert await hosts.raw.exists()
+
+
+async def test_an_account_url_and_a_key_work_too(azurite: Azurite, container_name: str) -> None:
+    """A store can be made of an account's URL and a credential; its repr shows neither key nor URL."""
+    store = BlobLeaseStore(container_name, account_url=azurite.blob_endpoint, credential=azurite.account_key)
+    try:
+        await store.open(SCOPE)
+        await store.ensure_leases(["0"])
+        await acquire(store, "0")
+        assert repr(store) == f"BlobLeaseStore({container_name!r}, prefix='')"
+    finally:
+        await store.aclose()
+
+
+async def test_requests_are_not_logged(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    """An application that logs at INFO is not told of every renewal."""
+    with caplog.at_level(logging.INFO):
+        store = await hosts.store("0")
+        lease = await acquire(store, "0")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+    assert caplog.messages == []
+
+
+# -------------------------------------------------------------------------- a storage service of our own making
+
+SECRET = "c2VjcmV0LXNpZ25hdHVyZS1vZi1vdXJz"
+KEY = base64.b64encode(b"a key that nobody may see").decode()
+
+
+@asynccontextmanager
+async def service(answer: Callable[[web.Request], web.Response]) -> AsyncIterator[tuple[str, list[str]]]:
+    """An HTTP server in place of a storage account: its URL, and the requests it got."""
+    requests: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        requests.append(request.headers.get("x-ms-lease-action", request.method))
+        return answer(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}/account", requests
+    finally:
+        await runner.cleanup()
+
+
+def listing() -> web.Response:
+    """An empty listing, by which the store sees that its container is there."""
+    body = '<?xml version="1.0"?><EnumerationResults><Blobs /><NextMarker /></EnumerationResults>'
+    return web.Response(text=body, content_type="application/xml")
+
+
+@asynccontextmanager
+async def store_on(answer: Callable[[web.Request], web.Response]) -> AsyncIterator[tuple[BlobLeaseStore, list[str]]]:
+    """An open store on a service that answers everything but the listing as it is told."""
+    async with service(lambda request: listing() if request.query.get("comp") == "list" else answer(request)) as (
+        url,
+        requests,
+    ):
+        store = BlobLeaseStore("leases", account_url=url, credential=KEY, lease_duration=15)
+        try:
+            await store.open(SCOPE)
+            requests.clear()
+            yield store, requests
+        finally:
+            await store.aclose()
+
+
+LEASE = PartitionLease("0", OWNER, 3, "1d2e7c1a-0000-4000-8000-000000000001", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (409, None),
+        (412, None),
+        (409, "LeaseLost"),
+        (412, "LeaseLost"),
+        (409, "LeaseIdMismatchWithLeaseOperation"),
+        (412, "LeaseIdMismatchWithBlobOperation"),
+        (409, "LeaseNotPresentWithLeaseOperation"),
+        (412, "LeaseNotPresentWithBlobOperation"),
+        (409, "LeaseIsBrokenAndCannotBeRenewed"),
+    ],
+)
+async def test_every_refusal_for_the_lease_means_lost(status: int, code: str | None) -> None:
+    """A conflict or failed condition with a lease code, or with none at all, is a lost lease and no error."""
+    headers = {} if code is None else {"x-ms-error-code": code}
+    async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
+        assert await store.renew_lease(LEASE) is None
+        assert requests == ["renew"]
+
+
+async def test_a_renewal_of_another_lease_is_not_ours() -> None:
+    """Where the store renews and names another lease than ours, ours is lost (Azurite does so after an expiry)."""
+    another = {"x-ms-lease-id": str(uuid.uuid4())}
+    async with store_on(lambda request: web.Response(headers=another)) as (store, _):
+        assert await store.renew_lease(LEASE) is None
+    ours = {"x-ms-lease-id": LEASE.token}
+    async with store_on(lambda request: web.Response(headers=ours)) as (store, _):
+        assert await store.renew_lease(LEASE) is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(503, "ServerBusy"), (500, "InternalError"), (409, "ContainerBeingDeleted"), (400, "Other")]
+)
+async def test_a_failing_store_is_asked_once(status: int, code: str) -> None:
+    """The SDK tries nothing again behind our back: one request, one StoreError with status and code."""
+    headers = {"x-ms-error-code": code}
+    async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
+        with pytest.raises(StoreError, match=f"renew of partition 0: HTTP status {status} {code}"):
+            await store.renew_lease(LEASE)
+        assert requests == ["renew"]
+
+
+async def test_no_signature_reaches_an_error() -> None:
+    """What the service or the HTTP client quotes of our credential is not in the error, its causes, or a traceback."""
+    quoting = (
+        '<?xml version="1.0"?><Error><Code>AuthenticationFailed</Code><Message>Server failed to authenticate.'
+        f"</Message><AuthenticationErrorDetail>The signature {SECRET} is wrong</AuthenticationErrorDetail></Error>"
+    )
+
+    def refuse(request: web.Request) -> web.Response:
+        headers = {"x-ms-error-code": "AuthenticationFailed"}
+        return web.Response(status=403, text=quoting, content_type="application/xml", headers=headers)
+
+    async with service(refuse) as (url, _):
+        for account_url, credential in ((url, KEY), (f"{url}?sv=2021-08-06&sig={SECRET}", None)):
+            store = BlobLeaseStore("leases", account_url=account_url, credential=credential)
+            with pytest.raises(StoreError, match="open: HTTP status 403 AuthenticationFailed") as caught:
+                await store.open(SCOPE)
+            shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + repr(store)
+            assert SECRET not in shown
+            assert KEY not in shown
+            await store.aclose()
+
+
+async def test_a_store_that_cannot_be_reached_is_an_error() -> None:
+    """A closed port gives one StoreError, with what the HTTP client said as its cause and without the signature."""
+    async with service(lambda request: web.Response()) as (url, _):
+        pass
+    store = BlobLeaseStore("leases", account_url=f"{url}?sv=2021-08-06&sig={SECRET}")
+    with pytest.raises(StoreError, match="open: ServiceRequestError: Cannot connect") as caught:
+        await store.open(SCOPE)
+    assert caught.value.__cause__ is not None
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({}, "connection_string"),
+        ({"connection_string": "x", "account_url": "https://account"}, "connection_string"),
+        ({"connection_string": f"AccountName=x;AccountKey={SECRET}=;Blob"}, "connection_string"),
+        ({"connection_string": ""}, "connection_string"),
+        ({"account_url": ""}, "account_url"),
+        ({"account_url": "https://account", "credential": 3}, "account_url"),
+        ({"account_url": "https://account", "lease_duration": 14}, "lease_duration"),
+        ({"account_url": "https://account", "lease_duration": 61}, "lease_duration"),
+        ({"account_url": "https://account", "lease_duration": 20.5}, "lease_duration"),
+        ({"account_url": "https://account", "call_timeout": 30}, "call_timeout"),
+        ({"account_url": "https://account", "call_timeout": 0}, "call_timeout"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+    """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        BlobLeaseStore("leases", **options)
+    assert caught.value.field == field
+    assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -1,0 +1,200 @@
+"""The stored form of leases, against bodies as every EventProcessorHost writes them."""
+
+from __future__ import annotations
+
+import json
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.events import Checkpoint
+from eventpump.storage.layout import (
+    CheckpointRecord,
+    LeaseBody,
+    checkpoint_blob,
+    lease_blob,
+    lease_directory,
+    lease_metadata,
+    owner_of,
+    partition_of,
+    partition_order,
+)
+
+DOTNET = (
+    b'{"Offset":"4294968112","SequenceNumber":1201,"PartitionId":"3","Owner":"worker-a-6f0c",'
+    b'"Token":"1d2e7c1a-0000-4000-8000-000000000001","Epoch":17}'
+)
+DOTNET_REORDERED = (
+    b'\xef\xbb\xbf{"PartitionId":"3","Owner":"worker-a-6f0c","Token":"1d2e7c1a-0000-4000-8000-000000000001",'
+    b'"Epoch":17,"Offset":"4294968112","SequenceNumber":1201}'
+)
+JAVA = (
+    b'{"offset":"4294968112","sequenceNumber":1201,"partitionId":"3","owner":"worker-a-6f0c",'
+    b'"token":"1d2e7c1a-0000-4000-8000-000000000001","epoch":17}'
+)
+PYTHON = (
+    b'{"partition_id": "3", "owner": "worker-a-6f0c", "token": "1d2e7c1a-0000-4000-8000-000000000001", "epoch": 17,'
+    b' "offset": "4294968112", "sequence_number": 1201, "event_processor_context": null}'
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+integers = st.integers(-(2**63), 2**63 - 1)
+bodies = st.builds(
+    LeaseBody,
+    partition_id=texts,
+    owner=texts,
+    token=texts,
+    epoch=integers,
+    offset=st.none() | texts.filter(bool),
+    sequence_number=integers,
+)
+
+
+@pytest.mark.parametrize("raw", [DOTNET, DOTNET_REORDERED, JAVA, PYTHON], ids=["dotnet", "reordered", "java", "python"])
+def test_every_hosts_body_is_read(raw: bytes) -> None:
+    """PascalCase, camelCase and snake_case bodies, in any order, mean the same lease."""
+    body = LeaseBody.parse(raw, "3")
+    assert (body.owner, body.token, body.epoch) == ("worker-a-6f0c", "1d2e7c1a-0000-4000-8000-000000000001", 17)
+    assert body.checkpoint == Checkpoint("3", "4294968112", 1201)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"Offset":null,"SequenceNumber":0,"PartitionId":"3","Owner":"","Token":"","Epoch":2}',
+        b'{"Offset":"","SequenceNumber":0,"PartitionId":"3","Owner":"","Token":"","Epoch":2}',
+        b'{"sequenceNumber":0,"partitionId":"3","owner":"","epoch":2}',
+        b'{"partition_id": "3", "owner": null, "token": null, "epoch": 2, "offset": null, "sequence_number": null}',
+    ],
+    ids=["dotnet", "dotnet-empty", "java", "python"],
+)
+def test_every_hosts_released_lease_is_nobodys(raw: bytes) -> None:
+    """A released lease without a checkpoint reads the same, whether its writer uses null, "" or leaves things out."""
+    assert LeaseBody.parse(raw, "3") == LeaseBody("3", epoch=2)
+    assert LeaseBody.parse(raw, "3").checkpoint is None
+
+
+def test_what_is_written_is_what_dotnet_writes() -> None:
+    """A body is byte for byte that of a .NET EventProcessorHost."""
+    assert LeaseBody.parse(JAVA, "3").encode() == DOTNET
+    assert LeaseBody("3").encode() == (
+        b'{"Offset":null,"SequenceNumber":0,"PartitionId":"3","Owner":"","Token":"","Epoch":0}'
+    )
+
+
+def test_unknown_properties_are_kept() -> None:
+    """What this version does not know survives a rewrite."""
+    raw = b'{"PartitionId":"3","Epoch":1,"event_processor_context":"mine","Later":{"x":[1]}}'
+    written = json.loads(LeaseBody.parse(raw, "3").encode())
+    assert written["event_processor_context"] == "mine"
+    assert written["Later"] == {"x": [1]}
+    assert [key for key in written if key.replace("_", "").lower() == "partitionid"] == ["PartitionId"]
+
+
+def test_the_written_name_wins() -> None:
+    """Where a body has a property twice, in two spellings, the one we write counts."""
+    for raw in (b'{"Epoch":5,"epoch":9}', b'{"epoch":9,"Epoch":5}'):
+        assert LeaseBody.parse(raw, "0").epoch == 5
+
+
+def test_the_blobs_name_says_which_partition() -> None:
+    """The partition is the one the blob is named after, whatever its body says."""
+    assert LeaseBody.parse(DOTNET, "7").partition_id == "7"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"\xff\xfe",
+        b'{"Epoch":"x"}',
+        b'{"Epoch":1.5}',
+        b'{"Epoch":true}',
+        b'{"Epoch":9223372036854775808}',
+        b'{"Owner":3}',
+        b'{"Offset":12}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_lease_is_refused(raw: bytes) -> None:
+    """A body that is none raises ValueError, instead of being taken for a lease without a checkpoint."""
+    with pytest.raises(ValueError, match=r"."):
+        LeaseBody.parse(raw, "0")
+
+
+@given(bodies)
+def test_bodies_round_trip(body: LeaseBody) -> None:
+    """Every lease reads back as it was written."""
+    assert LeaseBody.parse(body.encode(), body.partition_id) == body
+
+
+@given(st.binary())
+def test_any_bytes_are_a_lease_or_refused(raw: bytes) -> None:
+    """Parsing raises nothing but ValueError."""
+    try:
+        LeaseBody.parse(raw, "0")
+    except ValueError:
+        return
+
+
+def test_lease_names() -> None:
+    """The prefix goes before the consumer group with nothing between; case is kept."""
+    assert lease_blob("", "$Default", "3") == "$Default/3"
+    assert lease_blob("NS/Hub/", "$Default", "3") == "NS/Hub/$Default/3"
+
+
+def test_only_leases_are_leases() -> None:
+    """A name is a lease's only directly in the directory: v5 stores keep `checkpoint/0` and `ownership/0` below it."""
+    directory = lease_directory("ns/hub/", "$default")
+    assert partition_of("ns/hub/$default/12", directory) == "12"
+    for name in ("ns/hub/$default/checkpoint/0", "ns/hub/$default/", "ns/hub/$default", "ns/hub/other/0"):
+        assert partition_of(name, directory) is None
+
+
+@given(st.text(st.sampled_from(string.ascii_letters + string.digits + "._-$"), min_size=1), texts.filter(bool))
+def test_no_consumer_group_lists_a_checkpoint(group: str, subscription: str) -> None:
+    """Checkpoints of other subscriptions lie in no directory that any consumer group's hosts list."""
+    name = checkpoint_blob("", "$Default", subscription, "0")
+    assert not name.startswith(lease_directory("", group))
+    assert name.rpartition("/")[2] == "0"
+    assert name.count("/") == 2
+
+
+def test_partitions_are_ordered_by_number() -> None:
+    """Partition 10 comes after partition 9."""
+    assert sorted(["10", "9", "0", "100"], key=partition_order) == ["0", "9", "10", "100"]
+
+
+def test_the_owner_is_in_the_metadata() -> None:
+    """OWNINGHOST names the owner and is absent where there is none; its case does not matter to a reader."""
+    assert lease_metadata("host-a") == {"OWNINGHOST": "host-a"}
+    assert lease_metadata("") == {}
+    assert owner_of({"owninghost": "host-a", "other": "x"}) == "host-a"
+    assert owner_of({"OWNINGHOST": ""}) is None
+    assert owner_of({}) is None
+    assert owner_of(None) is None
+
+
+def test_a_token_is_not_shown() -> None:
+    """Whoever knows the token may steal the lease, so no repr shows it."""
+    assert "1d2e7c1a" not in repr(LeaseBody.parse(DOTNET, "3"))
+
+
+def test_checkpoint_records_round_trip() -> None:
+    """A checkpoint in metadata reads back, whatever a service made of the case of its keys."""
+    record = CheckpointRecord(Checkpoint("3", "geo:17", 1201), 4, "host-a")
+    metadata = record.metadata()
+    assert metadata == {"offset": "geo:17", "sequencenumber": "1201", "epoch": "4", "clientidentifier": "host-a"}
+    assert CheckpointRecord.parse(metadata, "3") == record
+    assert CheckpointRecord.parse({key.upper(): value for key, value in metadata.items()}, "3") == record
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"offset": ""}, {"offset": "1", "sequencenumber": "x"}])
+def test_metadata_without_a_checkpoint_is_refused(metadata: dict[str, str] | None) -> None:
+    """A checkpoint blob that holds none raises ValueError, instead of starting at the default position unnoticed."""
+    with pytest.raises(ValueError, match=r"."):
+        CheckpointRecord.parse(metadata, "0")
