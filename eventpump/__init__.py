@@ -1,0 +1,81 @@
+"""Stream through Azure Event Hubs: an asyncio AMQP 1.0 partition pump, with a local service to run it on."""
+
+from eventpump.assembly import EventProducer, PartitionReader, ProcessorHost
+from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.emulator.server import Emulator
+from eventpump.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    ConsumerDisconnectedError,
+    EntityNotFoundError,
+    EventError,
+    EventPumpError,
+    EventTooLargeError,
+    LinkDetachedError,
+    OwnershipLostError,
+    ProcessorFailedError,
+    ProtocolError,
+    QuotaExceededError,
+    Recovery,
+    RequestRefusedError,
+    ServiceBusyError,
+    ServiceError,
+    ServiceTimeoutError,
+    StoreError,
+)
+from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.ports import HubProperties, PartitionProperties
+from eventpump.producer.batch import EventBatch
+from eventpump.settings import RetryOptions, SharedKey, SharedSignature
+from eventpump.storage.blob import BlobLeaseStore
+from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.sqlite import SqliteLeaseStore
+
+__all__ = [
+    "AuthenticationError",
+    "BlobLeaseStore",
+    "Checkpoint",
+    "CheckpointPolicy",
+    "CloseReason",
+    "ClosedError",
+    "ConfigurationError",
+    "ConnectionLostError",
+    "ConsumerDisconnectedError",
+    "Emulator",
+    "EntityNotFoundError",
+    "EventBatch",
+    "EventData",
+    "EventError",
+    "EventPosition",
+    "EventProcessor",
+    "EventProducer",
+    "EventPumpError",
+    "EventTooLargeError",
+    "HubProperties",
+    "LastEnqueued",
+    "LinkDetachedError",
+    "MemoryLeaseStore",
+    "MemoryLeases",
+    "OwnershipLostError",
+    "PartitionContext",
+    "PartitionProperties",
+    "PartitionReader",
+    "ProcessorFailedError",
+    "ProcessorHost",
+    "ProtocolError",
+    "QuotaExceededError",
+    "ReceivedEvent",
+    "Recovery",
+    "RequestRefusedError",
+    "RetryOptions",
+    "ServiceBusyError",
+    "ServiceError",
+    "ServiceTimeoutError",
+    "SharedKey",
+    "SharedSignature",
+    "SqliteLeaseStore",
+    "StoreError",
+]

@@ -1,0 +1,186 @@
+"""The composition root: the public classes, put together from settings, the transport and the parts they name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from eventpump.consumer import reader
+from eventpump.consumer.host import PartitionHost
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.events import EventPosition
+from eventpump.hooks import Hook
+from eventpump.ports import LeaseStore, Transport
+from eventpump.producer.producer import HubProducer
+from eventpump.settings import (
+    ConnectionSettings,
+    Credential,
+    HostSettings,
+    ReaderSettings,
+    RetryOptions,
+    connection_settings,
+)
+from eventpump.transport.native import NativeTransport
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """Keyword arguments of everything that connects; see :class:`eventpump.settings.ConnectionSettings`."""
+
+    fully_qualified_namespace: str
+    credential: Credential
+    custom_endpoint_address: str
+    ca_file: str | Path
+    auth_timeout: float
+    operation_timeout: float
+    idle_timeout: float
+    retry: RetryOptions
+    transport: Literal["native"]
+
+
+class FeedOptions(ConnectionOptions, total=False):
+    """Keyword arguments of everything that receives; see :class:`eventpump.settings.FeedSettings`."""
+
+    consumer_group: str
+    cache_events: int
+    cache_bytes: int
+    strict_bytes: bool
+    track_last_enqueued: bool
+    max_message_size: int
+    reopen_delay: float
+    reopen_delay_max: float
+
+
+class ReaderOptions(FeedOptions, total=False):
+    """Keyword arguments of :class:`PartitionReader`; see :class:`eventpump.settings.ReaderSettings`."""
+
+    position: str | datetime | EventPosition
+    end: str | datetime | EventPosition
+    owner_level: int
+    receiver_name: str
+
+
+class HostOptions(FeedOptions, total=False):
+    """Keyword arguments of :class:`ProcessorHost`; see :class:`eventpump.settings.HostSettings`."""
+
+    checkpoint_policy: CheckpointPolicy
+    initial_position: str | datetime | EventPosition | Mapping[str, str | datetime | EventPosition]
+    host_name: str
+    max_batch_size: int
+    max_wait_time: float
+    call_when_idle: bool
+    renew_interval: float
+    close_timeout: float
+    loss_grace: float
+    failure_policy: Literal["retry", "stop"]
+    retry_delay: float
+    retry_delay_max: float
+    startup_timeout: float
+
+
+_CONNECTION = frozenset(ConnectionOptions.__annotations__)
+
+
+def _split(
+    connection_string: str | None, hub: str | None, options: Mapping[str, Any]
+) -> tuple[ConnectionSettings, dict[str, Any]]:
+    """Take the connection's options out. :returns: its settings, and the other options with the hub."""
+    connection = {key: value for key, value in options.items() if key in _CONNECTION}
+    settings = connection_settings(connection_string, hub, **connection)
+    rest = {key: value for key, value in options.items() if key not in _CONNECTION}
+    return settings, {"hub": settings.hub, **rest}
+
+
+def make_transport(settings: ConnectionSettings) -> Transport:
+    """Make the transport the settings name. It connects when first used."""
+    return NativeTransport(settings)
+
+
+class ProcessorHost(PartitionHost):
+    """Shares the partitions of a hub and consumer group with the other hosts that use the same leases.
+
+    ::
+
+        host = ProcessorHost(connection_string, "telemetry", processor=MyProcessor, leases=SqliteLeaseStore("leases.db"))
+        async with host:
+            await host.run()
+
+    Every event is processed at least once; a partition is processed by one host at a time. The first start of a
+    partition reads from the start of the stream, unless `initial_position` says otherwise.
+
+    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
+    :param processor: an `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
+        partition), or a factory.
+    :param leases: the store of leases and checkpoints; one object per host. The host opens and closes it.
+    :param hooks: are called with every report of the host (see :mod:`eventpump.hooks`).
+    :param options: see :class:`HostOptions`; units and defaults stand in :class:`eventpump.settings.HostSettings`.
+    :raises ConfigurationError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        processor: object,
+        leases: LeaseStore,
+        hooks: Iterable[Hook] = (),
+        rng: random.Random | None = None,
+        **options: Unpack[HostOptions],
+    ) -> None:
+        connection, rest = _split(connection_string, hub, options)
+        super().__init__(
+            lambda: make_transport(connection), leases, HostSettings(**rest), processor, hooks=hooks, rng=rng
+        )
+
+
+class PartitionReader(reader.PartitionReader):
+    """Reads one partition without leases, from a position, to an end or for ever.
+
+    ::
+
+        async with PartitionReader(connection_string, "telemetry", partition_id="0", end="@latest") as reader:
+            async for event in reader:
+                print(event.body_as_str())
+
+    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
+    :param options: see :class:`ReaderOptions`; units and defaults stand in :class:`eventpump.settings.ReaderSettings`.
+    :raises ConfigurationError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        partition_id: str,
+        **options: Unpack[ReaderOptions],
+    ) -> None:
+        connection, rest = _split(connection_string, hub, options)
+        super().__init__(lambda: make_transport(connection), ReaderSettings(partition_id=partition_id, **rest))
+
+
+class EventProducer(HubProducer):
+    """Sends events to a hub: to a partition, by a partition key, or wherever the service likes.
+
+    ::
+
+        async with EventProducer(connection_string, "telemetry") as producer:
+            await producer.send([EventData(b"one"), EventData(b"two")], partition_key="sensor-7")
+
+    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
+    :param options: see :class:`ConnectionOptions`; units and defaults stand in
+        :class:`eventpump.settings.ConnectionSettings`.
+    :raises ConfigurationError: a value that cannot work.
+    """
+
+    def __init__(
+        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ConnectionOptions]
+    ) -> None:
+        settings = connection_settings(connection_string, hub, **options)
+        super().__init__(make_transport(settings), settings.hub, retry=settings.retry)

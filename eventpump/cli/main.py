@@ -1,0 +1,41 @@
+"""The `eventpump` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from eventpump.cli import emulator
+from eventpump.errors import EventPumpError
+
+FAILED = 2
+"""The exit code for input that cannot work, or a service that refuses it."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command and its subcommands."""
+    made = argparse.ArgumentParser(
+        prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
+    )
+    made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")
+    subparsers = made.add_subparsers(metavar="COMMAND", required=True)
+    emulator.add_parser(subparsers)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. :returns: the exit code; 2 with one line on stderr where the input cannot work."""
+    args = parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EventPumpError as error:
+        print(f"eventpump: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
