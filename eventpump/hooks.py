@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -281,14 +282,20 @@ class Reporter:
     :param logger: where the lines go.
     """
 
-    __slots__ = ("_hooks", "_logger")
+    __slots__ = ("_counts", "_hooks", "_logger")
 
     def __init__(self, logger: logging.Logger, hooks: Iterable[Hook] = ()) -> None:
         self._logger = logger
         self._hooks = tuple(hooks)
+        self._counts: Counter[type[HostReport]] = Counter()
+
+    def count(self, kind: type[HostReport]) -> int:
+        """How many reports of a kind there were."""
+        return self._counts[kind]
 
     def report(self, report: HostReport) -> None:
         """Hand a report on."""
+        self._counts[type(report)] += 1
         if self._logger.isEnabledFor(report.level):
             where = "" if report.partition_id is None else f" partition {report.partition_id}:"
             error = getattr(report, "error", None)

@@ -9,7 +9,7 @@ import inspect
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -514,6 +514,15 @@ def _check_initial_position(value: object) -> Mapping[str, EventPosition] | Even
     return positions
 
 
+def _check_end(value: object) -> EventPosition | None:
+    if value is None:
+        return None
+    position = start_position(value)
+    if position.offset not in {None, "@latest"}:
+        raise ValueError('an offset has no order: only "@latest" can be an end')
+    return position if isinstance(value, EventPosition) else replace(position, inclusive=True)
+
+
 def _check_name(value: str) -> str:
     if not value or not value.isprintable() or not _is_unicode(value):
         raise ValueError("must be printable text, and not empty")
@@ -551,6 +560,23 @@ class FeedSettings(SettingsModel):
         if value < info.data.get("reopen_delay", 0.0):
             raise ValueError("must not be below reopen_delay")
         return value
+
+
+class ReaderSettings(FeedSettings):
+    """What a reader reads.
+
+    :param position: where it begins.
+    :param end: where it ends, itself only included where it says so: a sequence number, an enqueued time, or
+        "@latest" for the newest event at the start. None for never. Text and numbers given here include themselves.
+    :param owner_level: the epoch of an exclusive reader; None shares the partition.
+    :param receiver_name: shown by the service in the texts of other readers' errors.
+    """
+
+    partition_id: Name
+    position: Annotated[EventPosition, PlainValidator(start_position)] = EventPosition.earliest()
+    end: Annotated[EventPosition | None, PlainValidator(_check_end)] = None
+    owner_level: int | None = Field(default=None, ge=0, lt=2**63)
+    receiver_name: Name | None = None
 
 
 class HostSettings(FeedSettings):

@@ -149,6 +149,11 @@ class CheckpointTracker:
         """Whether nothing is left to write and nothing in flight."""
         return self._wanted is None and self._in_flight is None
 
+    @property
+    def unwritten(self) -> Checkpoint | None:
+        """The latest that is wanted and not known to be stored."""
+        return self._wanted or self._in_flight
+
     def begin_write(self) -> Checkpoint | None:
         """Take what to write now; None where there is nothing, or a write is in flight."""
         if self._in_flight is not None or self._wanted is None:

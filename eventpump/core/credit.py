@@ -53,8 +53,11 @@ class CreditWindow:
         """Messages granted that have not come."""
 
     def link_opened(self, max_message_size: int) -> None:
-        """Begin on a new link, which has no credit. What is known of sizes stays."""
-        self._max_message_size = max(1, max_message_size)
+        """Begin on a new link, which has no credit. What is known of sizes stays.
+
+        :param max_message_size: in bytes; 0 where the link has no limit.
+        """
+        self._max_message_size = max_message_size or self._max_bytes
         self.outstanding = 0
 
     def link_ended(self) -> None:

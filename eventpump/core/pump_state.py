@@ -77,6 +77,7 @@ class PumpLife:
         "overdue_at",
         "reason",
         "state",
+        "write_until",
     )
 
     def __init__(self, *, loss_grace: float, close_timeout: float) -> None:
@@ -90,6 +91,8 @@ class PumpLife:
         """When a handler still running is cancelled."""
         self.close_until = math.inf
         """When `close` still running is cancelled."""
+        self.write_until = math.inf
+        """Until when the last checkpoint is tried."""
         self.overdue_at = math.inf
         """When an end that has not come is reported."""
 
@@ -112,6 +115,7 @@ class PumpLife:
             self.reason = reason
         within = self._close_timeout if within is None else within
         self.overdue_at = min(self.overdue_at, now + within)
+        self.write_until = min(self.write_until, now + within * 15 / 16)
         self.close_until = min(self.close_until, now + within * 7 / 8)
         self.handler_until = min(self.handler_until, now + within * 3 / 4)
 

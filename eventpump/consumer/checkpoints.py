@@ -1,0 +1,146 @@
+"""Writes a partition's checkpoints: one write in flight, the latest wins, and none is dropped without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from eventpump.consumer.tasks import TaskSet
+from eventpump.core.backoff import Backoff
+from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.lease import PartitionLease
+from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import CheckpointStore
+
+FAILURES_TOLD = 3
+"""Failed writes in a row after which those who wait are told. Writing goes on."""
+
+
+class CheckpointWriter:
+    """Carries out what a tracker wants stored.
+
+    :param lease: gives the lease to write under.
+    :param timeout: seconds for one write; its outcome is not known after that, and it is written again.
+    :param on_written: is called with every checkpoint stored.
+    :param on_failed: is called with every error of the store.
+    :param on_refused: is called when the store says that the lease is lost.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        tracker: CheckpointTracker,
+        lease: Callable[[], PartitionLease],
+        *,
+        timeout: float,
+        rng: random.Random,
+        on_written: Callable[[Checkpoint], None],
+        on_failed: Callable[[Exception], None],
+        on_refused: Callable[[], None],
+        on_unexpected: Callable[[str, BaseException], None],
+    ) -> None:
+        self._store = store
+        self._tracker = tracker
+        self._lease = lease
+        self._timeout = timeout
+        self._rng = rng
+        self._backoff = Backoff(0.2, 5.0)
+        self._on_written = on_written
+        self._on_failed = on_failed
+        self._on_refused = on_refused
+        self._tasks = TaskSet(on_unexpected)
+        self._waiters: list[tuple[Checkpoint, asyncio.Future[None]]] = []
+        self._is_writing = False
+        self._is_closed = False
+
+    def kick(self) -> None:
+        """Start to write, where there is something to and nobody does."""
+        if not self._is_closed and not self._is_writing and not self._tracker.is_settled:
+            self._is_writing = True
+            self._tasks.spawn(self._write(), "eventpump checkpoint writer")
+
+    def stored(self, checkpoint: Checkpoint) -> asyncio.Future[None]:
+        """Give what is done once a wanted checkpoint, or a later one, is stored, or fails."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((checkpoint, waiter))
+        self.kick()
+        return waiter
+
+    async def flush(self, timeout: float) -> bool:
+        """Wait until everything wanted is stored, for a time in seconds. True where it is."""
+        self.kick()
+        await self._tasks.wait(max(0.0, timeout))
+        return self._tracker.is_settled
+
+    async def aclose(self) -> None:
+        """Write no more. Whoever still waits is told that ownership is lost. Closing twice is fine."""
+        self.stop()
+        await self._tasks.cancel(self._timeout)
+
+    def stop(self) -> None:
+        """Begin to close, without waiting for the write in flight to end."""
+        self._is_closed = True
+        self._fail_waiters(None)
+
+    async def _write(self) -> None:
+        try:
+            await self._write_wanted()
+        finally:
+            self._is_writing = False
+
+    async def _write_wanted(self) -> None:
+        tracker = self._tracker
+        while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+            except Exception as error:
+                tracker.write_failed()
+                failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
+                delay = self._backoff.next(self._rng)
+                self._on_failed(failure)
+                if self._backoff.failures >= FAILURES_TOLD:
+                    self._fail_waiters(failure)
+                await asyncio.sleep(delay)
+            except BaseException:
+                tracker.write_failed()
+                raise
+            else:
+                if not is_stored:
+                    tracker.write_failed()
+                    self._on_refused()
+                    return
+                self._backoff.reset()
+                tracker.write_done()
+                self._on_written(checkpoint)
+                self._settle_waiters()
+
+    def _settle_waiters(self) -> None:
+        waiting: list[tuple[Checkpoint, asyncio.Future[None]]] = []
+        for checkpoint, waiter in self._waiters:
+            if not self._tracker.covers(checkpoint):
+                waiting.append((checkpoint, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        self._waiters = waiting
+
+    def _fail_waiters(self, error: EventPumpError | None) -> None:
+        """End the waits with an error; None for lost ownership."""
+        for checkpoint, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error or OwnershipLostError(checkpoint.partition_id))
+        self._waiters.clear()
+
+
+def store_error(error: Exception, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
+    """Make one of ours of what a store's call raised, so that a faulty store looks like a failing one."""
+    if isinstance(error, EventPumpError):
+        return error
+    if isinstance(error, TimeoutError):
+        ours = StoreError(operation, f"no answer within {timeout:.1f} s", partition_id=partition_id)
+    else:
+        ours = StoreError(operation, f"{type(error).__name__}: {error}", partition_id=partition_id)
+    ours.__cause__ = error
+    return ours

@@ -1,0 +1,252 @@
+"""One partition's events, from a receive link that is opened again as often as it takes, through a bounded cache."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
+
+from eventpump.consumer.tasks import TaskSet
+from eventpump.core.backoff import Backoff
+from eventpump.core.cache import EventCache
+from eventpump.core.credit import CreditWindow
+from eventpump.errors import ClosedError, EventPumpError, Recovery, ServiceBusyError, ServiceError
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
+from eventpump.settings import FeedSettings
+
+BUSY_DELAY = 4.0
+"""Seconds to leave a service alone that says it is busy (wire reference, section 9)."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds a link may take to detach before it is left to its connection."""
+
+
+class PartitionFeed:
+    """Receives one partition, as the `ReceiveSink` of its link.
+
+    What the link's end allows is decided by the error's `Recovery`: to give up ends the feed, everything else opens
+    the link again after the last message *received*. What was received stays in the cache meanwhile, so nothing is
+    lost and nothing comes twice.
+
+    :param spec: the link; its position is where the first one begins.
+    :param on_attached: is called each time the link is attached.
+    :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        spec: ReceiveLinkSpec,
+        settings: FeedSettings,
+        *,
+        rng: random.Random,
+        on_attached: Callable[[], None] | None = None,
+        on_trouble: Callable[[Exception, float | None], None] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._spec = spec
+        self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._settled_after = settings.reopen_delay_max
+        self._rng = rng
+        self._on_attached = on_attached
+        self._on_trouble = on_trouble
+        self._cache = EventCache()
+        self._cursor = self._cache.cursor()
+        self._credit = CreditWindow(settings.cache_events, settings.cache_bytes, strict=settings.strict_bytes)
+        self._link: ReceiveLink | None = None
+        self._link_error: asyncio.Future[EventPumpError] | None = None
+        self._is_stopped = False
+        self._is_closing = False
+        self._waiter: asyncio.Future[bool] | None = None
+        self._wait_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = TaskSet(self._keeper_failed)
+        self.error: Exception | None = None
+        """Why the feed ended; what is in the cache can still be taken."""
+        self.newest: bytes | None = None
+        """The last message received."""
+
+    @property
+    def position(self) -> EventPosition:
+        """Where a link opened now would begin: after the last message received."""
+        if self.newest is None:
+            return self._spec.position
+        return EventPosition.at_offset(ReceivedEvent(self.newest).offset)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a link now."""
+        return self._link is not None
+
+    @property
+    def events_held(self) -> int:
+        """Events received and not taken."""
+        return self._cache.count
+
+    @property
+    def bytes_held(self) -> int:
+        """The same in bytes."""
+        return self._cache.size
+
+    def start(self) -> None:
+        """Open the link, and keep it open. Once."""
+        self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
+
+    def take(self, limit: int) -> list[bytes]:
+        """Take what is there, at most `limit` messages; empty where nothing is."""
+        messages = self._cursor.read(limit)
+        if messages:
+            self._adjust_credit()
+        return messages
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
+
+        :param timeout: seconds; None for as long as it takes.
+        :returns: False where the time ran out. Cancelled, nothing is lost.
+        """
+        if self._cache.count or self.error is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        if timeout is not None:
+            # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
+            self._wait_until = loop.time() + timeout
+            if self._timer is None or self._timer.when() > self._wait_until:
+                self._set_timer()
+        else:
+            self._wait_until = float("inf")
+        try:
+            found: bool = await waiter
+            return found
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._wake(True)
+
+    def stop(self) -> None:
+        """Take no more: credit goes to 0."""
+        self._is_stopped = True
+        credit = self._credit.withdraw()
+        if credit is not None and self._link is not None:
+            self._link.set_credit(credit)
+
+    async def aclose(self) -> None:
+        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends."""
+        self._is_stopped = True
+        if self.error is None:
+            self.error = ClosedError("partition feed")
+        self._wake(True)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            if self._is_closing:
+                await self._tasks.wait(CLOSE_TIMEOUT)
+            else:
+                # Once only: a second cancellation would break off the detach.
+                self._is_closing = True
+                await self._tasks.cancel(CLOSE_TIMEOUT)
+        finally:
+            self._cache.clear()
+
+    # ------------------------------------------------------------------------------------------ the link's sink
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Take over a batch: one hand-off and at most one wake-up, however many messages it holds."""
+        cache = self._cache
+        cache.append(batch, self._credit.received(batch))
+        self.newest = batch[-1]
+        self._adjust_credit()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+
+    def detached(self, error: EventPumpError) -> None:
+        """Learn that the link ended."""
+        if self._link_error is not None and not self._link_error.done():
+            self._link_error.set_result(error)
+
+    # ------------------------------------------------------------------------------------------------- the link
+
+    async def _keep_link(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._link_error = loop.create_future()
+            opened_at, newest = loop.time(), self.newest
+            try:
+                await self._use_link(self._link_error)
+            except EventPumpError as error:
+                if self.newest is not newest or loop.time() - opened_at > self._settled_after:
+                    self._backoff.reset()
+                if not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
+                    self._end(error)
+                    return
+                least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
+                delay = self._backoff.next(self._rng, at_least=least)
+                if self._on_trouble is not None:
+                    self._on_trouble(error, delay)
+            await asyncio.sleep(delay)
+
+    async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
+        """Open the link, and raise the error it ends with."""
+        link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
+        try:
+            self._link = link
+            self._credit.link_opened(link.max_message_size)
+            if self._on_attached is not None:
+                self._on_attached()
+            self._adjust_credit()
+            raise await ended
+        finally:
+            self._link = None
+            self._credit.link_ended()
+            if not ended.done() or ended.cancelled():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                        await link.aclose()
+
+    def _adjust_credit(self) -> None:
+        link = self._link
+        if link is None or self._is_stopped:
+            return
+        credit = self._credit.grant(self._cache.count, self._cache.size)
+        if credit is not None:
+            link.set_credit(credit)
+
+    def _end(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            if self._on_trouble is not None:
+                self._on_trouble(error, None)
+        self._wake(True)
+
+    def _keeper_failed(self, _: str, error: BaseException) -> None:
+        self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
+
+    # -------------------------------------------------------------------------------------------------- waiting
+
+    def _wake(self, found: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(found)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._wait_until, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if asyncio.get_running_loop().time() < self._wait_until:
+            if self._wait_until != float("inf"):
+                self._set_timer()
+            return
+        self._wake(False)

@@ -1,0 +1,220 @@
+"""A processor host: one member of the fleet that shares a hub's partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from eventpump.consumer.manager import PartitionManager, PartitionStatus
+from eventpump.consumer.processor import ProcessorSource
+from eventpump.consumer.pump import PumpSurroundings
+from eventpump.errors import ClosedError, ConfigurationError
+from eventpump.hooks import Hook, Reporter
+from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.settings import HostSettings
+
+logger = logging.getLogger("eventpump.consumer")
+
+STORE_SHARE = 0.45
+"""A store's call may take this part of lease duration minus renew interval: two tries fit before a lease runs out."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds the transport and the store may take each to close."""
+
+
+class LoopClock:
+    """The running loop's time: what the stores count expiry on, and virtual on a virtual loop."""
+
+    def monotonic(self) -> float:
+        """Seconds on the running loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    def time(self) -> float:
+        """Seconds since the Unix epoch."""
+        return time.time()
+
+
+class PartitionHost:
+    """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
+
+    Every event is processed at least once. A partition is delivered by one host at a time, as far as its own clock, the
+    lease store and the service's owner levels can tell. The host owns the transport it makes and the store it is given:
+    it opens and closes both.
+
+    :param transport_factory: makes the way to the namespace, when `run` is called.
+    :param leases: the store; one of its own for every host.
+    :param processor: an `EventProcessor` (shared by all partitions), a class of such, or a factory.
+    :param hooks: are called with every report, on the event loop.
+    :param clock: the clock the store counts expiry on; None for the running loop's.
+    :param rng: spreads load; None for an unseeded one.
+    :raises ConfigurationError: the renew interval is not below the store's lease duration, or the processor is none.
+    """
+
+    def __init__(
+        self,
+        transport_factory: Callable[[], Transport],
+        leases: LeaseStore,
+        settings: HostSettings,
+        processor: object,
+        *,
+        hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._transport_factory = transport_factory
+        self._leases = leases
+        self._settings = settings
+        self._source = ProcessorSource.of(processor)
+        self._reporter = Reporter(logger, hooks)
+        self._clock = LoopClock() if clock is None else clock
+        self._rng = random.Random() if rng is None else rng
+        duration = leases.lease_duration
+        self._renew_interval = duration / 3 if settings.renew_interval is None else settings.renew_interval
+        if self._renew_interval >= duration:
+            problem = f"must be below the lease duration of the store, which is {duration:g} s"
+            raise ConfigurationError("renew_interval", problem)
+        self._host_name = settings.host_name or _make_name()
+        self._main: asyncio.Task[None] | None = None
+        self._manager: PartitionManager | None = None
+        self._is_closed = False
+
+    @property
+    def host_name(self) -> str:
+        """The owner's name in the leases."""
+        return self._host_name
+
+    @property
+    def partitions(self) -> list[PartitionStatus]:
+        """The partitions this host runs now, ordered by id."""
+        statuses = [] if self._manager is None else self._manager.statuses
+        return sorted(statuses, key=lambda status: (len(status.partition_id), status.partition_id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def run(self, *, handle_signals: bool = False) -> None:
+        """Process until `aclose` is called. Once.
+
+        Cancelled, it closes in order, which may take the close time-out, and then raises the cancellation; cancelled
+        again, it hurries. No task is left in either case, but for user code that does not let itself be cancelled.
+
+        :param handle_signals: close on SIGTERM and SIGINT. A second signal does what it would do without us.
+        :raises EventPumpError: wrong credential, hub or consumer group, or one that could not be reached within the
+            start-up time-out.
+        :raises ProcessorFailedError: the processor raised, and the failure policy is to stop.
+        :raises ClosedError: the host was closed before.
+        """
+        if self._is_closed:
+            raise ClosedError("processor host")
+        if self._main is not None:
+            raise ConfigurationError("run", "the host was run already")
+        main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
+        signals = self._watch_signals() if handle_signals else []
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not main.done():
+                try:
+                    await asyncio.wait({main})
+                except asyncio.CancelledError as error:
+                    self._stop(self._settings.close_timeout if cancelled is None else 0.0)
+                    cancelled = error
+        finally:
+            self._is_closed = True
+            self._unwatch_signals(signals)
+        if cancelled is not None:
+            if not main.cancelled() and (failure := main.exception()) is not None:
+                logger.error("host %s: failed while closing: %s", self._host_name, failure)
+            raise cancelled
+        main.result()
+
+    async def aclose(self, deadline: float | None = None) -> None:
+        """Stop receiving, let handlers finish what they have, write the last checkpoints, release the leases.
+
+        Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
+        for which this would wait: it has `stop`.
+
+        :param deadline: seconds it may take, a second more for releases; None for the close time-out.
+        """
+        self.stop(deadline)
+        if self._main is None or self._main.done():
+            return
+        await asyncio.wait({self._main})
+
+    def stop(self, deadline: float | None = None) -> None:
+        """Begin what `aclose` does, without waiting for it: `run` returns when it is done. A processor may call this.
+
+        :param deadline: as for `aclose`.
+        """
+        self._stop(self._settings.close_timeout if deadline is None else deadline)
+
+    def _stop(self, within: float) -> None:
+        self._is_closed = True
+        if self._manager is not None:
+            self._manager.stop(max(0.0, within))
+
+    async def _run(self) -> None:
+        settings = self._settings
+        transport = self._transport_factory()
+        around = PumpSurroundings(
+            transport=transport,
+            store=self._leases,
+            settings=settings,
+            source=self._source,
+            scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
+            host_name=self._host_name,
+            clock=self._clock,
+            rng=self._rng,
+            reporter=self._reporter,
+            store_timeout=(self._leases.lease_duration - self._renew_interval) * STORE_SHARE,
+            blocked_after=self._renew_interval,
+        )
+        manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
+        if self._is_closed:
+            manager.stop(0.0)
+        try:
+            await manager.run()
+        finally:
+            for close in (transport.aclose, self._leases.aclose):
+                try:
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                        await close()
+                except Exception as error:
+                    logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)
+
+    def _watch_signals(self) -> list[signal.Signals]:
+        watched: list[signal.Signals] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Not in other threads than the main one, and not on every platform.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
+                watched.append(number)
+        return watched
+
+    def _signalled(self, watched: list[signal.Signals]) -> None:
+        logger.info("host %s: closing on a signal", self._host_name)
+        self._unwatch_signals(watched)
+        self._stop(self._settings.close_timeout)
+
+    @staticmethod
+    def _unwatch_signals(watched: list[signal.Signals]) -> None:
+        while watched:
+            asyncio.get_running_loop().remove_signal_handler(watched.pop())
+
+
+def _make_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

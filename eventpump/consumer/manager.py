@@ -1,0 +1,550 @@
+"""A host's part of the fleet: keeps its leases, takes the ones that are due to it, runs a pump for each."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.pump import PartitionPump, PumpSurroundings, is_configured_wrongly
+from eventpump.consumer.tasks import TaskSet
+from eventpump.core.backoff import Backoff
+from eventpump.core.balancer import plan_leases
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.errors import (
+    ConfigurationError,
+    ConsumerDisconnectedError,
+    EventPumpError,
+    ProcessorFailedError,
+    Recovery,
+    RequestRefusedError,
+    ServiceError,
+    ServiceTimeoutError,
+    StoreError,
+)
+from eventpump.hooks import (
+    HostReport,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    LoopBlocked,
+    OutsideReader,
+    PartitionFailed,
+    PartitionsFound,
+    ServiceFailed,
+    StoreFailed,
+    UnexpectedFailure,
+)
+
+_T = TypeVar("_T")
+
+JITTER = 0.2
+"""The part of an interval that chance takes off, so that hosts started together drift apart."""
+
+RELEASE_TIME = 1.0
+"""Seconds a release may take at the least, even where the time to close has run out."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """What the manager knows of one partition."""
+
+    partition_id: str
+    lease: PartitionLease | None = None
+    pump: PartitionPump | None = None
+    """Stays until it has ended, whoever holds the lease by then."""
+    expiry: asyncio.TimerHandle | None = None
+    is_renewing: bool = False
+    is_taking: bool = False
+    stolen: ConsumerDisconnectedError | None = None
+    avoid_until: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How a partition stands on a host.
+
+    :param epoch: of the lease; None where this host holds none and only its old pump has not ended yet.
+    """
+
+    partition_id: str
+    epoch: int | None
+    state: PumpState
+    last_sequence_number: int | None
+    lag: int | None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What ends the manager."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    is_stopping: bool = False
+    failure: EventPumpError | None = None
+
+
+class PartitionManager:
+    """Runs one host's partitions, until told to stop or until it cannot go on.
+
+    Every interval, three things are set going that do not wait for each other: each lease is renewed in a task of its
+    own; all leases are listed and those due to this host are taken, again in a task each; the hub is asked for new
+    partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits for user code.
+
+    :param renew_interval: seconds between renewals.
+    """
+
+    def __init__(self, around: PumpSurroundings, *, renew_interval: float) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._store = around.store
+        self._clock = around.clock
+        self._renew_interval = renew_interval
+        self._slots: dict[str, _Slot] = {}
+        self._known: set[str] = set()
+        self._chores = TaskSet(self._unexpected)
+        self._renewals = TaskSet(self._unexpected)
+        self._takings = TaskSet(self._unexpected)
+        self._pumps = TaskSet(self._unexpected)
+        self._end = _Outcome()
+        self._close_by = math.inf
+        self._hurry = asyncio.Event()
+        self._is_listing = False
+        self._is_discovering = False
+        self._was_attached = False
+
+    @property
+    def statuses(self) -> list[PartitionStatus]:
+        """The partitions this host runs, in no particular order."""
+        return [
+            PartitionStatus(
+                slot.partition_id,
+                None if slot.lease is None else slot.lease.epoch,
+                slot.pump.state,
+                None if (last := slot.pump.context.last_delivered) is None else last.sequence_number,
+                slot.pump.context.lag,
+            )
+            for slot in self._slots.values()
+            if slot.pump is not None
+        ]
+
+    async def run(self) -> None:
+        """Run until `stop` is called, then close in order.
+
+        :raises EventPumpError: the service or the store could not be used from the start, or the processor failed and
+            the policy is to stop. Everything is closed by then.
+        """
+        try:
+            await self._start()
+            while not self._is_ending:
+                self._renew_all()
+                self._chores.spawn(self._discover_once(), "eventpump discovery")
+                self._chores.spawn(self._balance_once(), "eventpump balancing")
+                await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
+        except EventPumpError as error:
+            self._fail(error)
+        finally:
+            await self._close()
+        if self._end.failure is not None:
+            raise self._end.failure
+
+    def stop(self, within: float) -> None:
+        """End `run`. A later call can only shorten the time.
+
+        :param within: seconds it may take.
+        """
+        self._close_by = min(self._close_by, self._clock.monotonic() + within)
+        self._end.is_stopping = True
+        self._end.wake.set()
+        self._hurry.set()
+        for slot in self._slots.values():
+            if slot.pump is not None:
+                slot.pump.stop(CloseReason.SHUTDOWN, within)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._end.is_stopping or self._end.failure is not None
+
+    def _fail(self, error: EventPumpError) -> None:
+        if self._end.failure is None:
+            self._end.failure = error
+        self._end.wake.set()
+
+    # ------------------------------------------------------------------------------------------------ beginning
+
+    async def _start(self) -> None:
+        """Bind the store and learn the partitions. What may pass is tried again for a while, and reported."""
+        until = self._clock.monotonic() + self._settings.startup_timeout
+        await self._at_start("open the lease store", lambda: self._store.open(self._around.scope), until)
+        hub = self._settings.hub
+        properties = await self._at_start(
+            f"reading the properties of hub {hub}",
+            lambda: self._around.transport.get_hub_properties(hub),
+            until,
+            is_read=True,
+        )
+        if properties is not None:
+            ids = properties.partition_ids
+            await self._at_start("ensure leases", lambda: self._store.ensure_leases(ids), until)
+            self._found(ids)
+
+    async def _at_start(
+        self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
+    ) -> _T | None:
+        """Do something that the rest needs; None where the end came first.
+
+        :param is_read: whether the service is asked, rather than the store.
+        """
+        backoff = Backoff(0.2, 5.0)
+        while not self._is_ending:
+            remaining = until - self._clock.monotonic()
+            outcome = self._chores.spawn(_settled(call(), max(1.0, remaining)), f"eventpump start: {operation}")
+            stopping = self._chores.spawn(self._end.wake.wait(), "eventpump start")
+            try:
+                await asyncio.wait({outcome, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not outcome.done():
+                    return None
+                result, error = outcome.result()
+            finally:
+                outcome.cancel()
+                stopping.cancel()
+            if error is None:
+                return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
+            failure = self._told(operation, error, is_read)
+            is_final = isinstance(failure, ServiceError) and failure.recovery is Recovery.GIVE_UP
+            is_ours = not isinstance(failure, ServiceError | StoreError)
+            delay = backoff.next(self._around.rng)
+            if is_final or is_ours or self._clock.monotonic() + delay >= until:
+                raise failure
+            await self._sleep(delay, measured=False)
+        return None
+
+    def _told(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
+        """Report a failure at the start, and give it as one of ours."""
+        if is_read:
+            if not isinstance(error, EventPumpError):
+                error = ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
+            self._report(ServiceFailed(self._around.host_name, None, operation, error))
+            return error
+        failure = store_error(error, operation, None, self._settings.startup_timeout)
+        self._report(StoreFailed(self._around.host_name, None, operation, failure))
+        return failure
+
+    # --------------------------------------------------------------------------------------------- the interval
+
+    async def _sleep(self, delay: float, *, measured: bool = True) -> None:
+        """Wait, or until the end. Tells when the loop did not turn for longer than an interval."""
+        due = self._clock.monotonic() + delay
+        seen = self._around.reporter.count(LoopBlocked)
+        try:
+            async with asyncio.timeout(delay):
+                await self._end.wake.wait()
+        except TimeoutError:
+            pass
+        late = self._clock.monotonic() - due
+        if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
+            self._report(LoopBlocked(self._around.host_name, None, late, None))
+
+    async def _discover_once(self) -> None:
+        """Learn of new partitions, unless the last attempt has not ended."""
+        if self._is_discovering:
+            return
+        self._is_discovering = True
+        try:
+            try:
+                properties = await self._around.transport.get_hub_properties(self._settings.hub)
+            except EventPumpError as error:
+                operation = f"reading the properties of hub {self._settings.hub}"
+                self._report(ServiceFailed(self._around.host_name, None, operation, error))
+                return
+            new = tuple(each for each in properties.partition_ids if each not in self._known)
+            if new and await self._stored("ensure leases", None, self._store.ensure_leases(new)) is not _FAILED:
+                self._found(new)
+                self._chores.spawn(self._balance_once(), "eventpump balancing")
+        finally:
+            self._is_discovering = False
+
+    def _found(self, partition_ids: tuple[str, ...]) -> None:
+        self._known.update(partition_ids)
+        self._report(PartitionsFound(self._around.host_name, None, partition_ids))
+
+    async def _balance_once(self) -> None:
+        """List, plan, and start to take what the plan says, unless the last listing has not ended."""
+        if self._is_listing:
+            return
+        self._is_listing = True
+        try:
+            snapshots = await self._stored("list leases", None, self._store.list_leases())
+        finally:
+            self._is_listing = False
+        if isinstance(snapshots, _Failed) or self._is_ending:
+            return
+        now = self._clock.monotonic()
+        plan = plan_leases(
+            snapshots,
+            host=self._around.host_name,
+            held=[slot.partition_id for slot in self._slots.values() if slot.lease is not None],
+            rng=self._around.rng,
+            avoid=[slot.partition_id for slot in self._slots.values() if self._is_barred(slot, now)],
+        )
+        for partition_id in plan.acquire:
+            self._take(partition_id, None)
+        for snapshot in plan.steal:
+            self._take(snapshot.partition_id, snapshot)
+
+    def _is_barred(self, slot: _Slot, now: float) -> bool:
+        """Tell whether a partition must not be started here now; above all while its old pump has not ended."""
+        return slot.pump is not None or slot.is_taking or now < slot.avoid_until
+
+    # ------------------------------------------------------------------------------------------------- leases
+
+    def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> None:
+        slot = self._slots.setdefault(partition_id, _Slot(partition_id))
+        if slot.lease is not None or self._is_barred(slot, self._clock.monotonic()):
+            return
+        slot.is_taking = True
+        self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
+
+    async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
+        owner = self._around.host_name
+        try:
+            if snapshot is None:
+                call = self._store.acquire_lease(slot.partition_id, owner)
+            else:
+                call = self._store.steal_lease(snapshot, owner)
+            lease = await self._stored("acquire" if snapshot is None else "steal", slot.partition_id, call)
+        finally:
+            slot.is_taking = False
+        if lease is None or isinstance(lease, _Failed):
+            return
+        self._own(slot, lease)
+        if self._is_ending:
+            await self._release(slot)
+            return
+        source = None if snapshot is None else snapshot.owner
+        self._report(LeaseTaken(owner, slot.partition_id, lease.epoch, source))
+        self._start_pump(slot, lease)
+
+    def _own(self, slot: _Slot, lease: PartitionLease) -> None:
+        """Note a lease, taken or renewed, and when it ends."""
+        slot.lease = lease
+        if slot.expiry is not None:
+            slot.expiry.cancel()
+        delay = max(0.0, lease.expires_at - self._clock.monotonic())
+        slot.expiry = asyncio.get_running_loop().call_later(delay, self._expired, slot)
+
+    def _expired(self, slot: _Slot) -> None:
+        slot.expiry = None
+        if slot.lease is None:
+            return
+        if self._clock.monotonic() < slot.lease.expires_at:
+            self._own(slot, slot.lease)
+        else:
+            self._lost(slot, "it was not renewed in time")
+
+    def _lost(self, slot: _Slot, why: str) -> None:
+        if slot.lease is None:
+            return
+        self._report(LeaseLost(self._around.host_name, slot.partition_id, slot.lease.epoch, why))
+        self._forget(slot)
+        if slot.pump is not None:
+            slot.pump.ownership_lost()
+
+    def _forget(self, slot: _Slot) -> None:
+        slot.lease = None
+        slot.stolen = None
+        if slot.expiry is not None:
+            slot.expiry.cancel()
+            slot.expiry = None
+
+    def _renew_all(self) -> None:
+        for slot in self._slots.values():
+            if slot.lease is not None:
+                self._renew(slot)
+
+    def _renew(self, slot: _Slot) -> None:
+        if not slot.is_renewing:
+            slot.is_renewing = True
+            self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
+
+    async def _renew_one(self, slot: _Slot) -> None:
+        """Renew a lease, and again while that fails and the lease lives."""
+        backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
+        try:
+            while (lease := slot.lease) is not None:
+                stolen = slot.stolen
+                renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
+                if slot.lease is not lease:
+                    return
+                if isinstance(renewed, _Failed):
+                    await asyncio.sleep(backoff.next(self._around.rng))
+                    continue
+                if renewed is None:
+                    self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
+                    return
+                self._own(slot, renewed)
+                if slot.pump is not None:
+                    slot.pump.renewed(renewed)
+                if slot.stolen is None:
+                    return
+                if slot.stolen is stolen:
+                    self._leave_to_outsider(slot, stolen)
+                    return
+                # The link was stolen while we asked: the answer may be older than that. Ask again.
+        finally:
+            slot.is_renewing = False
+
+    def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
+        """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
+        avoided_for = self._store.lease_duration
+        slot.stolen = None
+        slot.avoid_until = self._clock.monotonic() + avoided_for
+        self._report(OutsideReader(self._around.host_name, slot.partition_id, avoided_for, error))
+        if slot.pump is not None:
+            slot.pump.stop(CloseReason.OWNERSHIP_LOST)
+
+    async def _release(self, slot: _Slot) -> None:
+        lease = slot.lease
+        if lease is None:
+            return
+        self._forget(slot)
+        if self._clock.monotonic() >= lease.expires_at:
+            return
+        remaining = max(RELEASE_TIME, self._close_by - self._clock.monotonic())
+        timeout = min(self._around.store_timeout, remaining)
+        if await self._stored("release", slot.partition_id, self._store.release_lease(lease), timeout) is True:
+            self._report(LeaseReleased(self._around.host_name, slot.partition_id, lease.epoch))
+
+    # -------------------------------------------------------------------------------------------------- pumps
+
+    def _start_pump(self, slot: _Slot, lease: PartitionLease) -> None:
+        def stolen(error: ConsumerDisconnectedError) -> None:
+            if slot.pump is pump and slot.lease is not None:
+                slot.stolen = error
+                self._renew(slot)
+
+        pump = slot.pump = PartitionPump(
+            self._around,
+            lease,
+            on_stolen=stolen,
+            on_lost=lambda why: self._lost_by(slot, pump, why),
+            on_overdue=lambda: self._overdue(slot, pump),
+        )
+        self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
+
+    def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
+        if slot.pump is pump and slot.lease is not None:
+            self._lost(slot, why)
+        else:
+            pump.ownership_lost()
+
+    async def _run_pump(self, slot: _Slot, pump: PartitionPump) -> None:
+        try:
+            await pump.run()
+        finally:
+            # Only now may the partition be started here again.
+            slot.pump = None
+        self._was_attached = self._was_attached or pump.was_attached
+        if pump.failure is not None:
+            self._pump_failed(slot, pump, pump.failure)
+        await self._release(slot)
+
+    def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
+        if isinstance(error, ProcessorFailedError | ConfigurationError) or is_configured_wrongly(pump):
+            assert isinstance(error, EventPumpError)
+            self._fail(error)
+            return
+        is_first_contact = not self._was_attached and not any(
+            other.pump is not None and other.pump.was_attached for other in self._slots.values()
+        )
+        if isinstance(error, ServiceError) and is_first_contact and not isinstance(error, RequestRefusedError):
+            # Nothing was ever read: it is the key, the hub or the group that is wrong, not this partition.
+            self._fail(error)
+            return
+        avoided_for = self._store.lease_duration
+        slot.avoid_until = self._clock.monotonic() + avoided_for
+        self._report(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
+
+    def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
+        """Let others have a partition whose processor does not return. It was reported."""
+        if slot.pump is pump and slot.lease is not None:
+            self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+
+    # ------------------------------------------------------------------------------------------------- closing
+
+    async def _close(self) -> None:
+        """Stop every pump and release every lease, in time."""
+        if self._close_by == math.inf:
+            self._close_by = self._clock.monotonic() + self._settings.close_timeout
+        for slot in self._slots.values():
+            if slot.pump is not None:
+                slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
+        await self._chores.cancel(RELEASE_TIME)
+        await self._wait_for_pumps()
+        await self._renewals.cancel(RELEASE_TIME)
+        for slot in self._slots.values():
+            if slot.lease is not None:
+                self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+        await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
+        await self._takings.cancel(RELEASE_TIME)
+        await self._pumps.cancel(RELEASE_TIME)
+        for slot in self._slots.values():
+            self._forget(slot)
+
+    async def _wait_for_pumps(self) -> None:
+        """Wait for their ends until the time is up, which a second call of `stop` may bring nearer."""
+        # Renewals go on meanwhile: a handler that takes its time must not lose its lease over it.
+        renewing = self._chores.spawn(self._renew_until_closed(), "eventpump renewals")
+        while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
+            self._hurry.clear()
+            hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
+            ended = self._chores.spawn(self._pumps.wait(remaining), "eventpump closing")
+            await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            ended.cancel()
+        renewing.cancel()
+        await self._chores.wait(RELEASE_TIME)
+
+    async def _renew_until_closed(self) -> None:
+        while True:
+            await asyncio.sleep(self._renew_interval)
+            self._renew_all()
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    async def _stored(
+        self, operation: str, partition_id: str | None, call: Awaitable[_T], timeout: float | None = None
+    ) -> _T | _Failed:
+        """Call the store within its time-out; a failure is reported and given back, not raised."""
+        timeout = self._around.store_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(timeout):
+                return await call
+        except Exception as error:
+            failure = store_error(error, operation, partition_id, timeout)
+            self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
+            return _FAILED
+
+    def _unexpected(self, operation: str, error: BaseException) -> None:
+        self._report(UnexpectedFailure(self._around.host_name, None, operation, error))
+
+    def _report(self, report: HostReport) -> None:
+        self._around.reporter.report(report)
+
+
+class _Failed:
+    """A store's call failed, and was reported."""
+
+
+_FAILED = _Failed()
+
+
+async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, Exception | None]:
+    try:
+        async with asyncio.timeout(timeout):
+            return await call, None
+    except Exception as error:
+        return None, error

@@ -1,0 +1,197 @@
+"""What the user writes, and what it is handed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from eventpump.core.pump_state import CloseReason as CloseReason
+from eventpump.errors import ConfigurationError
+from eventpump.events import LastEnqueued, ReceivedEvent
+
+if TYPE_CHECKING:
+    from eventpump.ports import ConsumerScope
+
+
+class EventProcessor(ABC):
+    """Processes the events of partitions. Subclass it.
+
+    For one partition all four methods are called from one task, one after the other. Given as an instance, one object
+    serves all partitions; given as a class or factory, every ownership of a partition gets an object of its own.
+    """
+
+    async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
+        """Prepare for a partition. Raising goes by the failure policy."""
+
+    @abstractmethod
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Process a batch. Returning says it is processed; raising goes to `process_error`, then by the failure policy.
+
+        Cancelled only when ownership was lost or the host's time to close has run out.
+
+        :param events: one event or more, in order; none only with `call_when_idle`.
+        """
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:  # noqa: B027 - as above
+        """Learn of an error: what the other methods raised, or why the partition cannot be read any more.
+
+        It is in the log already.
+        """
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:  # noqa: B027 - as above
+        """Let go of a partition. Called once where `open` returned.
+
+        With `CloseReason.SHUTDOWN` the partition is still owned, and `context.checkpoint()` works until this returns.
+        """
+
+
+class PartitionContext:
+    """One partition during one ownership, as its processor sees it.
+
+    Made by the pump. Everything may be read at any time from the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        scope: ConsumerScope,
+        partition_id: str,
+        host_name: str,
+        owner_level: int,
+        *,
+        checkpoint: Callable[[ReceivedEvent | None], asyncio.Future[None] | None],
+        newest: Callable[[], bytes | None],
+    ) -> None:
+        self._scope = scope
+        self._partition_id = partition_id
+        self._host_name = host_name
+        self._owner_level = owner_level
+        self._checkpoint = checkpoint
+        self._newest = newest
+        self._read_from: bytes | None = None
+        self._last_enqueued: LastEnqueued | None = None
+        self.ownership_lost = asyncio.Event()
+        """Set once the partition is not ours any more. A handler should end soon then: it will be cancelled."""
+        self.last_delivered: ReceivedEvent | None = None
+        """The last event handed to `process_events`."""
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._scope.fully_qualified_namespace
+
+    @property
+    def hub(self) -> str:
+        """The hub's name."""
+        return self._scope.hub
+
+    @property
+    def consumer_group(self) -> str:
+        """The consumer group."""
+        return self._scope.consumer_group
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self._partition_id
+
+    @property
+    def host_name(self) -> str:
+        """The name of the owning host."""
+        return self._host_name
+
+    @property
+    def owner_level(self) -> int:
+        """The epoch of the lease, which is the owner level of the link."""
+        return self._owner_level
+
+    @property
+    def last_enqueued(self) -> LastEnqueued | None:
+        """The partition's newest event, as told with the last one received. None without `track_last_enqueued`."""
+        newest = self._newest()
+        if newest is not None and newest is not self._read_from:
+            self._read_from = newest
+            self._last_enqueued = ReceivedEvent(newest).last_enqueued or self._last_enqueued
+        return self._last_enqueued
+
+    @property
+    def last_sequence_number(self) -> int | None:
+        """The sequence number of the partition's newest event; see `last_enqueued`."""
+        return None if self.last_enqueued is None else self.last_enqueued.sequence_number
+
+    @property
+    def last_offset(self) -> str | None:
+        """The offset of the partition's newest event; see `last_enqueued`."""
+        return None if self.last_enqueued is None else self.last_enqueued.offset
+
+    @property
+    def last_enqueued_time(self) -> datetime | None:
+        """When the partition's newest event was enqueued; see `last_enqueued`."""
+        return None if self.last_enqueued is None else self.last_enqueued.enqueued_time
+
+    @property
+    def retrieval_time(self) -> datetime | None:
+        """When the service looked; see `last_enqueued`."""
+        return None if self.last_enqueued is None else self.last_enqueued.retrieval_time
+
+    @property
+    def lag(self) -> int | None:
+        """How many events the partition's newest one is ahead of the last delivered; None where that is not known."""
+        newest = self.last_sequence_number
+        if newest is None or self.last_delivered is None:
+            return None
+        return max(0, newest - self.last_delivered.sequence_number)
+
+    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Store that everything up to an event is processed, and wait until that is stored.
+
+        Calls while a write is in flight become one further write, of the latest. An event at or before what is stored
+        changes nothing. Cancelled, the checkpoint is still written.
+
+        :param event: one that was delivered here; None for the last one delivered.
+        :raises OwnershipLostError: the partition is not ours any more; the next owner gets the events again.
+        :raises ConfigurationError: the event lies beyond what was delivered.
+        :raises StoreError: the store failed several times; it is tried again behind the scenes.
+        """
+        stored = self._checkpoint(event)
+        if stored is not None:
+            await stored
+
+    def __repr__(self) -> str:
+        return f"PartitionContext(partition {self._partition_id}, owner level {self._owner_level})"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSource:
+    """Where the processor of an ownership comes from.
+
+    :param make: gives it.
+    """
+
+    make: Callable[[], EventProcessor]
+
+    @classmethod
+    def of(cls, processor: object) -> ProcessorSource:
+        """Take an instance, a class or a factory. :raises ConfigurationError: it is none of these."""
+        if isinstance(processor, EventProcessor):
+            return cls(lambda: processor)
+        if isinstance(processor, type):
+            if not issubclass(processor, EventProcessor):
+                raise ConfigurationError("processor", f"the class {processor.__name__} is no EventProcessor")
+            if inspect.isabstract(processor):
+                raise ConfigurationError("processor", f"the class {processor.__name__} has no process_events")
+        elif not callable(processor):
+            raise ConfigurationError("processor", "must be an EventProcessor, a subclass of it, or a factory of such")
+        factory = processor
+
+        def make() -> EventProcessor:
+            made = factory()
+            if not isinstance(made, EventProcessor):
+                raise ConfigurationError("processor", f"the factory gave a {type(made).__name__}, no EventProcessor")
+            return made
+
+        return cls(make)

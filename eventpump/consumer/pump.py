@@ -1,0 +1,582 @@
+"""One owned partition: its processor, its feed, its checkpoints, from the first call of `open` to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eventpump.consumer.checkpoints import CheckpointWriter, store_error
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
+from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.watch import Watched
+from eventpump.core.backoff import Backoff
+from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.lease import PartitionLease
+from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.errors import (
+    ConfigurationError,
+    ConsumerDisconnectedError,
+    OwnershipLostError,
+    ProcessorFailedError,
+    RequestRefusedError,
+)
+from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.hooks import (
+    CheckpointDropped,
+    CheckpointWritten,
+    LinkFailed,
+    LoopBlocked,
+    ProcessorFailed,
+    PumpClosed,
+    PumpOverdue,
+    PumpStarted,
+    Reporter,
+    StoreFailed,
+    UnexpectedFailure,
+)
+from eventpump.ports import Clock, ConsumerScope, LeaseStore, ReceiveLinkSpec, Transport
+from eventpump.settings import HostSettings
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PumpSurroundings:
+    """What all pumps of a host share.
+
+    :param host_name: the owner's name in the leases.
+    :param store_timeout: seconds for one call of the store.
+    :param blocked_after: seconds that make a standstill of the event loop worth telling.
+    """
+
+    transport: Transport
+    store: LeaseStore
+    settings: HostSettings
+    source: ProcessorSource
+    scope: ConsumerScope
+    host_name: str
+    clock: Clock
+    rng: random.Random
+    reporter: Reporter
+    store_timeout: float
+    blocked_after: float
+
+
+class PartitionPump:
+    """Pumps one partition under one lease. `run` is its life; the manager tells it what happens to the lease.
+
+    The user's code runs in the task of `run`, and nothing else of the pump depends on that code to return: the feed,
+    the checkpoint writer and the deadlines are on their own.
+
+    :param on_stolen: is called once when a reader with a higher owner level took the link; no batch follows.
+    :param on_lost: is called with the way it was learned that the lease is lost.
+    :param on_overdue: is called when the end should have come and has not.
+    """
+
+    def __init__(
+        self,
+        around: PumpSurroundings,
+        lease: PartitionLease,
+        *,
+        on_stolen: Callable[[ConsumerDisconnectedError], None],
+        on_lost: Callable[[str], None],
+        on_overdue: Callable[[], None],
+    ) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._clock = around.clock
+        self._on_stolen = on_stolen
+        self._on_lost = on_lost
+        self._on_overdue = on_overdue
+        self._life = PumpLife(loss_grace=around.settings.loss_grace, close_timeout=around.settings.close_timeout)
+        self._tasks = TaskSet(self._unexpected)
+        self._ending = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._began_to_end = 0.0
+        self._task: asyncio.Task[Any] | None = None
+        self._operation: str | None = None
+        self._cancels = 0
+        self._is_suspended = False
+        self._is_over = False
+        self._processor: EventProcessor | None = None
+        self._is_open = False
+        self._feed: PartitionFeed | None = None
+        self._tracker: CheckpointTracker | None = None
+        self._writer: CheckpointWriter | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
+        self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
+        self.lease = lease
+        """The lease as last renewed."""
+        self.context = PartitionContext(
+            around.scope,
+            lease.partition_id,
+            around.host_name,
+            lease.epoch,
+            checkpoint=self._checkpoint,
+            newest=lambda: None if self._feed is None else self._feed.newest,
+        )
+        self.failure: Exception | None = None
+        """Why the partition cannot go on, where that was not the lease."""
+        self.began_at_checkpoint = False
+        """Whether reading began after a stored checkpoint, rather than where the settings say."""
+        self.was_attached = False
+        """Whether there ever was a link."""
+
+    # ------------------------------------------------------------------------------------- what the manager tells
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self.lease.partition_id
+
+    @property
+    def state(self) -> PumpState:
+        """Where the pump stands."""
+        return self._life.state
+
+    @property
+    def operation(self) -> str | None:
+        """The processor's method that runs now."""
+        return self._operation
+
+    def renewed(self, lease: PartitionLease) -> None:
+        """Go on under a renewed lease."""
+        self.lease = lease
+
+    def stop(self, reason: CloseReason, within: float | None = None) -> None:
+        """End in order: finish the batch in the handler's hands, write the last checkpoint, close.
+
+        :param within: seconds it may take; None for the close time-out. A later call can only shorten it.
+        """
+        if self._is_over:
+            return
+        self._note_end()
+        self._life.ending(reason, self._clock.monotonic(), within)
+        self._begin_to_end()
+
+    def ownership_lost(self) -> None:
+        """End because the lease is gone: no batch and no checkpoint from now on."""
+        if self._is_over or self._life.is_lost:
+            return
+        self._note_end()
+        self._life.ownership_lost(self._clock.monotonic())
+        self._disown()
+        self._begin_to_end()
+
+    # ------------------------------------------------------------------------------------------------- its life
+
+    async def run(self) -> None:
+        """Live. Returns when nothing is left of the pump; why it failed, if it did, is in `failure`.
+
+        Cancelled, it ends at once, without calling the processor.
+        """
+        self._task = asyncio.current_task()
+        try:
+            try:
+                if await self._open():
+                    await self._deliver_all()
+            except _Ended:
+                pass
+            except Exception as error:
+                self._fail(error)
+            await self._close()
+        finally:
+            self._is_over = True
+            self._disown()
+            self._clear_timers()
+            if self._feed is not None:
+                await self._feed.aclose()
+            if self._writer is not None:
+                await self._writer.aclose()
+            await self._tasks.cancel(self._around.store_timeout)
+
+    async def _open(self) -> bool:
+        """Open the processor, find the position, start the feed. False where the end came first."""
+        if not await self._open_processor():
+            return False
+        stored = await self._read_checkpoint()
+        if self._life.is_ending:
+            return False
+        partition_id, around = self.partition_id, self._around
+        self.began_at_checkpoint = stored is not None
+        position = (
+            self._settings.position_of(partition_id) if stored is None else EventPosition.at_offset(stored.offset)
+        )
+        self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, stored)
+        self._writer = CheckpointWriter(
+            around.store,
+            self._tracker,
+            lambda: self.lease,
+            timeout=around.store_timeout,
+            rng=around.rng,
+            on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
+            on_failed=lambda error: self._report(StoreFailed, "write checkpoint", error),
+            on_refused=lambda: self._on_lost("a checkpoint was refused"),
+            on_unexpected=self._unexpected,
+        )
+        self._feed = PartitionFeed(
+            around.transport,
+            ReceiveLinkSpec(
+                hub=around.scope.hub,
+                consumer_group=around.scope.consumer_group,
+                partition_id=partition_id,
+                position=position,
+                owner_level=self.lease.epoch,
+                receiver_name=around.host_name,
+                track_last_enqueued=self._settings.track_last_enqueued,
+                max_message_size=self._settings.max_message_size,
+            ),
+            self._settings,
+            rng=around.rng,
+            on_attached=lambda: self._attached(position),
+            on_trouble=self._link_trouble,
+        )
+        self._life.opened()
+        self._feed.start()
+        return True
+
+    async def _open_processor(self) -> bool:
+        while not self._life.is_ending:
+            try:
+                if self._processor is None:
+                    self._processor = self._around.source.make()
+                await self._call("open", self._processor.open(self.context))
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                await self._processor_failed("open", error)
+                continue
+            self._is_open = True
+            self._backoff.reset()
+            return not self._life.is_ending
+        return False
+
+    async def _read_checkpoint(self) -> Checkpoint | None:
+        backoff = Backoff(0.2, 5.0)
+        while not self._life.is_ending:
+            try:
+                return await self._unless_ending(self._read_checkpoint_once())
+            except Exception as error:
+                timeout = self._around.store_timeout
+                self._report(
+                    StoreFailed, "read checkpoint", store_error(error, "read checkpoint", self.partition_id, timeout)
+                )
+                await self._pause(backoff.next(self._around.rng))
+        return None
+
+    async def _read_checkpoint_once(self) -> Checkpoint | None:
+        async with asyncio.timeout(self._around.store_timeout):
+            return await self._around.store.read_checkpoint(self.partition_id)
+
+    async def _deliver_all(self) -> None:
+        feed, settings = self._feed, self._settings
+        assert feed is not None
+        limit = settings.max_batch_size
+        while not self._life.is_ending:
+            if self._is_suspended:
+                # The link is stolen; whether the lease is too, the manager is finding out.
+                await self._ending.wait()
+                return
+            raw = feed.take(limit)
+            if raw:
+                await self._deliver(tuple(map(ReceivedEvent, raw)))
+                if feed.events_held:
+                    # A handler that never really waits must not keep the loop from turning.
+                    await asyncio.sleep(0)
+            elif feed.error is not None:
+                await self._feed_failed(feed.error)
+                return
+            elif not await feed.wait(settings.max_wait_time) and self._may_deliver() and settings.call_when_idle:
+                await self._deliver(())
+
+    async def _deliver(self, events: tuple[ReceivedEvent, ...]) -> None:
+        """Hand a batch over, the same again until it is processed, as long as it is ours to."""
+        tracker, processor, context = self._tracker, self._processor, self.context
+        assert tracker is not None
+        assert processor is not None
+        while self._may_deliver():
+            if events:
+                context.last_delivered = events[-1]
+                tracker.events_delivered(events[-1])
+            try:
+                await self._call("process_events", processor.process_events(context, events))
+            except Exception as error:
+                await self._processor_failed("process_events", error)
+                continue
+            if self._backoff.failures:
+                self._backoff.reset()
+            if events:
+                tracker.events_handled(events[-1], len(events), self._clock.monotonic())
+                self._save_what_is_due()
+            return
+
+    def _may_deliver(self) -> bool:
+        """Check, immediately before a delivery, that the partition is still ours by our own clock."""
+        if self._life.is_ending or self._is_suspended:
+            return False
+        if self._clock.monotonic() >= self.lease.expires_at:
+            self._on_lost("it ran out")
+            return False
+        return True
+
+    async def _feed_failed(self, error: Exception) -> None:
+        self._fail(error)
+        await self._tell_processor(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.stop(CloseReason.FAILED)
+
+    async def _close(self) -> None:
+        """Close the processor and write the last checkpoint, each until its deadline."""
+        life, writer, tracker = self._life, self._writer, self._tracker
+        if not life.is_ending:
+            self.stop(CloseReason.FAILED)
+        life.drained()
+        assert life.reason is not None
+        if writer is not None and tracker is not None and not life.is_lost:
+            tracker.closing()
+            writer.kick()
+        if self._is_open and self._processor is not None:
+            try:
+                await self._call("close", self._processor.close(self.context, life.reason))
+            except _Ended:
+                pass
+            except Exception as error:
+                self._report(ProcessorFailed, "close", error, 1, None)
+        if writer is not None and tracker is not None:
+            if not life.is_lost:
+                await writer.flush(life.write_until - self._clock.monotonic())
+            self._disown()
+            await writer.aclose()
+            if (dropped := tracker.unwritten) is not None:
+                self._report(CheckpointDropped, dropped)
+        if self._feed is not None:
+            await self._feed.aclose()
+        life.closed()
+        self._report(PumpClosed, life.reason)
+
+    # --------------------------------------------------------------------------------------------------- its end
+
+    def _note_end(self) -> None:
+        if not self._life.is_ending:
+            self._began_to_end = self._clock.monotonic()
+
+    def _begin_to_end(self) -> None:
+        """Stop receiving, and set the deadlines."""
+        self._ending.set()
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed.wake()
+            self._tasks.spawn(self._feed.aclose(), f"eventpump detach of partition {self.partition_id}")
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+            self._due_timer = None
+        self._clear_timers()
+        now, life = self._clock.monotonic(), self._life
+        if life.state is PumpState.CLOSED:
+            return
+        later = asyncio.get_running_loop().call_later
+        self._timers = [
+            later(max(0.0, life.handler_until - now), self._cancel_handler),
+            later(max(0.0, life.close_until - now), self._cancel_user),
+            later(max(0.0, life.overdue_at - now), self._overdue),
+        ]
+
+    def _disown(self) -> None:
+        self.context.ownership_lost.set()
+        if self._writer is not None:
+            self._writer.stop()
+
+    def _clear_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+
+    def _cancel_handler(self) -> None:
+        if self._operation != "close":
+            self._cancel_user()
+
+    def _cancel_user(self) -> None:
+        """Cancel the user's code, and nothing of ours: it is inside that code that the task waits now."""
+        if self._operation is not None:
+            assert self._task is not None
+            self._cancels += 1
+            self._task.cancel(f"partition {self.partition_id} is given up")
+
+    def _overdue(self) -> None:
+        if self._life.state is PumpState.CLOSED:
+            return
+        reason = self._life.reason
+        assert reason is not None
+        self._disown()
+        waited = self._clock.monotonic() - self._began_to_end
+        self._report(PumpOverdue, reason, self._operation, waited)
+        self._on_overdue()
+
+    # ------------------------------------------------------------------------------------------ the user's code
+
+    async def _call(self, operation: str, work: Awaitable[None]) -> None:
+        """Run a method of the processor in this task.
+
+        :raises _Ended: it was cancelled by a deadline.
+        """
+        if not isinstance(work, Awaitable):
+            raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
+        self._operation = operation
+        task = self._task
+        assert task is not None
+        blocked_after = self._around.blocked_after
+        try:
+            await Watched(work, self._clock.monotonic, blocked_after, self._blocked)
+        except asyncio.CancelledError as error:
+            if self._cancels:
+                late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
+                self._report(ProcessorFailed, operation, late, 1, None)
+                raise _Ended from None
+            if task.cancelling():
+                raise
+            # Not ours and nobody's: the processor waited for something that was cancelled.
+            raise RuntimeError(f"{operation} was cancelled from within") from error
+        finally:
+            self._operation = None
+            while self._cancels:
+                self._cancels -= 1
+                task.uncancel()
+
+    async def _processor_failed(self, operation: str, error: Exception) -> None:
+        """Do what the failure policy says: end the pump, or return when it is time to try again."""
+        delay: float | None = None
+        failures = self._backoff.failures + 1
+        if self._settings.failure_policy == "retry" and not self._life.is_ending:
+            delay = self._backoff.next(self._around.rng)
+        self._report(ProcessorFailed, operation, error, failures, delay)
+        if self._settings.failure_policy == "stop":
+            failure = ProcessorFailedError(self.partition_id, operation)
+            failure.__cause__ = error
+            # First: a process_error that hangs must not keep the host from stopping.
+            self._fail(failure)
+        await self._tell_processor(error)
+        if delay is not None:
+            await self._pause(delay)
+
+    async def _tell_processor(self, error: Exception) -> None:
+        if self._processor is None:
+            return
+        try:
+            await self._call("process_error", self._processor.process_error(self.context, error))
+        except Exception as another:
+            self._report(ProcessorFailed, "process_error", another, 1, None)
+
+    async def _pause(self, delay: float) -> None:
+        """Wait, or until the end begins."""
+        try:
+            async with asyncio.timeout(delay):
+                await self._ending.wait()
+        except TimeoutError:
+            pass
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run something of ours. :raises _Ended: the end began first."""
+        task = self._tasks.spawn(_outcome(work), f"eventpump step of partition {self.partition_id}")
+        ending = self._tasks.spawn(_wait(self._ending), f"eventpump end of partition {self.partition_id}")
+        try:
+            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Ended
+            result, error = task.result()
+            if error is not None:
+                raise error
+            return result  # type: ignore[no-any-return]  # the task is typed by its coroutine, which the set forgets
+        finally:
+            task.cancel()
+            ending.cancel()
+
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint(self, event: ReceivedEvent | None) -> asyncio.Future[None] | None:
+        if self._life.is_lost or self._is_over or self.context.ownership_lost.is_set():
+            raise OwnershipLostError(self.partition_id)
+        if self._clock.monotonic() >= self.lease.expires_at:
+            self._on_lost("it ran out")
+            raise OwnershipLostError(self.partition_id)
+        if self._tracker is None or self._writer is None:
+            return None
+        wanted = self._tracker.requested(event)
+        return None if wanted is None else self._writer.stored(wanted)
+
+    def _save_what_is_due(self) -> None:
+        tracker, writer = self._tracker, self._writer
+        assert tracker is not None
+        assert writer is not None
+        if not tracker.is_settled:
+            writer.kick()
+        if self._due_timer is None and not self._life.is_ending and (deadline := tracker.deadline) is not None:
+            delay = max(0.0, deadline - self._clock.monotonic())
+            self._due_timer = asyncio.get_running_loop().call_later(delay, self._due)
+
+    def _due(self) -> None:
+        self._due_timer = None
+        if self._tracker is not None and not self._life.is_ending:
+            self._tracker.due(self._clock.monotonic())
+            self._save_what_is_due()
+
+    # -------------------------------------------------------------------------------------------------- reports
+
+    def _attached(self, position: EventPosition) -> None:
+        if not self.was_attached:
+            self.was_attached = True
+            self._report(PumpStarted, self.lease.epoch, _words(position))
+
+    def _link_trouble(self, error: Exception, delay: float | None) -> None:
+        self._report(LinkFailed, error, delay)
+        if isinstance(error, ConsumerDisconnectedError) and not self._life.is_ending:
+            self._is_suspended = True
+            self._on_stolen(error)
+
+    def _blocked(self, duration: float) -> None:
+        self._report(LoopBlocked, duration, self._operation)
+
+    def _unexpected(self, operation: str, error: BaseException) -> None:
+        self._report(UnexpectedFailure, operation, error)
+
+    def _report(self, kind: Callable[..., Any], *facts: object) -> None:
+        self._around.reporter.report(kind(self._around.host_name, self.partition_id, *facts))
+
+
+class _Ended(BaseException):
+    """The user's code, or a step of ours, was broken off because the pump ends. No `except Exception` may take it."""
+
+
+async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, Exception | None]:
+    """Give what it returned or raised, so that an expected error is not an unexpected one of the task."""
+    try:
+        return await work, None
+    except Exception as error:
+        return None, error
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def is_configured_wrongly(pump: PartitionPump) -> bool:
+    """Tell whether a pump failed at a position that came from the settings, not from a checkpoint."""
+    return isinstance(pump.failure, RequestRefusedError) and not pump.began_at_checkpoint
+
+
+def _words(position: EventPosition) -> str:
+    if position.sequence_number is not None:
+        place = f"sequence number {position.sequence_number}"
+    elif position.enqueued_time is not None:
+        place = f"enqueued time {position.enqueued_time.isoformat()}"
+    else:
+        place = f"offset {position.offset}"
+    return f"{place}{', inclusive' if position.inclusive else ''}"

@@ -1,0 +1,50 @@
+"""Runs the user's code step by step, to see which of it blocks the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Watched(Awaitable[_T]):
+    """Awaits something, and tells how long one of its steps kept the loop from turning.
+
+    :param threshold: seconds; shorter steps are not told.
+    :param blocked: is called with the seconds of a longer one.
+    """
+
+    __slots__ = ("_blocked", "_clock", "_threshold", "_work")
+
+    def __init__(
+        self, work: Awaitable[_T], clock: Callable[[], float], threshold: float, blocked: Callable[[float], None]
+    ) -> None:
+        self._work = work
+        self._clock = clock
+        self._threshold = threshold
+        self._blocked = blocked
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        steps = self._work.__await__()
+        clock, threshold = self._clock, self._threshold
+        error: BaseException | None = None
+        while True:
+            began = clock()
+            try:
+                # As in PEP 380, but for values sent in: an event loop sends none.
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
+            finally:
+                took = clock() - began
+                if took > threshold:
+                    self._blocked(took)
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
