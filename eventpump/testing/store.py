@@ -1,0 +1,184 @@
+"""A lease store that fails when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.errors import StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import ConsumerScope, LeaseStore
+
+
+@dataclass(slots=True)
+class _Fault:
+    operation: str
+    partition_id: str | None
+    left: float
+    error: Exception | None
+    delay: float
+    is_after: bool
+
+
+class FlakyLeaseStore:
+    """Passes every call on to a real store, and fails, delays or hangs the ones a test names.
+
+    :param store: the real one.
+    """
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self._faults: list[_Fault] = []
+        self.calls: list[tuple[str, str | None]] = []
+        """Every call, by operation and partition, in order."""
+        self.in_flight: dict[tuple[str, str | None], int] = {}
+        self.peak_in_flight: dict[tuple[str, str | None], int] = {}
+        """The most calls of a kind, for one partition, at one time."""
+        self.written: list[Checkpoint] = []
+        """Every checkpoint the real store took, in order."""
+        self._healed = asyncio.Event()
+
+    # The operations: open, ensure, list, acquire, steal, renew, release, read, write, close.
+
+    def fail(
+        self,
+        operation: str,
+        partition_id: str | None = None,
+        *,
+        times: float = 1,
+        error: Exception | None = None,
+        is_after: bool = False,
+    ) -> None:
+        """Fail calls.
+
+        :param partition_id: None for any.
+        :param times: how often; infinity until `heal`.
+        :param error: what to raise; None for a `StoreError` that speaks of a 503.
+        :param is_after: whether the real store does its work first, so that only the answer is lost.
+        """
+        error = error or StoreError(operation, "503 server busy", partition_id=partition_id)
+        self._faults.append(_Fault(operation, partition_id, times, error, 0.0, is_after))
+
+    def hang(self, operation: str, partition_id: str | None = None) -> None:
+        """Answer no call until `heal`."""
+        self._faults.append(_Fault(operation, partition_id, float("inf"), None, float("inf"), False))
+
+    def delay(self, seconds: float, operation: str, partition_id: str | None = None) -> None:
+        """Answer late, until `heal`."""
+        self._faults.append(_Fault(operation, partition_id, float("inf"), None, seconds, False))
+
+    def heal(self) -> None:
+        """Work again. Calls that hang go on."""
+        self._faults.clear()
+        self._healed.set()
+        self._healed = asyncio.Event()
+
+    async def _before(self, operation: str, partition_id: str | None) -> Exception | None:
+        """Do what faults say, and give the error to raise after the work."""
+        self.calls.append((operation, partition_id))
+        for fault in list(self._faults):
+            if fault.operation != operation or fault.partition_id not in {None, partition_id}:
+                continue
+            fault.left -= 1
+            if fault.left <= 0:
+                self._faults.remove(fault)
+            if fault.delay == float("inf"):
+                await self._healed.wait()
+            elif fault.delay:
+                await asyncio.sleep(fault.delay)
+            if fault.error is not None:
+                if fault.is_after:
+                    return fault.error
+                raise fault.error
+        return None
+
+    # ------------------------------------------------------------------------------------------------ LeaseStore
+
+    @property
+    def lease_duration(self) -> float:
+        """How long a lease lives without renewal, in seconds."""
+        return self._store.lease_duration
+
+    async def open(self, scope: ConsumerScope) -> None:
+        """See `LeaseStore`."""
+        after = await self._before("open", None)
+        await self._store.open(scope)
+        _raise(after)
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        """See `LeaseStore`."""
+        after = await self._before("ensure", None)
+        await self._store.ensure_leases(partition_ids)
+        _raise(after)
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        """See `LeaseStore`."""
+        after = await self._before("list", None)
+        found = await self._store.list_leases()
+        _raise(after)
+        return found
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        """See `LeaseStore`."""
+        after = await self._before("acquire", partition_id)
+        lease = await self._store.acquire_lease(partition_id, owner)
+        _raise(after)
+        return lease
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        """See `LeaseStore`."""
+        after = await self._before("steal", snapshot.partition_id)
+        lease = await self._store.steal_lease(snapshot, owner)
+        _raise(after)
+        return lease
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        """See `LeaseStore`."""
+        after = await self._before("renew", lease.partition_id)
+        renewed = await self._store.renew_lease(lease)
+        _raise(after)
+        return renewed
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        """See `LeaseStore`."""
+        after = await self._before("release", lease.partition_id)
+        is_released = await self._store.release_lease(lease)
+        _raise(after)
+        return is_released
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+        """See `LeaseStore`."""
+        after = await self._before("read", partition_id)
+        checkpoint = await self._store.read_checkpoint(partition_id, subscription)
+        _raise(after)
+        return checkpoint
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See `LeaseStore`."""
+        key = ("write", lease.partition_id)
+        self.in_flight[key] = self.in_flight.get(key, 0) + 1
+        self.peak_in_flight[key] = max(self.peak_in_flight.get(key, 0), self.in_flight[key])
+        try:
+            after = await self._before("write", lease.partition_id)
+            is_stored = await self._store.write_checkpoint(lease, checkpoint, subscription)
+            if is_stored:
+                self.written.append(checkpoint)
+            _raise(after)
+        finally:
+            self.in_flight[key] -= 1
+        return is_stored
+
+    async def aclose(self) -> None:
+        """See `LeaseStore`."""
+        after = await self._before("close", None)
+        await self._store.aclose()
+        _raise(after)
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error

@@ -1,0 +1,535 @@
+"""An Event Hub in memory, and transports to it: for testing what stands on `ports.Transport` without a network.
+
+`FakeHub` is the service: partitions, offsets, credit, owner levels, and faults that a test scripts. Any number of
+`FakeTransport`s lead to one hub, as any number of hosts would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from eventpump.amqp.message import Message
+from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.dialect.conditions import error_for
+from eventpump.dialect.envelope import decode_batch
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
+from eventpump.emulator.readers import Reader, ReaderTable, Refusal
+from eventpump.errors import ClosedError, EventPumpError, EventTooLargeError, LinkDetachedError
+from eventpump.events import (
+    ENQUEUED_TIME,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME,
+    OFFSET,
+    PARTITION_KEY,
+    RUNTIME_INFO_RETRIEVAL_TIME,
+    SEQUENCE_NUMBER,
+    EventData,
+    EventPosition,
+    ReceivedEvent,
+)
+from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
+
+_RUN = 256
+"""The most messages handed to a sink at once."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition's log. An event's place in the list is its sequence number minus `first`."""
+
+    partition_id: str
+    first: int = 0
+    raw: list[bytes] = field(default_factory=list)
+    times: list[datetime] = field(default_factory=list)
+    links: list[FakeReceiveLink] = field(default_factory=list)
+    readers: dict[str, ReaderTable] = field(default_factory=dict)
+    is_stalled: bool = False
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.raw)
+
+
+@dataclass(slots=True)
+class _Refusal:
+    operation: str
+    error: EventPumpError
+    partition_id: str | None
+    left: float
+
+
+class FakeHub:
+    """A hub in memory.
+
+    :param partitions: how many to begin with.
+    :param latency: seconds that everything takes in each direction.
+    :param max_message_size: the largest message a link carries, in bytes.
+    """
+
+    def __init__(
+        self,
+        name: str = "telemetry",
+        partitions: int = 4,
+        *,
+        consumer_groups: Sequence[str] = ("$Default",),
+        fully_qualified_namespace: str = "fake.servicebus.windows.net",
+        latency: float = 0.0,
+        max_message_size: int = 1024 * 1024,
+    ) -> None:
+        self.name = name
+        self.consumer_groups = set(consumer_groups)
+        self.fully_qualified_namespace = fully_qualified_namespace
+        self.latency = latency
+        self.max_message_size = max_message_size
+        self.created_at = datetime(2024, 1, 1, tzinfo=UTC)
+        self.attached: list[ReceiveLinkSpec] = []
+        """Every receive link that was ever attached, in order."""
+        self.peak_outstanding = 0
+        self._partitions: dict[str, _Partition] = {}
+        self._refusals: list[_Refusal] = []
+        self._stalled: dict[str, asyncio.Event] = {}
+        self._turn = 0
+        self.add_partitions(partitions)
+
+    # ----------------------------------------------------------------------------------------- what a test does
+
+    @property
+    def partition_ids(self) -> tuple[str, ...]:
+        """The partitions there are now."""
+        return tuple(self._partitions)
+
+    def add_partitions(self, count: int) -> None:
+        """Give the hub more partitions."""
+        for number in range(len(self._partitions), len(self._partitions) + count):
+            self._partitions[str(number)] = _Partition(str(number))
+
+    def publish(self, partition_id: str, *bodies: bytes | str, count: int | None = None) -> list[int]:
+        """Store events, and give their sequence numbers.
+
+        :param count: store so many instead, whose bodies are their sequence numbers.
+        """
+        partition = self._partitions[partition_id]
+        if count is not None:
+            bodies = tuple(str(partition.next + index) for index in range(count))
+        numbers = [self._store(partition, EventData(body).encode()) for body in bodies]
+        self._serve(partition)
+        return numbers
+
+    def truncate(self, partition_id: str, before: int) -> None:
+        """Drop the events below a sequence number, as retention does."""
+        partition = self._partitions[partition_id]
+        dropped = max(0, min(before, partition.next) - partition.first)
+        del partition.raw[:dropped]
+        del partition.times[:dropped]
+        partition.first += dropped
+
+    def detach(self, partition_id: str | None = None, error: EventPumpError | None = None) -> int:
+        """End the receive links of a partition, or all, with an error. Gives how many there were."""
+        ended = 0
+        for partition in self._chosen(partition_id):
+            for link in list(partition.links):
+                link.end(error or error_for("amqp:link:detach-forced", "detached by the test"))
+                ended += 1
+        return ended
+
+    def stall(self, partition_id: str | None = None) -> None:
+        """Let links of a partition, or all, be open and silent."""
+        for partition in self._chosen(partition_id):
+            partition.is_stalled = True
+
+    def resume(self, partition_id: str | None = None) -> None:
+        """End a stall."""
+        for partition in self._chosen(partition_id):
+            partition.is_stalled = False
+            self._serve(partition)
+
+    def refuse(
+        self, error: EventPumpError, *, operation: str = "receive", partition_id: str | None = None, times: float = 1
+    ) -> None:
+        """Refuse requests with an error.
+
+        :param operation: "receive" or "send" for attaching, "transfer", "hub" or "partition" for reading properties.
+        :param partition_id: None for any.
+        :param times: how often; infinity for as long as `accept` is not called.
+        """
+        self._refusals.append(_Refusal(operation, error, partition_id, times))
+
+    def accept(self) -> None:
+        """Refuse nothing any more."""
+        self._refusals.clear()
+
+    def hang(self, operation: str) -> None:
+        """Answer no request of a kind (see `refuse`) until `answer` is called."""
+        self._stalled[operation] = asyncio.Event()
+
+    def answer(self, operation: str) -> None:
+        """End a `hang`."""
+        self._stalled.pop(operation).set()
+
+    def owner_levels(self, partition_id: str) -> list[int | None]:
+        """The owner levels of the links that are attached to a partition."""
+        return [link.spec.owner_level for link in self._partitions[partition_id].links]
+
+    def credit(self, partition_id: str) -> list[int]:
+        """What each link attached to a partition may still be sent."""
+        return [link.credit for link in self._partitions[partition_id].links]
+
+    def events(self, partition_id: str) -> list[ReceivedEvent]:
+        """What a partition holds."""
+        return list(map(ReceivedEvent, self._partitions[partition_id].raw))
+
+    # ------------------------------------------------------------------------------------ what a transport does
+
+    async def request(self, operation: str, partition_id: str | None = None) -> None:
+        """Let a request take its time, and be refused where a test said so."""
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        while (stalled := self._stalled.get(operation)) is not None:
+            await stalled.wait()
+        for refusal in self._refusals:
+            if refusal.operation == operation and refusal.partition_id in {None, partition_id}:
+                refusal.left -= 1
+                if refusal.left <= 0:
+                    self._refusals.remove(refusal)
+                raise refusal.error
+
+    def check_hub(self, hub: str) -> None:
+        """Refuse a hub that is not this one."""
+        if hub.lower() != self.name.lower():
+            text = f"The messaging entity '{hub}' could not be found."
+            raise error_for("amqp:not-found", text, entity=hub)
+
+    def partition(self, partition_id: str) -> _Partition:
+        """Find a partition. :raises RequestRefusedError: there is none."""
+        found = self._partitions.get(partition_id)
+        if found is None:
+            text = f"The specified partition is invalid for an EventHub partition sender or receiver: {partition_id}"
+            raise error_for("com.microsoft:argument-out-of-range", text, entity=partition_id)
+        return found
+
+    def admit(self, link: FakeReceiveLink) -> None:
+        """Attach a receive link by the epoch rules. :raises ServiceError: refused."""
+        spec = link.spec
+        if spec.consumer_group.lower() not in {group.lower() for group in self.consumer_groups}:
+            text = f"The messaging entity '{spec.hub}|{spec.consumer_group}' could not be found."
+            raise error_for("amqp:not-found", text, entity=spec.consumer_group)
+        partition = self.partition(spec.partition_id)
+        link.next = self._index(partition, spec.position)
+        table = partition.readers.setdefault(spec.consumer_group.lower(), ReaderTable())
+        answer = table.admit(Reader(link, spec.receiver_name, spec.owner_level))
+        if isinstance(answer, Refusal):
+            raise error_for(answer.condition, answer.description, entity=spec.partition_id)
+        for eviction in answer:
+            assert isinstance(eviction.reader.key, FakeReceiveLink)
+            eviction.reader.key.end(error_for(eviction.refusal.condition, eviction.refusal.description))
+        partition.links.append(link)
+        self.attached.append(spec)
+
+    def leave(self, link: FakeReceiveLink) -> None:
+        """Let go of a link."""
+        partition = self._partitions[link.spec.partition_id]
+        if link in partition.links:
+            partition.links.remove(link)
+        partition.readers[link.spec.consumer_group.lower()].leave(link)
+
+    def run(self, link: FakeReceiveLink) -> list[bytes]:
+        """Give what a link may be sent now."""
+        partition = self._partitions[link.spec.partition_id]
+        if partition.is_stalled:
+            return []
+        start = max(link.next, partition.first)
+        end = min(partition.next, start + min(link.credit, _RUN))
+        if end <= start:
+            return []
+        link.next = end
+        batch = partition.raw[start - partition.first : end - partition.first]
+        return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
+
+    def store(self, payload: bytes, message_format: int, partition_id: str | None) -> None:
+        """Store what a producer sent."""
+        messages = decode_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else [payload]
+        for raw in messages:
+            target = partition_id
+            if target is None:
+                key = (Message.decode(raw).message_annotations or {}).get(PARTITION_KEY)
+                self._turn += 1
+                number = self._turn if key is None else partition_for_key(str(key), len(self._partitions))
+                target = list(self._partitions)[number % len(self._partitions)]
+            partition = self.partition(target)
+            self._store(partition, raw)
+            self._serve(partition)
+
+    def properties(self) -> HubProperties:
+        """Describe the hub."""
+        return HubProperties(self.name, self.created_at, self.partition_ids)
+
+    def partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Describe a partition."""
+        partition = self.partition(partition_id)
+        is_empty = not partition.raw
+        return PartitionProperties(
+            hub=self.name,
+            partition_id=partition_id,
+            beginning_sequence_number=partition.first,
+            last_enqueued_sequence_number=partition.next - 1,
+            last_enqueued_offset=_offset(partition.next - 1) if partition.next else "-1",
+            last_enqueued_time=self.created_at if is_empty else partition.times[-1],
+            is_empty=is_empty,
+        )
+
+    def now(self) -> datetime:
+        """The time, counted from the hub's creation on the loop's clock, in whole milliseconds."""
+        return self.created_at + timedelta(milliseconds=int(_time() * 1000))
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _chosen(self, partition_id: str | None) -> list[_Partition]:
+        return list(self._partitions.values()) if partition_id is None else [self._partitions[partition_id]]
+
+    def _store(self, partition: _Partition, raw: bytes) -> int:
+        number, now = partition.next, self.now()
+        message = Message.decode(raw)
+        annotations = dict(message.message_annotations or {})
+        annotations |= {
+            SEQUENCE_NUMBER: number,
+            OFFSET: _offset(number),
+            ENQUEUED_TIME: Timestamp.from_datetime(now),
+        }
+        message.message_annotations = annotations
+        partition.raw.append(message.encode())
+        partition.times.append(now)
+        return number
+
+    def _annotate(self, partition: _Partition, raw: bytes) -> bytes:
+        message = Message.decode(raw)
+        newest: dict[Symbol, object] = {
+            LAST_ENQUEUED_SEQUENCE_NUMBER: partition.next - 1,
+            LAST_ENQUEUED_OFFSET: _offset(partition.next - 1),
+            LAST_ENQUEUED_TIME: Timestamp.from_datetime(partition.times[-1]),
+            RUNTIME_INFO_RETRIEVAL_TIME: Timestamp.from_datetime(self.now()),
+        }
+        message.delivery_annotations = newest
+        return message.encode()
+
+    @staticmethod
+    def _index(partition: _Partition, position: EventPosition) -> int:
+        """Give the sequence number a position begins at."""
+        if position.sequence_number is not None:
+            return position.sequence_number + (not position.inclusive)
+        if position.enqueued_time is not None:
+            moment = position.enqueued_time
+            for index, enqueued in enumerate(partition.times):
+                if enqueued > moment or (position.inclusive and enqueued == moment):
+                    return partition.first + index
+            return partition.next
+        if position.offset == "-1":
+            return partition.first
+        if position.offset == "@latest":
+            return partition.next
+        assert position.offset is not None
+        prefix, _, number = position.offset.partition(":")
+        if prefix != "fake" or not number.isdecimal():
+            text = f"The supplied offset '{position.offset}' is invalid."
+            raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
+        return int(number) + (not position.inclusive)
+
+    @staticmethod
+    def _serve(partition: _Partition) -> None:
+        for link in list(partition.links):
+            link.serve()
+
+
+class FakeReceiveLink:
+    """A receive link to a hub in memory. Made by `FakeTransport`."""
+
+    def __init__(self, hub: FakeHub, spec: ReceiveLinkSpec, sink: ReceiveSink) -> None:
+        self.spec = spec
+        self.next = 0
+        """The sequence number sent next."""
+        self._hub = hub
+        self._sink = sink
+        self._sent = 0
+        self._received = 0
+        self._limit = 0
+        self._is_serving = False
+        self._is_open = True
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message the link carries, in bytes."""
+        return min(self._hub.max_message_size, self.spec.max_message_size)
+
+    @property
+    def credit(self) -> int:
+        """What the service may still send, by what it knows."""
+        return max(0, self._limit - self._sent)
+
+    def set_credit(self, credit: int) -> None:
+        """Let the service send so many more, counted from what has arrived (AMQP 2.6.7)."""
+        limit = self._received + credit
+        if self._hub.latency:
+            asyncio.get_running_loop().call_later(self._hub.latency, self._flow, limit)
+        else:
+            self._flow(limit)
+
+    def _flow(self, limit: int) -> None:
+        self._limit = limit
+        self._hub.peak_outstanding = max(self._hub.peak_outstanding, self._limit - self._received)
+        self.serve()
+
+    def serve(self) -> None:
+        """Send what there is and credit allows, soon."""
+        if self._is_open and not self._is_serving and self.credit:
+            self._is_serving = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_serving = False
+        if not self._is_open:
+            return
+        batch = self._hub.run(self)
+        if not batch:
+            return
+        self._sent += len(batch)
+        loop = asyncio.get_running_loop()
+        if self._hub.latency:
+            loop.call_later(self._hub.latency, self._arrive, batch)
+        else:
+            loop.call_soon(self._arrive, batch)
+        self.serve()
+
+    def _arrive(self, batch: list[bytes]) -> None:
+        if self._is_open:
+            self._received += len(batch)
+            self._sink.messages(batch)
+
+    def end(self, error: EventPumpError) -> None:
+        """Detach with an error, which the sink learns."""
+        if self._is_open:
+            self._is_open = False
+            self._hub.leave(self)
+            self._sink.detached(error)
+
+    async def aclose(self) -> None:
+        """Detach."""
+        if self._is_open:
+            self._is_open = False
+            self._hub.leave(self)
+
+
+class FakeSendLink:
+    """A send link to a hub in memory. Made by `FakeTransport`."""
+
+    def __init__(self, hub: FakeHub, spec: SendLinkSpec) -> None:
+        self._hub = hub
+        self._spec = spec
+        self._is_open = True
+        self._turn = asyncio.Lock()
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message the link takes, in bytes."""
+        return self._hub.max_message_size
+
+    @property
+    def properties(self) -> Mapping[str, object]:
+        """What the service answered: what was asked for."""
+        return dict(self._spec.properties)
+
+    async def send(self, message: bytes, *, message_format: int = 0) -> None:
+        """Store a message."""
+        if len(message) > self.max_message_size:
+            raise EventTooLargeError(len(message), self.max_message_size)
+        async with self._turn:
+            if not self._is_open:
+                raise LinkDetachedError("the link is closed")
+            await self._hub.request("transfer", self._spec.partition_id)
+            self._hub.store(message, message_format, self._spec.partition_id)
+
+    async def aclose(self) -> None:
+        """Detach."""
+        self._is_open = False
+
+
+class FakeTransport:
+    """`ports.Transport` to a hub in memory.
+
+    :param hub: the hub; None for one of its own.
+    """
+
+    def __init__(self, hub: FakeHub | None = None) -> None:
+        self.hub = FakeHub() if hub is None else hub
+        self._links: list[FakeReceiveLink | FakeSendLink] = []
+        self.is_closed = False
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self.hub.fully_qualified_namespace
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """Read the hub's properties."""
+        self._check()
+        await self.hub.request("hub")
+        self.hub.check_hub(hub)
+        return self.hub.properties()
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """Read a partition's properties."""
+        self._check()
+        await self.hub.request("partition", partition_id)
+        self.hub.check_hub(hub)
+        return self.hub.partition_properties(partition_id)
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
+        """Attach a receive link."""
+        self._check()
+        await self.hub.request("receive", spec.partition_id)
+        self._check()
+        self.hub.check_hub(spec.hub)
+        link = FakeReceiveLink(self.hub, spec, sink)
+        self.hub.admit(link)
+        self._links.append(link)
+        return link
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        """Attach a send link."""
+        self._check()
+        await self.hub.request("send", spec.partition_id)
+        self.hub.check_hub(spec.hub)
+        if spec.partition_id is not None:
+            self.hub.partition(spec.partition_id)
+        link = FakeSendLink(self.hub, spec)
+        self._links.append(link)
+        return link
+
+    async def aclose(self) -> None:
+        """Close every link."""
+        self.is_closed = True
+        for link in self._links:
+            if isinstance(link, FakeReceiveLink):
+                link.end(LinkDetachedError("the transport was closed"))
+            else:
+                await link.aclose()
+        self._links.clear()
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise ClosedError("transport")
+
+
+def _offset(number: int) -> str:
+    """Offsets are opaque text: nobody may take them for numbers."""
+    return f"fake:{number}"
+
+
+def _time() -> float:
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return 0.0
