@@ -190,6 +190,7 @@ class CheckpointStore(Protocol):
         """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
 
         A checkpoint with a lower sequence number than the stored one is not stored, and True is returned.
+        A write that failed or was cancelled is stored or not, but never later, over a newer one.
         :raises StoreError: the store failed; whether it stored is not known.
         """
 
@@ -197,8 +198,10 @@ class CheckpointStore(Protocol):
 class LeaseStore(CheckpointStore, Protocol):
     """Keeps one lease per partition of a consumer group, and the checkpoints with them.
 
-    A lost race is a return value (None or False); a failure of the store is `StoreError`.
+    A lost race is a return value (None or False); a failure of the store is `StoreError`, as is a lease never created.
     A lease's `expires_at` is on the clock's `monotonic`, counted from before the request went out.
+    An expired lease is anybody's to acquire; until somebody has, its owner may still renew, write under and release it.
+    Partitions do not wait for each other. A store belongs to one host and one event loop.
     """
 
     @property
@@ -206,25 +209,42 @@ class LeaseStore(CheckpointStore, Protocol):
         """How long a lease lives without renewal, in seconds."""
 
     async def open(self, scope: ConsumerScope) -> None:
-        """Bind to a consumer group and make the container or tables. Once. :raises StoreError: the store failed."""
+        """Bind to a consumer group and make the container or tables. Once.
+
+        :raises StoreError: the store failed.
+        :raises ConfigurationError: the store is open already.
+        """
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once.
+
+        What exists keeps its owner, epoch and checkpoint.
+        """
 
     async def list_leases(self) -> list[LeaseSnapshot]:
-        """List every lease as it is now, in the order of partition ids."""
+        """List every lease as it is now, by partition number. One held without an owner is just being acquired."""
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does."""
+        """Acquire a lease that nobody holds, with the next epoch, which is stored before it is returned.
+
+        None where somebody holds it, be it this host. Cancelled, what was acquired is given back, or expires.
+        """
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands."""
+        """Take a lease over from the owner in the snapshot, expired or not, with the next epoch.
+
+        None where it changed hands since. Checkpoints the victim wrote until then are kept.
+        Cancelled, what was stolen is given back, or expires.
+        """
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
         """Renew. The same lease with a later `expires_at`, or None where it is lost."""
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already."""
+        """Give the lease up, so that another may acquire it at once. False where it was lost already.
+
+        Failed or cancelled, it may be called again.
+        """
 
     async def aclose(self) -> None:
         """Free what the store holds. Leases stay as they are. Closing twice is fine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,13 +11,13 @@ class LeaseSnapshot:
 
     :param owner: the host named by the lease; None where it was released or never taken.
     :param is_held: whether the lease was alive at the listing. A dead one keeps its last owner's name.
-    :param token: what the store needs to steal exactly this lease and no later one; opaque.
+    :param token: what the store needs, beside the owner, to steal this lease and no later owner's; opaque.
     """
 
     partition_id: str
     owner: str | None
     is_held: bool
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +32,5 @@ class PartitionLease:
     partition_id: str
     owner: str
     epoch: int
-    token: str
+    token: str = field(repr=False)
     expires_at: float

@@ -244,14 +244,17 @@ async def test_an_event_processor_host_steals_from_us(hosts: Hosts) -> None:
 
 
 async def test_a_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
-    """Somebody between acquiring the lease and writing its body is not robbed."""
-    store = await hosts.store("0")
+    """Somebody between acquiring the lease and writing its body is not robbed, nor is it tried."""
+    transport = FaultTransport()
+    store = await hosts.store("0", transport=transport)
     blob = hosts.blob("0")
     theirs = await blob.acquire_lease(30)
     body = b'{"Offset":null,"SequenceNumber":0,"PartitionId":"0","Owner":"eph","Token":"","Epoch":4}'
     await blob.upload_blob(body, overwrite=True, lease=theirs, metadata={"OWNINGHOST": "eph"})
     (seen,) = await store.list_leases()
+    transport.requests.clear()
     assert await store.steal_lease(seen, OWNER) is None
+    assert transport.requests == ["Get Blob"]
     await theirs.renew()
 
 
