@@ -12,6 +12,7 @@ from eventpump.amqp.connection import (
     Closed,
     Connection,
     ConnectionConfig,
+    ConnectionState,
     CreditChanged,
     Event,
     LinkAttached,
@@ -177,8 +178,11 @@ class ServiceConnection:
             self._let_go()
             self.engine.close(error)
             self.flush()
-            # A client that does not answer the close is not waited for.
-            self._deadline = self._loop.call_later(CLOSE_GRACE, self._finish)
+            if self.engine.state is ConnectionState.CLOSE_SENT:
+                # A client that does not answer the close is not waited for.
+                self._deadline = self._loop.call_later(CLOSE_GRACE, self._finish)
+            else:
+                self._finish()
 
     def _finish(self) -> None:
         if self._protocol is not None:

@@ -1,0 +1,234 @@
+"""A bare AMQP client, for tests that look at what a service says frame by frame.
+
+It keeps every event and offers a few awaitable verbs; whoever uses it reads the rest off the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from eventpump.amqp.connection import (
+    Closed,
+    Connection,
+    ConnectionConfig,
+    Event,
+    LinkDetached,
+    Messages,
+    Opened,
+    Outcomes,
+    Role,
+    SessionBegun,
+    SessionEnded,
+)
+from eventpump.amqp.link import Link
+from eventpump.amqp.message import Message
+from eventpump.amqp.performatives import AmqpError, Source, Target
+from eventpump.amqp.session import Session
+from eventpump.dialect import cbs, sas
+from eventpump.dialect.names import SAS_TOKEN_TYPE
+from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
+from eventpump.wire.stream import ConnectionProtocol, dial
+
+PATIENCE = 10.0
+"""Seconds to wait for what must come."""
+
+_T = TypeVar("_T")
+
+
+class Listening(Protocol):
+    """Where a service listens; an `Emulator` tells."""
+
+    @property
+    def host(self) -> str:
+        """The address."""
+
+    @property
+    def port(self) -> int:
+        """The port."""
+
+
+class LinkRefusedError(Exception):
+    """The link was refused. :param error: what the service said."""
+
+    def __init__(self, error: AmqpError | None) -> None:
+        super().__init__(str(error))
+        assert error is not None
+        self.error = error
+
+
+class AmqpPeer:
+    """A connection to a service.
+
+    :ivar events: everything that happened.
+    :ivar received: the messages of each link.
+    :ivar outcomes: of each link's deliveries.
+    :ivar detached: why links ended.
+    """
+
+    def __init__(self, config: ConnectionConfig | None = None) -> None:
+        self.engine = Connection(config or ConnectionConfig(container_id=f"peer-{uuid.uuid4()}"), Role.CLIENT)
+        self.events: list[Event] = []
+        self.received: dict[Link, list[bytes]] = defaultdict(list)
+        self.outcomes: dict[Link, dict[int, Any]] = defaultdict(dict)
+        self.detached: dict[Link, AmqpError | None] = {}
+        self.closed: Closed | None = None
+        self.is_gone = False
+        self._protocol: ConnectionProtocol | None = None
+        self._changed = asyncio.Event()
+
+    @classmethod
+    async def connect(
+        cls, service: Listening, config: ConnectionConfig | None = None, *, tls: ssl.SSLContext | None = None
+    ) -> Self:
+        """Connect, and wait until the connection is open or refused."""
+        made = cls(config)
+        made.engine.start()
+        made._protocol = await dial(made.engine, made, host=service.host, port=service.port, tls=tls)
+        await made.until(lambda: any(isinstance(event, Opened) for event in made.events) or made.closed is not None)
+        return made
+
+    # ------------------------------------------------------------------------------------------ the shell's calls
+
+    def on_events(self, events: list[Event]) -> None:
+        """Keep what happened."""
+        self.events += events
+        for event in events:
+            match event:
+                case Messages(link, payloads):
+                    self.received[link] += payloads
+                case Outcomes(link, outcomes):
+                    self.outcomes[link].update(outcomes)
+                case LinkDetached(link, error):
+                    self.detached[link] = error
+                case SessionEnded(_, links, error):
+                    self.detached.update((link, error) for link in links)
+                case Closed():
+                    self.closed = event
+        self._changed.set()
+
+    def on_writable(self) -> None:
+        """Nothing waits for it."""
+
+    def on_closed(self, _error: Exception | None) -> None:
+        """Note that the stream is gone."""
+        self.is_gone = True
+        self._changed.set()
+
+    # ------------------------------------------------------------------------------------------------- the verbs
+
+    async def until(self, found: Callable[[], _T]) -> _T:
+        """Wait until a question has an answer that is true. :raises TimeoutError: it never had."""
+        async with asyncio.timeout(PATIENCE):
+            while not (answer := found()):
+                self._changed.clear()
+                await self._changed.wait()
+            return answer
+
+    def flush(self) -> None:
+        """Send what the engine has queued."""
+        assert self._protocol is not None
+        self._protocol.flush()
+
+    async def begin(self) -> Session:
+        """Begin a session."""
+        session = self.engine.begin()
+        self.flush()
+        await self.until(lambda: SessionBegun(session) in self.events)
+        return session
+
+    async def attach(
+        self,
+        session: Session,
+        *,
+        source: str | Source | None = None,
+        target: str | Target | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Link:
+        """Attach a link: a receiver where only a source is given, a sender where a target is.
+
+        :raises LinkRefusedError: the service refused it.
+        """
+        link = session.attach(
+            name or str(uuid.uuid4()),
+            is_receiver=options.pop("is_receiver", target is None),
+            source=source if isinstance(source, Source) else Source(address=source),
+            target=target if isinstance(target, Target) else Target(address=target),
+            **options,
+        )
+        self.flush()
+        await self.until(lambda: link.is_attached or link in self.detached or self.closed)
+        if not link.is_attached:
+            raise LinkRefusedError(self.detached.get(link))
+        return link
+
+    async def request(self, node: str, request: Message, *, session: Session | None = None) -> Message:
+        """Send a request to a node over a pair of links of its own, the answer being the only thing to come back."""
+        session = session or await self.begin()
+        receiver = await self.attach(session, source=node, target=node, is_receiver=True)
+        sender = await self.attach(session, source=node, target=node, is_receiver=False)
+        receiver.set_credit(10)
+        sender.send(request.encode())
+        self.flush()
+        await self.until(lambda: self.received[receiver])
+        for link in (receiver, sender):
+            link.detach()
+        self.flush()
+        return Message.decode(self.received[receiver][0])
+
+    async def put_token(
+        self,
+        audience: str,
+        *,
+        key_name: str = DEFAULT_KEY_NAME,
+        key: str = DEFAULT_KEY,
+        lifetime: float = 3600,
+        resource: str | None = None,
+    ) -> int:
+        """Put a signed token. :returns: the status code."""
+        token = sas.generate(resource or audience, key_name, key, int(time.time() + lifetime))
+        request = cbs.put_token_request(token, SAS_TOKEN_TYPE, audience, message_id=uuid.uuid4())
+        return status_of(await self.request("$cbs", request))
+
+    async def send(self, link: Link, payload: bytes, *, message_format: int = 0) -> Any:
+        """Send a message and wait for its outcome."""
+        delivery_id = link.send(payload, message_format=message_format)
+        self.flush()
+        return await self.until(lambda: self.outcomes[link].get(delivery_id))
+
+    async def aclose(self) -> None:
+        """Close the connection, in order where it still can be."""
+        assert self._protocol is not None
+        self.engine.close()
+        self.flush()
+        if not self._protocol.is_closing:
+            await self.until(lambda: self.closed is not None or self.is_gone)
+        self._protocol.abort()
+        await self._protocol.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def fields_of(message: Message) -> Mapping[Any, Any]:
+    """Give a message's application properties."""
+    return message.application_properties or {}
+
+
+def status_of(message: Message) -> int:
+    """Give an answer's status code."""
+    code = fields_of(message)["status-code"]
+    assert isinstance(code, int)
+    return int(code)

@@ -1,0 +1,116 @@
+"""`eventpump emulator` as a process: what it prints, how it stops, and how it says no."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+_COMMAND = """
+import argparse, sys
+from eventpump.cli import emulator
+parser = argparse.ArgumentParser()
+emulator.add_parser(parser.add_subparsers())
+args = parser.parse_args()
+sys.exit(args.run(args))
+"""
+
+
+async def launch(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _COMMAND,
+        "emulator",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_serves_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    """The first line is the connection string, the port is open by then, and a signal ends it with exit code 0."""
+    process = await launch("--hub", "telemetry:4", "--hub", "other:2", "--port", "0", "--data", str(tmp_path))
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        line = (await process.stdout.readline()).decode().strip()
+        start, _, rest = line.partition(";")
+        assert start.startswith("Endpoint=sb://127.0.0.1:")
+        assert rest == (
+            "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+        )
+        _, writer = await asyncio.open_connection("127.0.0.1", int(start.rpartition(":")[2]))
+        process.send_signal(number)
+        out, err = await process.communicate()
+        writer.close()
+        await writer.wait_closed()
+    assert (process.returncode, out, err) == (0, b"", b"")
+
+
+async def test_it_serves_tls_and_the_official_file(tmp_path: Path) -> None:
+    """A certificate makes it TLS, which the connection string shows, and a Config.json names the hubs."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    entities = [{"Name": "eh1", "PartitionCount": 2, "ConsumerGroups": [{"Name": "cg1"}]}]
+    namespaces = [{"Type": "EventHub", "Name": "emulatorNs1", "Entities": entities}]
+    (tmp_path / "Config.json").write_text(json.dumps({"UserConfig": {"NamespaceConfig": namespaces}}))
+    process = await launch(
+        "--config", str(tmp_path / "Config.json"), "--port", "0", "--key", "another",
+        "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"),
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        line = (await process.stdout.readline()).decode()
+        assert line.endswith(";SharedAccessKey=another\n")
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--hub"),
+        (("--hub", "telemetry"), "telemetry:4"),
+        (("--hub", "a:1", "--hub", "A:2"), "twice"),
+        (("--hub", "a:1", "--port", "x"), "--port"),
+        (("--hub", "a:1", "--port", "65536"), "--port"),
+        (("--hub", "a:1", "--host", "no.such.host.invalid"), "cannot listen on"),
+        (("--config", "{tmp}/nothing.json"), "cannot be read"),
+        (("--config", "{tmp}/broken.json"), "no JSON"),
+        (("--hub", "a:1", "--fsync"), "--data"),
+        (("--hub", "a:1", "--data", "{tmp}/broken.json"), "cannot be used"),
+        (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json"), "--tls-key"),
+        (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json", "--tls-key", "{tmp}/broken.json"), "PEM"),
+        (("--hub", "a:1", "--tls-cert", "{tmp}/nothing", "--tls-key", "{tmp}/nothing"), "No such file"),
+        (("--hub", "a:1", "--key", "secret;text"), "key"),
+        (("--hub", "a:1", "--retention-bytes", "-1"), "--retention-bytes"),
+        (("--hub", "a:1", "--port", "{taken}"), "in use"),
+    ],
+)
+async def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """What cannot work is one clear line on stderr and exit code 2; the key is not in it."""
+    (tmp_path / "broken.json").write_text("{")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = await launch(*(each.replace("{tmp}", str(tmp_path)).replace("{taken}", port) for each in arguments))
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    assert process.returncode == 2
+    assert out == b""
+    lines = err.decode().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("eventpump emulator: ")
+    assert says in lines[0]
+    assert "secret" not in lines[0]

@@ -1,0 +1,191 @@
+"""What hubs on disk promise, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from eventpump.amqp.message import Data, Message
+from eventpump.emulator.config import HubSpec
+from eventpump.emulator.durable import Append, DurableStore
+from eventpump.emulator.log import Hub, PartitionLog
+from eventpump.errors import ConfigurationError
+
+
+def event(body: bytes = b"x") -> bytes:
+    return Message(body=Data((body,))).encode()
+
+
+class Disk:
+    """A store with its answers, as the service would use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.committed: list[object] = []
+        self.failed: list[object] = []
+        self.hubs: list[Hub] = []
+        self._answered = asyncio.Event()
+        self.store = DurableStore(
+            directory, fsync=False, on_committed=self._commit, on_failed=self._fail, take_back=self._take_back
+        )
+
+    async def open(self, *specs: HubSpec) -> list[Hub]:
+        self.hubs = await self.store.open(specs, 5)
+        return self.hubs
+
+    def put(self, partition: PartitionLog, *bodies: bytes, ticket: object = None, time_ms: int = 7) -> None:
+        self.store.append(Append(partition.number([event(body) for body in bodies], time_ms), ticket))
+
+    async def answers(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.committed) + len(self.failed) < count:
+                self._answered.clear()
+                await self._answered.wait()
+
+    def _commit(self, appends: list[Append]) -> None:
+        for append in appends:
+            append.batch.partition.publish(append.batch)
+            self.committed.append(append.ticket)
+        self._answered.set()
+
+    def _fail(self, appends: list[Append], reason: str) -> None:
+        assert reason
+        self.failed += [append.ticket for append in appends]
+        self._answered.set()
+
+    def _take_back(self) -> None:
+        for hub in self.hubs:
+            for partition in hub.partitions:
+                partition.take_back()
+
+
+async def test_everything_is_there_again(tmp_path: Path) -> None:
+    """Hubs, groups, events, numbers and times come back as they were, and numbering goes on."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("Telemetry", 2, ("readers",)))
+    disk.put(hub.partitions[1], b"a", b"b", time_ms=70)
+    disk.put(hub.partitions[1], b"c", time_ms=80)
+    await disk.store.aclose()
+    await disk.store.aclose()
+    assert len(disk.committed) == 2
+    again = Disk(tmp_path)
+    (loaded,) = await again.open(HubSpec("telemetry", 1))
+    assert (loaded.name, loaded.created_ms, loaded.groups) == (hub.name, hub.created_ms, hub.groups)
+    for before, after in zip(hub.partitions, loaded.partitions, strict=True):
+        assert after.payloads == before.payloads
+        assert after.facts() == before.facts()
+        assert after.last_offset == before.last_offset
+        assert after.size == before.size
+        expected = before.number([event()], 90)
+        actual = after.number([event()], 90)
+        assert (actual.sequence_number, actual.offsets) == (expected.sequence_number, expected.offsets)
+    await again.store.aclose()
+
+
+async def test_a_clock_that_goes_back_does_not_show(tmp_path: Path) -> None:
+    """Enqueued times go on from the stored ones."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    disk.put(hub.partitions[0], b"a", time_ms=1000)
+    await disk.store.aclose()
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].number([event()], 10).time_ms == 1000
+    await again.store.aclose()
+
+
+async def test_declared_hubs_grow(tmp_path: Path) -> None:
+    """More partitions declared are added; fewer take nothing away; added ones stay."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    added = [PartitionLog("h", "1")]
+    await disk.store.add_partitions(hub, added)
+    disk.put(added[0], b"a")
+    await disk.store.aclose()
+    again = Disk(tmp_path)
+    (loaded,) = await again.open(HubSpec("h", 3))
+    assert [each.partition_id for each in loaded.partitions] == ["0", "1", "2"]
+    assert len(loaded.partitions[1].payloads) == 1
+    await again.store.aclose()
+
+
+@pytest.mark.parametrize("dropped", [1, 2, 3, 5])
+async def test_what_was_dropped_stays_away(tmp_path: Path, dropped: int) -> None:
+    """After retention the beginning is the same on disk, also in the middle of a batch, and no number comes again."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    log = hub.partitions[0]
+    disk.put(log, b"a", b"b")
+    disk.put(log, b"c", b"d", b"e")
+    await disk.answers(2)
+    log.drop_oldest(dropped)
+    disk.store.drop(log)
+    await disk.store.aclose()
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].payloads == log.payloads
+    assert loaded.partitions[0].facts() == log.facts()
+    assert loaded.partitions[0].number([event()], 9).sequence_number == 5
+    await again.store.aclose()
+
+
+async def test_a_failed_write_is_answered_and_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written fails, with all that was numbered after it; then numbering goes on without a gap."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    log = hub.partitions[0]
+    disk.put(log, b"a", ticket="a")
+    await disk.answers(1)
+    commit = disk.store._commit
+
+    def break_down(*_: object) -> None:
+        monkeypatch.setattr(disk.store, "_commit", commit)
+        raise sqlite3.OperationalError("disk full")
+
+    monkeypatch.setattr(disk.store, "_commit", break_down)
+    for ticket in range(20):
+        disk.put(log, b"lost", ticket=ticket)
+    await disk.answers(21)
+    assert disk.failed == list(range(20))
+    disk.put(log, b"b", ticket="b")
+    await disk.answers(22)
+    assert disk.committed == ["a", "b"]
+    assert log.end == 2
+    await disk.store.aclose()
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].payloads == log.payloads
+    await again.store.aclose()
+
+
+async def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    """A second store over the same directory is a clear error."""
+    disk = Disk(tmp_path)
+    await disk.open(HubSpec("h", 1))
+    with pytest.raises(ConfigurationError, match="in use by another emulator"):
+        await Disk(tmp_path).open(HubSpec("h", 1))
+    await disk.store.aclose()
+
+
+@pytest.mark.parametrize("content", [b"this is no database, however long it may be" * 100, None])
+async def test_a_directory_that_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
+    """A broken file, or a file where the directory should be, is a clear error."""
+    directory = tmp_path / "data"
+    if content is None:
+        directory.write_text("a file")
+    else:
+        directory.mkdir()
+        (directory / "hubs.sqlite").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="data: "):
+        await Disk(directory).open(HubSpec("h", 1))
+
+
+async def test_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    """A file of another version is refused, not rewritten."""
+    database = sqlite3.connect(tmp_path / "hubs.sqlite")
+    database.execute("PRAGMA user_version=9")
+    database.close()
+    with pytest.raises(ConfigurationError, match="another version"):
+        await Disk(tmp_path).open(HubSpec("h", 1))
