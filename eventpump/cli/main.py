@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from eventpump.cli import emulator
+from eventpump.cli.demo import command as demo
 from eventpump.errors import EventPumpError
 
 FAILED = 2
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
+    demo.add_parser(subparsers)
     emulator.add_parser(subparsers)
     return made
 

@@ -1,0 +1,210 @@
+"""The processes of the demo: the service and the hosts, as the demo sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eventpump.errors import EventPumpError
+
+STOP_TIMEOUT = 20.0
+"""Seconds a process may take to stop when asked."""
+_RATE_WINDOW = 2.0
+
+
+class DemoError(EventPumpError):
+    """A process of the demo failed."""
+
+
+class Meter:
+    """A count's rate over the last seconds."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def note(self, count: int) -> None:
+        """Take the count of this moment."""
+        now = time.monotonic()
+        self._points.append((now, count))
+        while len(self._points) > 2 and self._points[1][0] < now - _RATE_WINDOW:
+            self._points.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Events per second."""
+        if len(self._points) < 2:
+            return 0.0
+        (begin, before), (end, after) = self._points[0], self._points[-1]
+        if time.monotonic() - end > _RATE_WINDOW or end <= begin:
+            return 0.0
+        return max(0.0, (after - before) / (end - begin))
+
+
+@dataclass(slots=True)
+class HostProcess:
+    """One processor host and what it last said.
+
+    :param killed_at: when it was killed, seconds since the Unix epoch; None while it was not.
+    """
+
+    name: str
+    process: asyncio.subprocess.Process
+    records: Path
+    log: Path
+    reader: asyncio.Task[None] | None = None
+    processed: int = 0
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
+    killed_at: float | None = None
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.killed_at is not None:
+            return "killed"
+        return "running" if self.process.returncode is None else "stopped"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may process events now."""
+        return self.state == "running"
+
+    async def read_status(self) -> None:
+        """Take in its lines until it ends."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            said = json.loads(line)
+            self.processed, self.partitions = said["processed"], said["partitions"]
+            self.meter.note(self.processed)
+            self.heard.set()
+        await self.process.wait()
+        if self.killed_at is not None:
+            self.partitions = {}
+        self.heard.set()
+
+    def kill(self) -> None:
+        """Kill it: no cleanup, no good-bye."""
+        self.killed_at = time.time()
+        self.process.send_signal(signal.SIGKILL)
+
+    def complaint(self) -> str:
+        """What it wrote to its log last."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else f"exit code {self.process.returncode}"
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Everything the demo runs.
+
+    :param folder: where leases, records and logs are kept.
+    """
+
+    folder: Path
+    hub: str
+    partitions: int
+    lease_duration: float
+    hosts: list[HostProcess] = field(default_factory=list)
+    connection_string: str = ""
+    _service: asyncio.subprocess.Process | None = None
+
+    async def start_service(self) -> None:
+        """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
+        self._service = await asyncio.create_subprocess_exec(
+            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._service.stdout is not None
+        assert self._service.stderr is not None
+        line = (await self._service.stdout.readline()).decode().strip()
+        if not line.startswith("Endpoint="):
+            reason = (await self._service.stderr.read()).decode(errors="replace").strip()
+            raise DemoError(f"the local service did not start: {reason}")
+        self.connection_string = line
+
+    async def start_host(self) -> HostProcess:
+        """Start one more host."""
+        name = f"host-{len(self.hosts) + 1}"
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *_python(
+                    "eventpump.cli.demo.host",
+                    *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
+                    *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),
+                ),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "EVENTPUMP_CONNECTION_STRING": self.connection_string},
+                # A Ctrl-C is for the demo, which then stops its hosts in order.
+                start_new_session=True,
+            )
+        host = HostProcess(name, process, self.folder / f"{name}.records", log)
+        host.reader = asyncio.create_task(host.read_status(), name=f"status of {name}")
+        self.hosts.append(host)
+        return host
+
+    def owner(self, partition_id: str) -> HostProcess | None:
+        """The running host that says it has the partition, with the highest epoch where several do."""
+        claims = [host for host in self.hosts if host.is_running and partition_id in host.partitions]
+        return max(claims, key=lambda host: int(host.partitions[partition_id]["epoch"]), default=None)
+
+    async def wait(self, what: str, condition: Any, timeout: float) -> None:
+        """Wait until what the hosts say meets a condition. :raises DemoError: not in time, or a host ended."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    for host in self.hosts:
+                        if not host.is_running and host.killed_at is None:
+                            raise DemoError(f"{host.name} ended: {host.complaint()}")
+                        host.heard.clear()
+                    waits = [asyncio.ensure_future(host.heard.wait()) for host in self.hosts if host.is_running]
+                    try:
+                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for wait in waits:
+                            wait.cancel()
+        except TimeoutError:
+            raise DemoError(f"not within {timeout:.0f} s: {what}") from None
+
+    async def stop_hosts(self) -> None:
+        """Ask every running host to stop, and wait until all have."""
+        for host in self.hosts:
+            if host.process.returncode is None:
+                host.process.send_signal(signal.SIGTERM)
+        for host in self.hosts:
+            await _ended(host.process)
+            if host.reader is not None:
+                await host.reader
+
+    async def stop(self) -> None:
+        """Stop everything that still runs."""
+        await self.stop_hosts()
+        if self._service is not None:
+            if self._service.returncode is None:
+                self._service.send_signal(signal.SIGTERM)
+            await _ended(self._service)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]

@@ -1,0 +1,122 @@
+"""One processor host of the demo, in a process of its own: `python -m eventpump.cli.demo.host`.
+
+The connection string comes in the environment variable EVENTPUMP_CONNECTION_STRING.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eventpump import (
+    CheckpointPolicy,
+    CloseReason,
+    EventProcessor,
+    EventPumpError,
+    PartitionContext,
+    ProcessorHost,
+    ReceivedEvent,
+    SqliteLeaseStore,
+)
+from eventpump.cli.demo.record import Record, RecordFile, digest
+
+STATUS_INTERVAL = 0.25
+"""Seconds between two lines of status."""
+
+
+class TradeProcessor(EventProcessor):
+    """Keeps the volume-weighted price of every symbol, and writes down what it processed."""
+
+    def __init__(self, records: RecordFile) -> None:
+        self._records = records
+        self._turnover: dict[str, float] = {}
+        self._volume: dict[str, int] = {}
+        self.processed = 0
+        self.partitions: dict[str, dict[str, Any]] = {}
+
+    async def open(self, context: PartitionContext) -> None:
+        self.partitions[context.partition_id] = {"epoch": context.owner_level, "position": None, "lag": None}
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        now = time.time()
+        epoch = context.owner_level
+        records = []
+        for event in events:
+            trade = json.loads(event.body)
+            symbol, size = trade["symbol"], trade["size"]
+            self._turnover[symbol] = self._turnover.get(symbol, 0.0) + trade["price"] * size
+            self._volume[symbol] = self._volume.get(symbol, 0) + size
+            records.append(Record(context.partition_id, event.sequence_number, digest(event.body), epoch, now))
+        self._records.write(records)
+        self.processed += len(events)
+        status = self.partitions[context.partition_id]
+        status["position"] = events[-1].sequence_number
+        status["lag"] = context.lag
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        self.partitions.pop(context.partition_id, None)
+
+
+def _say(processor: TradeProcessor, host: ProcessorHost) -> None:
+    print(
+        json.dumps({"host": host.host_name, "processed": processor.processed, "partitions": processor.partitions}),
+        flush=True,
+    )
+
+
+async def _report(processor: TradeProcessor, host: ProcessorHost) -> None:
+    while True:
+        _say(processor, host)
+        await asyncio.sleep(STATUS_INTERVAL)
+
+
+async def _run(args: argparse.Namespace) -> None:
+    records = RecordFile(Path(args.records))
+    processor = TradeProcessor(records)
+    host = ProcessorHost(
+        os.environ["EVENTPUMP_CONNECTION_STRING"],
+        args.hub,
+        processor=processor,
+        leases=SqliteLeaseStore(args.leases, lease_duration=args.lease_duration),
+        host_name=args.name,
+        checkpoint_policy=CheckpointPolicy(every_seconds=1.0),
+        track_last_enqueued=True,
+    )
+    async with host:
+        report = asyncio.create_task(_report(processor, host))
+        try:
+            await host.run(handle_signals=True)
+        finally:
+            report.cancel()
+    _say(processor, host)
+    records.close()
+
+
+def main() -> int:
+    """Run one host until SIGTERM. :returns: the exit code."""
+    parser = argparse.ArgumentParser(prog="eventpump.cli.demo.host", description="One processor host of the demo.")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--hub", required=True)
+    parser.add_argument("--leases", required=True, help="the SQLite file of the leases")
+    parser.add_argument("--lease-duration", type=float, required=True, help="seconds")
+    parser.add_argument("--records", required=True, help="the file to write processed events to")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(_run(args))
+    except EventPumpError as error:
+        print(f"{args.name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

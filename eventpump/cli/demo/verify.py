@@ -1,0 +1,115 @@
+"""What the demo proves: every published event against what each host wrote down, as sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eventpump.cli.demo.record import Record
+
+Event = tuple[str, int, str]
+"""Partition id, sequence number, digest of the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a run. Counts are of events.
+
+    :param published: acknowledged by the service.
+    :param stored: found in the hub at the end.
+    :param processed: of those, processed by some host.
+    :param lost: published or stored, and not processed by any host.
+    :param duplicates: processed more than once, counted each further time.
+    :param unknown: written down by a host, and not in the hub.
+    :param crossed: processed by an older ownership after a newer one had begun on the same partition.
+    :param take_over: seconds from the kill to the first event of the killed host's last partition under a new owner;
+        None where nobody was killed, or it owned nothing.
+    """
+
+    published: int
+    stored: int
+    processed: int
+    lost: int
+    duplicates: int
+    unknown: int
+    crossed: int
+    take_over: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept."""
+        return self.lost == 0 and self.unknown == 0 and self.crossed == 0
+
+
+def judge(
+    published: Iterable[str],
+    stored: Iterable[Event],
+    records: Mapping[str, Sequence[Record]],
+    *,
+    killed: str | None = None,
+    killed_at: float | None = None,
+    orphans: Iterable[str] = (),
+) -> Verdict:
+    """Compare.
+
+    :param published: the digests of what the service acknowledged.
+    :param stored: what the hub holds.
+    :param records: what each host wrote, by its name.
+    :param killed: the host that was killed.
+    :param killed_at: when, seconds since the Unix epoch.
+    :param orphans: the partitions it owned then.
+    """
+    wanted, held = set(published), set(stored)
+    counted = Counter(record.event for each in records.values() for record in each)
+    processed = set(counted)
+    missing = len(wanted - {digest for _, _, digest in held})
+    return Verdict(
+        published=len(wanted),
+        stored=len(held),
+        processed=len(processed & held),
+        lost=missing + len(held - processed),
+        duplicates=sum(counted.values()) - len(processed),
+        unknown=len(processed - held),
+        crossed=_crossed(records),
+        take_over=_take_over(records, killed, killed_at, orphans),
+    )
+
+
+def _crossed(records: Mapping[str, Sequence[Record]]) -> int:
+    """Count events an ownership processed after a later one (a higher epoch) had begun on that partition."""
+    began: dict[tuple[str, int], float] = {}
+    everything = [record for each in records.values() for record in each]
+    for record in everything:
+        key = (record.partition_id, record.epoch)
+        began[key] = min(began.get(key, record.time), record.time)
+    next_began: dict[tuple[str, int], float] = {}
+    for partition_id in {record.partition_id for record in everything}:
+        epochs = sorted(epoch for each, epoch in began if each == partition_id)
+        latest = float("inf")
+        for epoch in reversed(epochs):
+            next_began[partition_id, epoch] = latest
+            latest = min(latest, began[partition_id, epoch])
+    return sum(record.time > next_began[record.partition_id, record.epoch] for record in everything)
+
+
+def _take_over(
+    records: Mapping[str, Sequence[Record]], killed: str | None, killed_at: float | None, orphans: Iterable[str]
+) -> float | None:
+    if killed is None or killed_at is None:
+        return None
+    firsts = [
+        min(
+            (
+                record.time
+                for name, each in records.items()
+                if name != killed
+                for record in each
+                if record.partition_id == partition_id and record.time > killed_at
+            ),
+            default=None,
+        )
+        for partition_id in orphans
+    ]
+    known = [first for first in firsts if first is not None]
+    return max(known) - killed_at if known else None
