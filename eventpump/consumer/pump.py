@@ -536,10 +536,14 @@ class PartitionPump:
             self._report(PumpStarted, self.lease.epoch, _words(position))
 
     def _link_trouble(self, error: Exception, delay: float | None) -> None:
-        self._report(LinkFailed, error, delay)
-        if isinstance(error, ConsumerDisconnectedError) and not self._life.is_ending:
+        if self._life.is_ending:
+            return
+        if isinstance(error, ConsumerDisconnectedError):
+            # No report: whether it is an ordinary move or a reader outside the fleet, the manager will tell.
             self._is_suspended = True
             self._on_stolen(error)
+        else:
+            self._report(LinkFailed, error, delay)
 
     def _blocked(self, duration: float) -> None:
         self._report(LoopBlocked, duration, self._operation)

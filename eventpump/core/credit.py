@@ -34,6 +34,7 @@ class CreditWindow:
         "_mean",
         "_ramp",
         "_strict",
+        "_total",
         "outstanding",
     )
 
@@ -49,6 +50,7 @@ class CreditWindow:
         self._largest = 0
         self._largest_before = 0
         self._counted = 0
+        self._total = 0
         self.outstanding = 0
         """Messages granted that have not come."""
 
@@ -74,8 +76,8 @@ class CreditWindow:
         self.outstanding = max(0, self.outstanding - count)
         # The ramp doubles per window used up, whatever the round trip is.
         self._ramp = min(self._ramp + count, max(self._max_events, START))
-        weight = 1.0 if not self._mean else min(1.0, count / _SIZES_KEPT)
-        self._mean += (size / count - self._mean) * weight
+        self._total = min(self._total + count, _SIZES_KEPT)
+        self._mean += (size / count - self._mean) * min(1.0, count / self._total)
         self._largest = max(self._largest, max(sizes))
         self._counted += count
         if self._counted >= _SIZES_KEPT:

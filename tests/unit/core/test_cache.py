@@ -1,0 +1,116 @@
+"""The event cache and its cursors."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eventpump.core.cache import Cursor, EventCache
+
+
+def _messages(*names: str) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+def _append(cache: EventCache, batch: list[bytes]) -> None:
+    cache.append(batch, sum(map(len, batch)))
+
+
+class CacheAgainstModel(RuleBasedStateMachine):
+    """The cache behaves like one endless list of which every cursor reads on from its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = EventCache()
+        self.everything: list[bytes] = []
+        self.dropped = 0
+        self.cursors: dict[int, tuple[Cursor, int]] = {}
+        self.made = 0
+
+    @rule(lengths=st.lists(st.integers(0, 9), max_size=90))
+    def append(self, lengths: list[int]) -> None:
+        batch = [b"x" * length for length in lengths]
+        self.everything += [bytes(each) for each in batch]
+        _append(self.cache, batch)
+
+    @precondition(lambda self: len(self.cursors) < 4)
+    @rule()
+    def add_cursor(self) -> None:
+        self.cursors[self.made] = (self.cache.cursor(), self.dropped)
+        self.made += 1
+
+    @precondition(lambda self: self.cursors)
+    @rule(data=st.data(), limit=st.integers(1, 120))
+    def read(self, data: st.DataObject, limit: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cursors)))
+        cursor, place = self.cursors[key]
+        expected = self.everything[place : place + limit]
+        assert cursor.available == len(self.everything) - place
+        assert cursor.read(limit) == expected
+        self.cursors[key] = (cursor, place + len(expected))
+        self._drop_passed()
+
+    @precondition(lambda self: self.cursors)
+    @rule(data=st.data())
+    def close_cursor(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cursors)))
+        cursor, _ = self.cursors.pop(key)
+        cursor.close()
+        cursor.close()
+        assert cursor.read(5) == []
+        self._drop_passed()
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.dropped = len(self.everything)
+        self.cursors = {key: (cursor, self.dropped) for key, (cursor, _) in self.cursors.items()}
+
+    def _drop_passed(self) -> None:
+        if self.cursors:
+            self.dropped = min(place for _, place in self.cursors.values())
+
+    @invariant()
+    def what_everybody_passed_is_purged_and_nothing_else(self) -> None:
+        held = self.everything[self.dropped :]
+        assert self.cache.count == len(held)
+        assert self.cache.size == sum(map(len, held))
+        assert self.cache.end == len(self.everything)
+
+
+TestCacheAgainstModel = CacheAgainstModel.TestCase
+TestCacheAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_batch_is_handed_over_without_a_copy() -> None:
+    """A sole subscriber that takes a whole large batch gets the very list that came in."""
+    cache = EventCache()
+    cursor = cache.cursor()
+    batch = [b"m"] * 200
+    _append(cache, batch)
+    assert cursor.read(300) is batch
+
+
+def test_a_read_takes_what_is_there_across_batches() -> None:
+    """One read joins small batches up to its limit, in order."""
+    cache = EventCache()
+    cursor = cache.cursor()
+    _append(cache, _messages("a"))
+    _append(cache, _messages("b", "c"))
+    assert cursor.read(2) == _messages("a", "b")
+    assert cursor.read(9) == _messages("c")
+    assert cursor.read(9) == []
+
+
+def test_a_slow_subscriber_keeps_what_it_has_not_read() -> None:
+    """What one of two subscribers has passed stays until the other has too."""
+    cache = EventCache()
+    slow, fast = cache.cursor(), cache.cursor()
+    _append(cache, _messages("a", "b"))
+    assert fast.read(9) == _messages("a", "b")
+    assert cache.count == 2
+    assert slow.read(1) == _messages("a")
+    assert cache.count == 1
+    slow.close()
+    assert cache.count == 0

@@ -1,0 +1,209 @@
+"""The checkpoint ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eventpump.core.checkpoint import CheckpointPolicy, CheckpointTracker
+from eventpump.errors import ConfigurationError
+from eventpump.events import Checkpoint
+
+
+@dataclass(frozen=True)
+class _Event:
+    sequence_number: int
+
+    @property
+    def offset(self) -> str:
+        return f"at-{self.sequence_number}"
+
+
+def _checkpoint(number: int) -> Checkpoint:
+    return Checkpoint("0", f"at-{number}", number)
+
+
+def _tracker(policy: CheckpointPolicy | None = None, stored: int | None = None) -> CheckpointTracker:
+    policy = CheckpointPolicy.manual() if policy is None else policy
+    return CheckpointTracker("0", policy, None if stored is None else _checkpoint(stored))
+
+
+class TrackerAgainstModel(RuleBasedStateMachine):
+    """Whatever is delivered, asked for and answered: one write at a time, forwards only, and the latest gets there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = _tracker(CheckpointPolicy(every_events=7, every_seconds=10))
+        self.now = 0.0
+        self.delivered = -1
+        self.in_flight: int | None = None
+        self.stored = -1
+        self.asked = -1
+
+    @rule(count=st.integers(1, 5), is_handled=st.booleans(), passes=st.floats(0, 20))
+    def deliver(self, count: int, is_handled: bool, passes: float) -> None:
+        self.now += passes
+        self.delivered += count
+        event = _Event(self.delivered)
+        self.tracker.events_delivered(event)
+        if is_handled:
+            self.tracker.events_handled(event, count, self.now)
+
+    @precondition(lambda self: self.delivered >= 0)
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, self.delivered))
+        wanted = self.tracker.requested(_Event(number))
+        assert (wanted is None) == (number <= self.stored)
+        self.asked = max(self.asked, number)
+
+    @rule(beyond=st.integers(1, 3))
+    def ask_beyond(self, beyond: int) -> None:
+        with pytest.raises(ConfigurationError):
+            self.tracker.requested(_Event(self.delivered + beyond))
+
+    @rule()
+    def begin(self) -> None:
+        written = self.tracker.begin_write()
+        if self.in_flight is not None:
+            assert written is None
+        elif written is not None:
+            assert self.stored < written.sequence_number <= self.delivered
+            assert written.offset == f"at-{written.sequence_number}"
+            self.in_flight = written.sequence_number
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule(is_stored=st.booleans())
+    def answer(self, is_stored: bool) -> None:
+        if is_stored:
+            assert self.in_flight is not None
+            self.stored = self.in_flight
+            self.tracker.write_done()
+        else:
+            self.tracker.write_failed()
+        self.in_flight = None
+
+    @invariant()
+    def what_was_asked_for_is_stored_or_on_its_way(self) -> None:
+        unwritten = self.tracker.unwritten
+        latest = max(self.stored, -1 if unwritten is None else unwritten.sequence_number)
+        assert latest >= self.asked
+        assert self.tracker.is_settled == (unwritten is None)
+        known = self.tracker.stored
+        assert (-1 if known is None else known.sequence_number) == self.stored
+
+
+TestTrackerAgainstModel = TrackerAgainstModel.TestCase
+TestTrackerAgainstModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def _handle(tracker: CheckpointTracker, number: int, count: int, now: float) -> None:
+    tracker.events_delivered(_Event(number))
+    tracker.events_handled(_Event(number), count, now)
+
+
+def test_manual_writes_nothing_by_itself() -> None:
+    """Without a policy, handled events, time and closing want nothing stored."""
+    tracker = _tracker()
+    _handle(tracker, 1000, 1000, 0)
+    assert tracker.deadline is None
+    assert not tracker.due(1e9)
+    tracker.closing()
+    assert tracker.is_settled
+
+
+def test_every_n_events() -> None:
+    """After N handled events, and not before, their last is wanted."""
+    tracker = _tracker(CheckpointPolicy(every_events=10))
+    _handle(tracker, 8, 9, 0)
+    assert tracker.begin_write() is None
+    _handle(tracker, 9, 1, 0)
+    assert tracker.begin_write() == _checkpoint(9)
+
+
+def test_every_t_seconds() -> None:
+    """T seconds after the first event that is in no checkpoint, the last handled one is wanted."""
+    tracker = _tracker(CheckpointPolicy(every_seconds=5))
+    _handle(tracker, 1, 1, 100)
+    _handle(tracker, 2, 1, 103)
+    assert tracker.deadline == 105
+    assert not tracker.due(104.9)
+    assert tracker.due(105)
+    assert tracker.begin_write() == _checkpoint(2)
+    assert tracker.deadline is None
+
+
+def test_on_close() -> None:
+    """Closing wants the last handled event, not the last delivered."""
+    tracker = _tracker(CheckpointPolicy())
+    _handle(tracker, 4, 5, 0)
+    tracker.events_delivered(_Event(9))
+    tracker.closing()
+    assert tracker.begin_write() == _checkpoint(4)
+
+
+def test_an_unhandled_batch_never_moves_it() -> None:
+    """What was delivered and failed is in no automatic checkpoint."""
+    tracker = _tracker(CheckpointPolicy(every_events=1, every_seconds=1))
+    tracker.events_delivered(_Event(5))
+    assert not tracker.due(1e9)
+    tracker.closing()
+    assert tracker.is_settled
+
+
+def test_wishes_during_a_write_become_one() -> None:
+    """A hundred wishes while a write is in flight make one further write, of the latest."""
+    tracker = _tracker()
+    tracker.events_delivered(_Event(100))
+    tracker.requested(_Event(0))
+    assert tracker.begin_write() == _checkpoint(0)
+    for number in range(1, 101):
+        tracker.requested(_Event(number))
+        assert tracker.begin_write() is None
+    tracker.write_done()
+    assert tracker.begin_write() == _checkpoint(100)
+    tracker.write_done()
+    assert tracker.is_settled
+
+
+def test_it_never_goes_backwards() -> None:
+    """An event at or before what is stored, or wanted already, changes nothing."""
+    tracker = _tracker(stored=10)
+    tracker.events_delivered(_Event(20))
+    assert tracker.requested(_Event(10)) is None
+    tracker.requested(_Event(15))
+    tracker.requested(_Event(12))
+    assert tracker.begin_write() == _checkpoint(15)
+
+
+def test_a_failed_write_is_wanted_again() -> None:
+    """A write whose outcome is not known is made again, unless a later one is wanted by then."""
+    tracker = _tracker()
+    tracker.events_delivered(_Event(9))
+    tracker.requested(_Event(3))
+    tracker.begin_write()
+    tracker.write_failed()
+    assert tracker.begin_write() == _checkpoint(3)
+    tracker.requested(_Event(5))
+    tracker.write_failed()
+    assert tracker.begin_write() == _checkpoint(5)
+
+
+def test_none_is_the_last_delivered() -> None:
+    """Asked without an event, the last one delivered is meant; before any, nothing."""
+    tracker = _tracker()
+    assert tracker.requested(None) is None
+    tracker.events_delivered(_Event(7))
+    assert tracker.requested(None) == _checkpoint(7)
+
+
+@pytest.mark.parametrize("options", [{"every_events": 0}, {"every_seconds": 0}, {"every_seconds": -1.0}])
+def test_impossible_policies_are_refused(options: dict[str, Any]) -> None:
+    """A policy that could not be kept is refused by name."""
+    with pytest.raises(ConfigurationError, match=r"checkpoint_policy\.every_"):
+        CheckpointPolicy(**options)

@@ -1,0 +1,229 @@
+"""The credit window."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventpump.core.credit import START, CreditWindow
+
+
+@dataclass
+class _Service:
+    """A sender at the far end of a link with a delay, by the rules of AMQP 2.6.7, and the cache it fills."""
+
+    window: CreditWindow
+    sizes: deque[int]
+    flows: deque[int] = field(default_factory=deque)
+    in_flight: deque[bytes] = field(default_factory=deque)
+    sent: int = 0
+    received: int = 0
+    limit: int = 0
+    held: deque[int] = field(default_factory=deque)
+    grants: int = 0
+    revoked: int = 0
+
+    def adjust(self) -> None:
+        credit = self.window.grant(len(self.held), sum(self.held))
+        if credit is not None:
+            self.grants += 1
+            self.revoked += credit == 0
+            self.flows.append(self.received + credit)
+
+    def flow_arrives(self) -> None:
+        if self.flows:
+            self.limit = self.flows.popleft()
+
+    def sends(self, count: int) -> None:
+        while count and self.sizes and self.sent < self.limit:
+            self.in_flight.append(b"x" * self.sizes.popleft())
+            self.sent += 1
+            count -= 1
+
+    def arrives(self, count: int) -> None:
+        batch = [self.in_flight.popleft() for _ in range(min(count, len(self.in_flight)))]
+        if batch:
+            self.received += len(batch)
+            self.window.received(batch)
+            self.held.extend(map(len, batch))
+            self.adjust()
+
+    def reads(self, count: int) -> int:
+        taken = min(count, len(self.held))
+        for _ in range(taken):
+            self.held.popleft()
+        self.adjust()
+        return taken
+
+    @property
+    def may_still_come(self) -> int:
+        """What is on its way, and what the flows under way may still let come."""
+        return max([self.limit, *self.flows]) - self.received if self.flows else self.limit - self.received
+
+
+_STEPS = st.lists(st.tuples(st.sampled_from(["flow", "send", "arrive", "read"]), st.integers(1, 60)), max_size=400)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    steps=_STEPS,
+    sizes=st.lists(st.integers(1, 4000), max_size=400),
+    max_events=st.integers(1, 200),
+    max_bytes=st.integers(1000, 60_000),
+    is_strict=st.booleans(),
+)
+def test_the_stated_bounds_hold(
+    steps: list[tuple[str, int]], sizes: list[int], max_events: int, max_bytes: int, is_strict: bool
+) -> None:
+    """Whenever what comes: events stay in their budget, bytes in theirs plus what could come as it was crossed."""
+    largest = max(sizes, default=0)
+    service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), deque(sizes))
+    service.window.link_opened(4000)
+    service.adjust()
+    exposed = 0
+    for step, count in steps:
+        before, could_come = sum(service.held), service.may_still_come
+        match step:
+            case "flow":
+                service.flow_arrives()
+            case "send":
+                service.sends(count)
+            case "arrive":
+                service.arrives(count)
+            case "read":
+                service.reads(count)
+        held = sum(service.held)
+        if before < max_bytes <= held:
+            exposed = max(exposed if before else 0, could_come)
+        assert len(service.held) <= max_events
+        if is_strict:
+            assert held <= max(max_bytes, 4000)
+        else:
+            assert held <= max_bytes + max(exposed, 1) * largest
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=600),
+    max_events=st.integers(1, 100),
+    max_bytes=st.integers(1, 20_000),
+    is_strict=st.booleans(),
+    batch=st.integers(1, 50),
+)
+def test_everything_comes_in_the_end(
+    sizes: list[int], max_events: int, max_bytes: int, is_strict: bool, batch: int
+) -> None:
+    """A reader that reads on gets every message, however small the window: credit never runs dry for good."""
+    service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), deque(sizes))
+    service.window.link_opened(4000)
+    service.adjust()
+    got = 0
+    for _ in range(3 * len(sizes) + 10):
+        while service.flows:
+            service.flow_arrives()
+        service.sends(1000)
+        service.arrives(1000)
+        got += service.reads(batch)
+    assert got == len(sizes)
+
+
+def _steady(window: CreditWindow, size: int, rounds: int) -> None:
+    """Let the service use up all credit, and read it all, several times."""
+    window.grant(0, 0)
+    for _ in range(rounds):
+        window.received([b"x" * size] * max(1, window.outstanding))
+        window.grant(0, 0)
+
+
+def test_it_starts_small_and_grows() -> None:
+    """The first grant is 32, and the window doubles with what arrives, up to the room in events."""
+    window = CreditWindow(3000, 100_000_000)
+    assert window.grant(0, 0) == START
+    seen = []
+    for _ in range(9):
+        window.received([b"x" * 100] * window.outstanding)
+        seen.append(window.grant(0, 0))
+    assert seen[:3] == [64, 128, 256]
+    assert seen[-1] == 3000
+
+
+def test_bytes_limit_credit_by_the_size_seen() -> None:
+    """With messages of 1000 bytes and room for 50 000, no more than 50 are let come."""
+    window = CreditWindow(3000, 50_000)
+    _steady(window, 1000, 12)
+    assert window.outstanding == 50
+
+
+def test_one_large_message_is_remembered() -> None:
+    """A recent large message counts, not the mean: credit follows the larger of the two."""
+    window = CreditWindow(3000, 50_000)
+    _steady(window, 10, 12)
+    window.received([b"x" * 5000])
+    window.received([b"x" * 10] * window.outstanding)
+    assert window.grant(0, 0) == 10
+
+
+def test_a_large_message_is_forgotten_in_time() -> None:
+    """After some thousand small messages a large one counts no more."""
+    window = CreditWindow(100, 50_000)
+    window.grant(0, 0)
+    window.received([b"x" * 50_000])
+    for _ in range(30):
+        window.received([b"x" * 10] * 100)
+    _steady(window, 10, 3)
+    assert window.outstanding == 100
+
+
+def test_overshoot_takes_credit_back() -> None:
+    """Where larger messages than estimated fill the budget, credit is set to 0 once."""
+    window = CreditWindow(1000, 10_000)
+    window.grant(0, 0)
+    window.received([b"x" * 6000] * 2)
+    assert window.grant(2, 12_000) == 0
+    assert window.grant(2, 12_000) is None
+
+
+def test_top_ups_come_at_half_the_window() -> None:
+    """Reading message by message out of a full cache asks for a flow every half window, not every message."""
+    window = CreditWindow(1000, 1_000_000_000)
+    _steady(window, 10, 12)
+    window.received([b"x" * 10] * 1000)
+    grants = [held for held in range(999, -1, -1) if window.grant(held, held * 10) is not None]
+    assert grants == [500, 0]
+
+
+def test_strict_grants_by_the_link_s_largest_message() -> None:
+    """Strictly, only as many messages are let come as fit if each is as large as the link allows."""
+    window = CreditWindow(1000, 10_000, strict=True)
+    window.link_opened(1000)
+    assert window.grant(0, 0) == 10
+    window.received([b"x"] * 10)
+    assert window.grant(10, 10) == 9
+
+
+def test_a_new_link_starts_without_credit() -> None:
+    """What was granted on a link that ended is granted again on the next."""
+    window = CreditWindow(100, 10_000)
+    assert window.grant(0, 0) == START
+    window.link_ended()
+    window.link_opened(1000)
+    assert window.grant(0, 0) == START
+
+
+def test_withdrawing_says_zero_once() -> None:
+    """To stop, credit is set to 0, and not again where there is none."""
+    window = CreditWindow(100, 10_000)
+    window.grant(0, 0)
+    assert window.withdraw() == 0
+    assert window.withdraw() is None
+
+
+@pytest.mark.parametrize(("events", "size"), [(0, 10), (10, 0)])
+def test_a_window_without_room_is_refused(events: int, size: int) -> None:
+    """A budget of nothing would never let anything come."""
+    with pytest.raises(ValueError, match="room"):
+        CreditWindow(events, size)
