@@ -1,0 +1,58 @@
+"""The programs that the README shows: the examples and the demo, as a newcomer would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventpump.emulator.server import Emulator
+from eventpump.testing.fixtures import eventpump_emulator
+
+__all__ = ["eventpump_emulator"]
+
+ROOT = Path(__file__).parents[2]
+_LIMIT = 100
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT, check=False
+    )
+
+
+async def test_the_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+    """What `examples/produce.py` publishes, `examples/consume.py` reads, all of it."""
+    import asyncio
+
+    connection = ["--connection-string", eventpump_emulator.connection_string]
+    published = await asyncio.to_thread(_run, "examples/produce.py", *connection, "--events", "500")
+    assert published.returncode == 0, published.stderr
+    leases = str(tmp_path / "leases.db")
+    consumed = await asyncio.to_thread(_run, "examples/consume.py", *connection, "--leases", leases, "--count", "500")
+    assert consumed.returncode == 0, consumed.stderr
+    assert sum(map(int, re.findall(r"over (\d+) readings", consumed.stdout))) == 500
+
+
+def test_the_example_test_passes() -> None:
+    """The example of a user's own test is one that passes."""
+    result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest) -> None:
+    """The demo publishes, kills, adds, and finds every published event processed."""
+    size = ["--events", "200000"] if request.config.getoption("--long") else ["--events", "20000", "--seconds", "8"]
+    result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = dict(
+        re.findall(r"^(published|processed|lost|out of turn|time to take over): ([\d,.]+)", result.stdout, re.M)
+    )
+    assert found["published"].replace(",", "") == size[1]
+    assert found["processed"] == found["published"]
+    assert found["lost"] == found["out of turn"] == "0"
+    assert "was killed (SIGKILL)" in result.stdout
+    assert float(found["time to take over"]) > 0

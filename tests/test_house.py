@@ -1,0 +1,55 @@
+"""The rules of the house, run with the tests: style, types, the direction of imports, and the public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import eventpump
+
+ROOT = Path(__file__).parents[1]
+
+_PUBLIC = """
+AuthenticationError BlobLeaseStore Checkpoint CheckpointPolicy CloseReason ClosedError ConfigurationError
+ConnectionLostError ConsumerDisconnectedError Emulator EntityNotFoundError EventBatch EventData EventError
+EventPosition EventProcessor EventProducer EventPumpError EventTooLargeError HubProperties LastEnqueued
+LinkDetachedError MemoryLeaseStore MemoryLeases OwnershipLostError PartitionContext PartitionProperties
+PartitionReader ProcessorFailedError ProcessorHost ProtocolError QuotaExceededError ReceivedEvent Recovery
+RequestRefusedError RetryOptions ServiceBusyError ServiceError ServiceTimeoutError SharedKey SharedSignature
+SqliteLeaseStore StoreError
+""".split()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["mypy"],
+        ["lint-imports", "--no-cache"],
+    ],
+    ids=lambda command: " ".join(command),
+)
+def test_the_house_is_in_order(command: list[str]) -> None:
+    """Each checker finds nothing."""
+    program = Path(sysconfig.get_path("scripts")) / command[0]
+    result = subprocess.run([str(program), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_public_names_are_these() -> None:
+    """A public name comes or goes on purpose only; every one of them exists."""
+    assert eventpump.__all__ == _PUBLIC
+    assert all(getattr(eventpump, name) is not None for name in eventpump.__all__)
+
+
+def test_importing_the_library_loads_no_extra() -> None:
+    """What is an extra is loaded only by what needs it."""
+    probe = "import sys, eventpump; print([m for m in ('rich', 'pytest', 'uamqp', 'pyspark') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
