@@ -489,14 +489,14 @@ class Connection:
                             and found.is_receiver
                             and found.partial is None
                             and found.state is LinkState.ATTACHED
-                            and (found.credit > 0 or not self.config.enforce_credit)
+                            and (found.allowance > 0 or not self.config.enforce_credit)
                             and (found.max_message_size == 0 or found.max_message_size >= size)
                             and not (box := self._inbox(found)).delivery_ids
                             and box.formats is None
                         ):
                             link = found
                             run = 1
-                            room = found.credit if self.config.enforce_credit else 1 << 62
+                            room = found.allowance if self.config.enforce_credit else 1 << 62
                             run_shape, run_handle, run_channel = shape, handle, channel
                             if found.max_message_size and found.max_message_size < limit:
                                 room = 1  # sizes are then looked at one by one
@@ -519,7 +519,8 @@ class Connection:
         return pos
 
     def _end_run(self, link: Link, run: int) -> None:
-        link.credit -= run
+        link.credit = max(link.credit - run, 0)
+        link.allowance -= run
         link.delivery_count = (link.delivery_count + run) & 0xFFFF_FFFF
         link.session.used_window(run)
 
@@ -685,10 +686,11 @@ class Connection:
         if link.partial is None:
             if transfer.delivery_id is None:
                 raise ProtocolError("amqp:invalid-field", "a delivery begins without an id")
-            if self.config.enforce_credit and link.credit <= 0:
+            if self.config.enforce_credit and link.allowance <= 0:
                 self._detach(link, "amqp:link:transfer-limit-exceeded", "more messages than credit was given for")
                 return
-            link.credit -= 1
+            link.credit = max(link.credit - 1, 0)
+            link.allowance -= 1
             link.delivery_count = (link.delivery_count + 1) & 0xFFFF_FFFF
             link.partial = []
             link.partial_size = 0

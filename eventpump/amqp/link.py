@@ -45,6 +45,8 @@ class Link:
     :ivar is_receiver: whether this end receives.
     :ivar remote: the peer's attach, once received.
     :ivar credit: sender: messages the peer takes now; receiver: messages it may still send.
+    :ivar allowance: receiver: messages the peer may rightly still send; above the credit after that was lowered, as what
+        was on its way then still comes.
     :ivar context: free for the shell that owns the link.
     """
 
@@ -60,6 +62,7 @@ class Link:
         self.remote: Attach | None = None
         self.remote_handle: int | None = None
         self.credit = 0
+        self.allowance = 0
         self.delivery_count = 0
         self.drain = False
         self.max_message_size = 0
@@ -149,6 +152,7 @@ class Link:
         """
         self._require_attached()
         self.credit = credit
+        self.allowance = max(self.allowance, credit)
         self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit)
 
     def settle(self, first: int, last: int, outcome: Any) -> None:
