@@ -110,12 +110,12 @@ class _Picture:
                 self.free.append(lease)
             # else somebody is between taking the lease and writing its name
         self.share, extra = divmod(len(snapshots), len(self.owned))
-        # Those that own most keep one more than the share: fewest moves. Among equals an unseen host picks at random
-        # who does, as any choice is as good and its rivals should pick others.
+        # Those above the share are the first to have one more: fewest moves. The rest goes by name, not by count, as
+        # counts change while leases move. An unseen host picks at random: its rivals should pick other victims.
         names = sorted(self.owned)
         if not self.is_host_seen:
             rng.shuffle(names)
-        names.sort(key=lambda name: -len(self.owned[name]))
+        names.sort(key=lambda name: len(self.owned[name]) <= self.share)
         self._targets = {name: self.share + (rank < extra) for rank, name in enumerate(names)}
 
     def lacks(self, name: str) -> int:
