@@ -1,8 +1,8 @@
 """The composite types of the transport, messaging and security layers (AMQP 1.0, parts 2.7, 2.8, 3.5, 5.3).
 
 Every field is always encoded, nulls included, and descriptors take their one-byte form: some peers index the fields
-by position without padding. Decoding pads and checks each field's type; a null where a default is defined gives the
-default.
+by position without padding. Decoding pads and checks each field's type and range; a null where a default is defined
+gives the default.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from eventpump.amqp.codec import DecodeError, decode, encode
 from eventpump.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
 
 # ------------------------------------------------------------------------------------------------ fields
+
+
+_Kind = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""How a field's value is made ready to encode, and checked when decoded."""
 
 
 def _check(kind: type | tuple[type, ...], what: str) -> Callable[[Any], Any]:
@@ -33,8 +37,30 @@ _bytes = _check(bytes, "binary")
 _map = _check(dict, "map")
 
 
-def _number(value: Any) -> int:
-    return int(_whole(value))
+def _number(kind: type[UByte | UShort | UInt | ULong]) -> Callable[[Any], int]:
+    """Take a number of any width that fits the field: what does not could not be sent back."""
+
+    def number(value: Any) -> int:
+        whole = int(_whole(value))
+        if not 0 <= whole <= kind.high:
+            raise DecodeError(f"a {kind.__name__.lower()} was expected")
+        return whole
+
+    return number
+
+
+def _symbol(value: Any) -> str:
+    if not _text(value).isascii():
+        raise DecodeError("a symbol was expected")
+    return str(value) if type(value) is str else Symbol(value)
+
+
+def _symbol_keys(value: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = _map(value)
+    for key in found:
+        if isinstance(key, str) and not key.isascii():
+            raise DecodeError("symbols as keys were expected")
+    return found
 
 
 def _symbols(value: Any) -> list[Symbol]:
@@ -51,41 +77,49 @@ def _encode_symbols(value: Sequence[str]) -> Any:
 
 
 def _symbol_map(value: Mapping[Any, Any]) -> Any:
-    return {Symbol(key): item for key, item in value.items()}
+    return {Symbol(key) if isinstance(key, str) else key: item for key, item in value.items()}
 
 
-def _nested(value: Any) -> Any:
-    if not isinstance(value, Described):
-        raise DecodeError("a described list was expected")
-    return composite(value)
+def _nested(*names: str) -> _Kind:
+    """Make the kind of a field that holds one of the composites of these names; they are defined further down."""
+
+    def nested(value: Any) -> Any:
+        if isinstance(value, Described):
+            found = composite(value)
+            if type(found).__name__ in names:
+                return found
+        raise DecodeError(f"{' or '.join(names).lower()} was expected")
+
+    return (lambda value: value.described()), nested
 
 
 def _any(value: Any) -> Any:
     return value
 
 
-_Kind = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""How a field's value is made ready to encode, and checked when decoded."""
-
 _BOOL: _Kind = (bool, _flag)
-_UBYTE: _Kind = (UByte, _number)
-_USHORT: _Kind = (UShort, _number)
-_UINT: _Kind = (UInt, _number)
-_ULONG: _Kind = (ULong, _number)
+_UBYTE: _Kind = (UByte, _number(UByte))
+_USHORT: _Kind = (UShort, _number(UShort))
+_UINT: _Kind = (UInt, _number(UInt))
+_ULONG: _Kind = (ULong, _number(ULong))
 _STRING: _Kind = (str, _text)
-_SYMBOL: _Kind = (Symbol, _text)
+_SYMBOL: _Kind = (Symbol, _symbol)
 _BINARY: _Kind = (bytes, _bytes)
 _SYMBOLS: _Kind = (_encode_symbols, _symbols)
-_SYMBOL_MAP: _Kind = (_symbol_map, _map)
+_SYMBOL_MAP: _Kind = (_symbol_map, _symbol_keys)
 _PLAIN_MAP: _Kind = (dict, _map)
-_NESTED: _Kind = (lambda value: value.described(), _nested)
+_ERROR = _nested("AmqpError")
+_SOURCE = _nested("Source")
+_TARGET = _nested("Target")
+_STATE = _nested("Accepted", "Rejected", "Released", "Modified", "Received")
 _ANY: _Kind = (_any, _any)
 
 
-def _of(kind: _Kind, default: Any = None) -> Any:
+def _of(kind: _Kind, default: Any = None, *, mandatory: bool = False) -> Any:
+    metadata = {"kind": kind, "mandatory": mandatory}
     if callable(default):
-        return field(default_factory=default, metadata={"kind": kind})
-    return field(default=default, metadata={"kind": kind})
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 class Composite:
@@ -94,6 +128,7 @@ class Composite:
     __slots__ = ()
     CODE: ClassVar[int]
     _kinds: ClassVar[tuple[tuple[str, _Kind], ...]]
+    _mandatory: ClassVar[tuple[tuple[int, str], ...]]
 
     def described(self) -> Described:
         """Give the described list, every field present."""
@@ -115,6 +150,7 @@ _NAMES: dict[str, type[Composite]] = {}
 def _register(symbol: str) -> Callable[[type[Any]], type[Any]]:
     def register(cls: type[Any]) -> type[Any]:
         cls._kinds = tuple((each.name, each.metadata["kind"]) for each in fields(cls))
+        cls._mandatory = tuple((at, each.name) for at, each in enumerate(fields(cls)) if each.metadata["mandatory"])
         _CLASSES[cls.CODE] = cls
         _NAMES[symbol] = cls
         return cls
@@ -125,7 +161,7 @@ def _register(symbol: str) -> Callable[[type[Any]], type[Any]]:
 def composite(value: Described) -> Any:
     """Make the object of a described list.
 
-    :raises DecodeError: unknown descriptor, too many fields, or a field of the wrong type.
+    :raises DecodeError: unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
     """
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
@@ -134,6 +170,9 @@ def composite(value: Described) -> Any:
     items = value.value
     if type(items) is not list or len(items) > len(cls._kinds):
         raise DecodeError(f"{cls.__name__.lower()} is no list, or has too many fields")
+    for at, name in cls._mandatory:
+        if at >= len(items) or items[at] is None:
+            raise DecodeError(f"{cls.__name__.lower()}.{name} is missing")
     made = cls()
     for (name, (_, check)), item in zip(cls._kinds, items, strict=False):
         if item is not None:
@@ -209,8 +248,8 @@ class Received(Composite):
     """3.4.1"""
 
     CODE = 0x23
-    section_number: int = _of(_UINT, 0)
-    section_offset: int = _of(_ULONG, 0)
+    section_number: int = _of(_UINT, 0, mandatory=True)
+    section_offset: int = _of(_ULONG, 0, mandatory=True)
 
 
 @_register("amqp:accepted:list")
@@ -227,7 +266,7 @@ class Rejected(Composite):
     """3.4.3"""
 
     CODE = 0x25
-    error: AmqpError | None = _of(_NESTED)
+    error: AmqpError | None = _of(_ERROR)
 
 
 @_register("amqp:released:list")
@@ -261,7 +300,7 @@ class Open(Composite):
     """2.7.1"""
 
     CODE = 0x10
-    container_id: str = _of(_STRING, "")
+    container_id: str = _of(_STRING, "", mandatory=True)
     hostname: str | None = _of(_STRING)
     max_frame_size: int = _of(_UINT, 0xFFFF_FFFF)
     channel_max: int = _of(_USHORT, 0xFFFF)
@@ -280,9 +319,9 @@ class Begin(Composite):
 
     CODE = 0x11
     remote_channel: int | None = _of(_USHORT)
-    next_outgoing_id: int = _of(_UINT, 0)
-    incoming_window: int = _of(_UINT, 0)
-    outgoing_window: int = _of(_UINT, 0)
+    next_outgoing_id: int = _of(_UINT, 0, mandatory=True)
+    incoming_window: int = _of(_UINT, 0, mandatory=True)
+    outgoing_window: int = _of(_UINT, 0, mandatory=True)
     handle_max: int = _of(_UINT, 0xFFFF_FFFF)
     offered_capabilities: list[Symbol] | None = _of(_SYMBOLS)
     desired_capabilities: list[Symbol] | None = _of(_SYMBOLS)
@@ -295,13 +334,13 @@ class Attach(Composite):
     """2.7.3. `role` is True for a receiver."""
 
     CODE = 0x12
-    name: str = _of(_STRING, "")
-    handle: int = _of(_UINT, 0)
-    role: bool = _of(_BOOL, False)
+    name: str = _of(_STRING, "", mandatory=True)
+    handle: int = _of(_UINT, 0, mandatory=True)
+    role: bool = _of(_BOOL, False, mandatory=True)
     snd_settle_mode: int = _of(_UBYTE, 2)
     rcv_settle_mode: int = _of(_UBYTE, 0)
-    source: Source | None = _of(_NESTED)
-    target: Target | None = _of(_NESTED)
+    source: Source | None = _of(_SOURCE)
+    target: Target | None = _of(_TARGET)
     unsettled: dict[Any, Any] | None = _of(_PLAIN_MAP)
     incomplete_unsettled: bool | None = _of(_BOOL)
     initial_delivery_count: int | None = _of(_UINT)
@@ -318,9 +357,9 @@ class Flow(Composite):
 
     CODE = 0x13
     next_incoming_id: int | None = _of(_UINT)
-    incoming_window: int = _of(_UINT, 0)
-    next_outgoing_id: int = _of(_UINT, 0)
-    outgoing_window: int = _of(_UINT, 0)
+    incoming_window: int = _of(_UINT, 0, mandatory=True)
+    next_outgoing_id: int = _of(_UINT, 0, mandatory=True)
+    outgoing_window: int = _of(_UINT, 0, mandatory=True)
     handle: int | None = _of(_UINT)
     delivery_count: int | None = _of(_UINT)
     link_credit: int | None = _of(_UINT)
@@ -336,14 +375,14 @@ class Transfer(Composite):
     """2.7.5"""
 
     CODE = 0x14
-    handle: int = _of(_UINT, 0)
+    handle: int = _of(_UINT, 0, mandatory=True)
     delivery_id: int | None = _of(_UINT)
     delivery_tag: bytes | None = _of(_BINARY)
     message_format: int | None = _of(_UINT)
     settled: bool | None = _of(_BOOL)
     more: bool = _of(_BOOL, False)
     rcv_settle_mode: int | None = _of(_UBYTE)
-    state: Any = _of(_NESTED)
+    state: Any = _of(_STATE)
     resume: bool = _of(_BOOL, False)
     aborted: bool = _of(_BOOL, False)
     batchable: bool = _of(_BOOL, False)
@@ -355,11 +394,11 @@ class Disposition(Composite):
     """2.7.6. `role` is True when sent by a receiver."""
 
     CODE = 0x15
-    role: bool = _of(_BOOL, False)
-    first: int = _of(_UINT, 0)
+    role: bool = _of(_BOOL, False, mandatory=True)
+    first: int = _of(_UINT, 0, mandatory=True)
     last: int | None = _of(_UINT)
     settled: bool = _of(_BOOL, False)
-    state: Any = _of(_NESTED)
+    state: Any = _of(_STATE)
     batchable: bool = _of(_BOOL, False)
 
 
@@ -369,9 +408,9 @@ class Detach(Composite):
     """2.7.7"""
 
     CODE = 0x16
-    handle: int = _of(_UINT, 0)
+    handle: int = _of(_UINT, 0, mandatory=True)
     closed: bool = _of(_BOOL, False)
-    error: AmqpError | None = _of(_NESTED)
+    error: AmqpError | None = _of(_ERROR)
 
 
 @_register("amqp:end:list")
@@ -380,7 +419,7 @@ class End(Composite):
     """2.7.8"""
 
     CODE = 0x17
-    error: AmqpError | None = _of(_NESTED)
+    error: AmqpError | None = _of(_ERROR)
 
 
 @_register("amqp:close:list")
@@ -389,7 +428,7 @@ class Close(Composite):
     """2.7.9"""
 
     CODE = 0x18
-    error: AmqpError | None = _of(_NESTED)
+    error: AmqpError | None = _of(_ERROR)
 
 
 # ----------------------------------------------------------------------------------------- SASL (5.3.3)
@@ -401,7 +440,7 @@ class SaslMechanisms(Composite):
     """5.3.3.1"""
 
     CODE = 0x40
-    sasl_server_mechanisms: list[Symbol] = _of(_SYMBOLS, list)
+    sasl_server_mechanisms: list[Symbol] = _of(_SYMBOLS, list, mandatory=True)
 
 
 @_register("amqp:sasl-init:list")
@@ -410,7 +449,7 @@ class SaslInit(Composite):
     """5.3.3.2. Not shown by `repr`, as its response may hold a key."""
 
     CODE = 0x41
-    mechanism: str = _of(_SYMBOL, "")
+    mechanism: str = _of(_SYMBOL, "", mandatory=True)
     initial_response: bytes | None = _of(_BINARY)
     hostname: str | None = _of(_STRING)
 
@@ -421,7 +460,7 @@ class SaslChallenge(Composite):
     """5.3.3.3"""
 
     CODE = 0x42
-    challenge: bytes = _of(_BINARY, b"")
+    challenge: bytes = _of(_BINARY, b"", mandatory=True)
 
 
 @_register("amqp:sasl-response:list")
@@ -430,7 +469,7 @@ class SaslResponse(Composite):
     """5.3.3.4"""
 
     CODE = 0x43
-    response: bytes = _of(_BINARY, b"")
+    response: bytes = _of(_BINARY, b"", mandatory=True)
 
 
 @_register("amqp:sasl-outcome:list")
@@ -439,5 +478,5 @@ class SaslOutcome(Composite):
     """5.3.3.6. Code 0 is success."""
 
     CODE = 0x44
-    code: int = _of(_UBYTE, 1)
+    code: int = _of(_UBYTE, 1, mandatory=True)
     additional_data: bytes | None = _of(_BINARY)
