@@ -34,6 +34,8 @@ from eventpump.errors import EventError, ProtocolError
 
 MAX_DEPTH = 32
 """How deeply lists, maps, arrays and descriptions may nest."""
+MAX_WEAK_KEYS = 256
+"""How many keys of a map may be of a type whose hash a peer can foresee, and so make collide."""
 MAX_ZERO_WIDTH = 16
 """How long an array of values without bytes (nulls, say) may be: its count is not covered by its size."""
 
@@ -442,6 +444,10 @@ def _decode_map(width: int) -> _Decoder:
         if count % 2:
             raise DecodeError("a map has a key without a value")
         items = _decode_items(data, start, after, depth - 1, count)
+        if count > 2 * MAX_WEAK_KEYS and sum(isinstance(key, (uuid.UUID, Described)) for key in items[::2]) > (
+            MAX_WEAK_KEYS
+        ):
+            raise DecodeError(f"a map has more than {MAX_WEAK_KEYS} keys that are UUIDs or described")
         try:
             return dict(zip(items[::2], items[1::2], strict=True)), after
         except TypeError:
