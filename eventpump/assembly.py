@@ -103,7 +103,8 @@ class ProcessorHost(PartitionHost):
 
     ::
 
-        host = ProcessorHost(connection_string, "telemetry", processor=MyProcessor, leases=SqliteLeaseStore("leases.db"))
+        leases = SqliteLeaseStore("leases.db")
+        host = ProcessorHost(connection_string, "telemetry", processor=MyProcessor, leases=leases)
         async with host:
             await host.run()
 
