@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 REQUEST_CREDIT = 100
 MAX_WAITING_ANSWERS = 1000
 
-_CONDITIONS = {
-    400: "amqp:invalid-field",
-    401: "amqp:unauthorized-access",
-}
 _STATUS = {
     "com.microsoft:server-busy": 503,
     "com.microsoft:timeout": 408,
@@ -98,7 +94,8 @@ class RequestEnd(ReceivingEnd):
             return
         self._settle(item, None)
         code = _STATUS.get(error.condition, 400)
-        self._answer(request, answer(request, code, error.description or "", Symbol(error.condition)))
+        condition = None if self.address.kind is AddressKind.CBS else error.condition
+        self._answer(request, answer(request, code, error.description or "", condition))
 
     def worked(self) -> None:
         """Top the credit up."""
@@ -120,10 +117,11 @@ class RequestEnd(ReceivingEnd):
         try:
             put = cbs.parse_put_token(request)
         except BadRequestError as error:
-            return cbs.response(request, error.code, str(error), error.condition)
+            return cbs.response(request, error.code, str(error))
         grant = service.keys.check_token(put.token, put.token_type, put.audience, service.now())
         if isinstance(grant, Denial):
-            return cbs.response(request, grant.code, grant.description, Symbol(_CONDITIONS[grant.code]))
+            # Without an error condition: the official Python client loses the code and the text beside one.
+            return cbs.response(request, grant.code, grant.description)
         self.connection.granted(grant)
         return cbs.response(request, 202, "Accepted")
 
