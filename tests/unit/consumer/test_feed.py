@@ -1,0 +1,309 @@
+"""A partition's feed: everything once, in order, within bounds, whatever happens to its link."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.errors import (
+    ConnectionLostError,
+    ConsumerDisconnectedError,
+    EntityNotFoundError,
+    EventPumpError,
+    LinkDetachedError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.ports import ReceiveLinkSpec
+from eventpump.settings import FeedSettings
+from eventpump.testing.clock import VirtualTimeLoop
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+Trouble = list[tuple[Exception, float | None]]
+
+
+@asynccontextmanager
+async def _feed(
+    hub: FakeHub, *, owner_level: int | None = None, trouble: Trouble | None = None, seed: int = 1, **options: Any
+) -> AsyncIterator[PartitionFeed]:
+    spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), owner_level=owner_level)
+    told: Trouble = [] if trouble is None else trouble
+    feed = PartitionFeed(
+        FakeTransport(hub),
+        spec,
+        FeedSettings(hub=hub.name, **options),
+        rng=random.Random(seed),
+        on_trouble=lambda error, delay: told.append((error, delay)),
+    )
+    feed.start()
+    try:
+        yield feed
+    finally:
+        await feed.aclose()
+
+
+def _numbers(messages: list[bytes]) -> list[int]:
+    return [ReceivedEvent(message).sequence_number for message in messages]
+
+
+async def _read(feed: PartitionFeed, count: int, limit: int = 300) -> list[int]:
+    got: list[int] = []
+    while len(got) < count:
+        messages = feed.take(limit)
+        if not messages:
+            if feed.error is not None:
+                raise feed.error
+            await feed.wait(None)
+        got += _numbers(messages)
+    return got
+
+
+async def test_what_is_there_comes_at_once(clock: Any) -> None:
+    """Waiting for events delays nothing that is there: no fuller batch is waited for."""
+    hub = FakeHub()
+    async with _feed(hub) as feed:
+        await asyncio.sleep(1)
+        began = clock.monotonic()
+        hub.publish("0", "a")
+        assert await feed.wait(30)
+        assert clock.monotonic() == began
+        assert _numbers(feed.take(300)) == [0]
+
+
+async def test_one_wake_up_per_batch() -> None:
+    """A batch of messages wakes the reader once, and one take gets them all."""
+    hub = FakeHub(latency=0.01)
+    async with _feed(hub) as feed:
+        await asyncio.sleep(1)
+        hub.publish("0", count=20)
+        wakes = 0
+        got: list[int] = []
+        while len(got) < 20:
+            await feed.wait(None)
+            wakes += 1
+            got += _numbers(feed.take(300))
+        assert wakes == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceError("an internal error", recovery=Recovery.RETRY),
+        LinkDetachedError("detached"),
+        ConnectionLostError("the connection is gone"),
+    ],
+    ids=["retry", "relink", "reconnect"],
+)
+async def test_a_link_that_ends_is_opened_again(error: EventPumpError) -> None:
+    """After every error that can be cured, reading goes on after the last event received: each comes once."""
+    hub = FakeHub(latency=0.05)
+    trouble: Trouble = []
+    async with _feed(hub, trouble=trouble) as feed:
+        hub.publish("0", count=500)
+        got = await _read(feed, 40, limit=40)
+        hub.detach("0", error)
+        got += await _read(feed, 500 - len(got))
+        assert got == list(range(500))
+        assert [each for each, _ in trouble] == [error]
+    assert len(hub.attached) == 2
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cuts=st.lists(st.floats(0.001, 3.0), max_size=6),
+    batch=st.integers(1, 100),
+    cache=st.integers(1, 200),
+    latency=st.sampled_from([0.0, 0.02, 0.3]),
+    seed=st.integers(0, 999),
+)
+def test_everything_comes_once_and_in_order(
+    cuts: list[float], batch: int, cache: int, latency: float, seed: int
+) -> None:
+    """Links cut at any moment, with any cache and any delay: every event comes exactly once, in order."""
+
+    async def scenario() -> list[int]:
+        hub = FakeHub(latency=latency)
+        hub.publish("0", count=300)
+        async with _feed(hub, cache_events=cache, seed=seed) as feed:
+
+            async def cut() -> None:
+                for pause in cuts:
+                    await asyncio.sleep(pause)
+                    hub.detach("0")
+
+            cutting = asyncio.create_task(cut())
+            got: list[int] = []
+            while len(got) < 300:
+                got += await _read(feed, 1, limit=batch)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1)
+            got += _numbers(feed.take(300))
+            await cutting
+            return got
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert runner.run(scenario()) == list(range(300))
+
+
+async def test_what_is_beyond_cure_ends_it() -> None:
+    """An error to give up on ends the feed with it; what was received before can still be taken."""
+    hub = FakeHub()
+    trouble: Trouble = []
+    async with _feed(hub, trouble=trouble) as feed:
+        hub.publish("0", "a", "b")
+        await feed.wait(None)
+        hub.detach("0", EntityNotFoundError("the hub was deleted"))
+        await asyncio.sleep(60)
+        assert isinstance(feed.error, EntityNotFoundError)
+        assert _numbers(feed.take(300)) == [0, 1]
+        assert [delay for _, delay in trouble] == [None]
+    assert len(hub.attached) == 1
+
+
+async def test_a_stolen_link_is_final() -> None:
+    """Once a reader with a higher owner level has the partition, the link is never opened again."""
+    hub = FakeHub()
+    async with _feed(hub, owner_level=1) as feed:
+        await asyncio.sleep(1)
+        async with _feed(hub, owner_level=2):
+            await asyncio.sleep(3600)
+            assert isinstance(feed.error, ConsumerDisconnectedError)
+            assert hub.owner_levels("0") == [2]
+    assert [spec.owner_level for spec in hub.attached] == [1, 2]
+
+
+async def test_a_busy_service_is_left_alone_for_a_while() -> None:
+    """Throttled, the feed waits the four seconds the service asks for, and some."""
+    hub = FakeHub()
+    hub.refuse(ServiceBusyError("try later"), times=3)
+    trouble: Trouble = []
+    hub.publish("0", "a")
+    async with _feed(hub, trouble=trouble) as feed:
+        assert await _read(feed, 1) == [0]
+    delays = [delay for _, delay in trouble if delay is not None]
+    assert len(delays) == 3
+    assert all(delay >= 4 for delay in delays)
+
+
+async def test_attempts_are_spaced_more_and_more() -> None:
+    """While the link cannot be opened the delays' bound doubles to its maximum; a link that received starts over."""
+    hub = FakeHub()
+    hub.refuse(ConnectionLostError("no way"), times=60)
+    trouble: Trouble = []
+    hub.publish("0", "a")
+    async with _feed(hub, trouble=trouble, reopen_delay=0.5, reopen_delay_max=8.0) as feed:
+        await _read(feed, 1)
+        delays = [delay for _, delay in trouble if delay is not None]
+        assert len(delays) == 60
+        assert all(delay <= min(8.0, 0.5 * 2**number) for number, delay in enumerate(delays))
+        assert max(delays) > 4
+        trouble.clear()
+        hub.detach("0")
+        hub.publish("0", "b")
+        await _read(feed, 1)
+        assert trouble[0][1] is not None
+        assert trouble[0][1] <= 0.5
+
+
+async def test_a_slow_reader_holds_the_service_back() -> None:
+    """A reader that takes nothing has no more events held for it than the cache has room for, and all come later."""
+    hub = FakeHub(latency=0.05)
+    hub.publish("0", count=2000)
+    async with _feed(hub, cache_events=100) as feed:
+        await asyncio.sleep(60)
+        assert 50 < feed.events_held <= 100
+        assert hub.credit("0") == [0]
+        assert await _read(feed, 2000) == list(range(2000))
+
+
+async def test_bytes_are_bounded_too() -> None:
+    """With large messages it is the bytes that hold the service back: the budget, and what 32 first messages weigh."""
+    hub = FakeHub(latency=0.05)
+    hub.publish("0", *(["x" * 10_000] * 400))
+    async with _feed(hub, cache_bytes=100_000) as feed:
+        await asyncio.sleep(60)
+        assert feed.bytes_held <= 100_000 + 32 * 10_100
+        while len(hub.credit("0")) and feed.take(10):
+            await asyncio.sleep(1)
+            # From here on sizes are known.
+            assert feed.bytes_held <= 100_000 + 32 * 10_100
+        await asyncio.sleep(1)
+
+
+async def test_strict_bytes_hold_exactly() -> None:
+    """Strictly, the bytes held never exceed the budget."""
+    hub = FakeHub(latency=0.05, max_message_size=20_000)
+    hub.publish("0", *(["x" * 10_000] * 100))
+    async with _feed(hub, cache_bytes=100_000, strict_bytes=True) as feed:
+        got = 0
+        while got < 100:
+            await feed.wait(None)
+            await asyncio.sleep(1)
+            assert feed.bytes_held <= 100_000
+            got += len(feed.take(3))
+
+
+async def test_a_wait_ends_in_time(clock: Any) -> None:
+    """A wait without events ends when its time is up, also after a longer one that ended early."""
+    hub = FakeHub()
+    async with _feed(hub) as feed:
+        waiting = asyncio.create_task(feed.wait(100))
+        await asyncio.sleep(1)
+        feed.wake()
+        assert await waiting
+        for timeout in (2.0, 50.0, 3.0):
+            began = clock.monotonic()
+            assert not await feed.wait(timeout)
+            assert clock.monotonic() - began == pytest.approx(timeout)
+
+
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    """A reader that gives up waiting finds everything later."""
+    hub = FakeHub()
+    async with _feed(hub) as feed:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await feed.wait(None)
+        hub.publish("0", "a", "b")
+        assert await _read(feed, 2) == [0, 1]
+
+
+async def test_closing_detaches() -> None:
+    """A closed feed has no link and no task, and gets nothing more; closing twice is fine."""
+    before = asyncio.all_tasks()
+    hub = FakeHub(latency=0.05)
+    async with _feed(hub) as feed:
+        hub.publish("0", "a")
+        await asyncio.sleep(0.07)
+        await feed.aclose()
+        await feed.aclose()
+        hub.publish("0", "b")
+        await asyncio.sleep(1)
+        assert feed.take(300) == []
+        assert hub.owner_levels("0") == []
+    assert asyncio.all_tasks() == before
+
+
+async def test_stopping_withdraws_credit() -> None:
+    """A stopped feed lets nothing more come, and keeps what it has."""
+    hub = FakeHub()
+    async with _feed(hub) as feed:
+        hub.publish("0", "a")
+        await asyncio.sleep(1)
+        feed.stop()
+        hub.publish("0", "b")
+        await asyncio.sleep(1)
+        assert hub.credit("0") == [0]
+        assert _numbers(feed.take(300)) == [0]
+        await asyncio.sleep(1)
+        assert feed.take(300) == []

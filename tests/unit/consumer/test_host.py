@@ -1,0 +1,1118 @@
+"""A host by itself: what its processor is promised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.pump_state import PumpState
+from eventpump.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    EntityNotFoundError,
+    EventPumpError,
+    OwnershipLostError,
+    ProcessorFailedError,
+    RequestRefusedError,
+    ServiceTimeoutError,
+    StoreError,
+)
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.hooks import (
+    CheckpointDropped,
+    HostReport,
+    LoopBlocked,
+    PartitionFailed,
+    ProcessorFailed,
+    PumpOverdue,
+    ServiceFailed,
+    StoreFailed,
+    UnexpectedFailure,
+)
+from eventpump.settings import HostSettings
+from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.testing.clock import VirtualClock
+from eventpump.testing.fleet import Fleet, RecordingProcessor
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+Events = Sequence[ReceivedEvent]
+ONE = 1
+
+
+def _fleet(partitions: int = ONE, **options: Any) -> Fleet:
+    return Fleet(FakeHub(partitions=partitions, **options))
+
+
+async def _nothing(context: PartitionContext, events: Events) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------------ delivering
+
+
+async def test_everything_is_delivered_in_order_and_once() -> None:
+    """A host alone delivers every event of every partition, in order, each once."""
+    async with _fleet(4) as fleet:
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, count=700)
+        await fleet.start("a")
+        await asyncio.sleep(30)
+        for partition_id in fleet.hub.partition_ids:
+            assert fleet.record.numbers(partition_id) == list(range(700))
+            assert fleet.checkpoint(partition_id) == 699
+
+
+async def test_batches_are_bounded_and_never_waited_for(clock: VirtualClock) -> None:
+    """A batch holds one event or more, at most `max_batch_size`, and what is there is delivered at once."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        await fleet.start("a", max_batch_size=30, max_wait_time=600)
+        await asyncio.sleep(60)
+        sizes = [len(delivery.numbers) for delivery in fleet.record.deliveries]
+        assert sum(sizes) == 100
+        assert max(sizes) == 30
+        assert min(sizes) >= 1
+        began = clock.monotonic()
+        fleet.hub.publish("0", "late")
+        await asyncio.sleep(0.001)
+        assert fleet.record.deliveries[-1].numbers == (100,)
+        assert fleet.record.deliveries[-1].at == began
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_empty_calls_only_when_asked_for(is_asked: bool) -> None:
+    """An idle partition's processor is called without events every `max_wait_time`, if and only if that is wanted."""
+    async with _fleet() as fleet:
+        await fleet.start("a", call_when_idle=is_asked, max_wait_time=10)
+        await asyncio.sleep(65)
+        assert [delivery.numbers for delivery in fleet.record.deliveries] == ([()] * 6 if is_asked else [])
+
+
+async def test_the_context_tells_where_it_stands() -> None:
+    """The context names hub, group, partition and host, and knows last event, newest event, and lag."""
+    seen: list[PartitionContext] = []
+
+    async def look(context: PartitionContext, events: Events) -> None:
+        if not seen:
+            assert context.last_delivered is events[-1]
+            assert context.last_sequence_number == 9
+            assert context.last_offset == "fake:9"
+            assert context.last_enqueued_time == events[-1].enqueued_time
+            assert context.retrieval_time is not None
+            assert context.lag == 9 - events[-1].sequence_number == 5
+            seen.append(context)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=look), max_batch_size=5, track_last_enqueued=True
+        )
+        await asyncio.sleep(5)
+        (context,) = seen
+        assert (context.hub, context.consumer_group, context.partition_id) == ("telemetry", "$Default", "0")
+        assert (context.host_name, context.owner_level) == ("a", 1)
+        assert context.fully_qualified_namespace == "fake.servicebus.windows.net"
+        assert context.lag == 0
+
+
+async def test_lag_is_unknown_without_tracking() -> None:
+    """Without runtime metrics the context knows of no newest event, and says so."""
+    lags: list[int | None] = []
+
+    async def look(context: PartitionContext, events: Events) -> None:
+        lags.append(context.lag)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=look))
+        await asyncio.sleep(5)
+    assert lags == [None]
+
+
+async def test_one_partition_is_called_from_one_task() -> None:
+    """All four methods of an ownership run in one task, one after the other."""
+    tasks: dict[str, set[Any]] = {}
+    running: set[str] = set()
+
+    async def step(context: PartitionContext, *_: object) -> None:
+        assert context.partition_id not in running
+        running.add(context.partition_id)
+        tasks.setdefault(context.partition_id, set()).add(asyncio.current_task())
+        await asyncio.sleep(0.5)
+        running.discard(context.partition_id)
+
+    fails = [True]
+
+    async def events(context: PartitionContext, batch: Events) -> None:
+        await step(context)
+        if fails:
+            fails.clear()
+            raise ValueError("once")
+
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("0", count=500)
+        fleet.hub.publish("1", count=500)
+        processor = RecordingProcessor(fleet.record, on_events=events, on_open=step, on_error=step, on_close=step)
+        await fleet.start("a", processor)
+        await asyncio.sleep(60)
+    assert len(fleet.record.errors) == 1
+    assert len(fleet.record.closed) == 2
+    assert {partition: len(of) for partition, of in tasks.items()} == {"0": 1, "1": 1}
+
+
+async def test_a_class_gives_each_partition_a_processor_of_its_own() -> None:
+    """A processor given as a class is made once per ownership."""
+    made: list[EventProcessor] = []
+
+    class Own(EventProcessor):
+        def __init__(self) -> None:
+            made.append(self)
+            self.partitions: set[str] = set()
+
+        async def process_events(self, context: PartitionContext, events: Events) -> None:
+            self.partitions.add(context.partition_id)
+
+    async with _fleet(3) as fleet:
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, "a")
+        await fleet.start("a", Own)
+        await asyncio.sleep(5)
+    assert len(made) == 3
+    assert sorted(map(len, (each.partitions for each in made if isinstance(each, Own)))) == [1, 1, 1]
+
+
+async def test_a_slow_partition_holds_up_no_other() -> None:
+    """While one partition's handler takes for ever, the others flow."""
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        if context.partition_id == "0":
+            await asyncio.sleep(1e6)
+
+    async with _fleet(3) as fleet:
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, count=1000)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow))
+        await asyncio.sleep(120)
+        assert len(fleet.record.numbers("1")) == len(fleet.record.numbers("2")) == 1000
+        assert len(fleet.record.numbers("0")) < 1000
+        assert fleet.owned("a") == {"0", "1", "2"}
+
+
+async def test_a_handler_that_never_waits_lets_the_loop_turn() -> None:
+    """A backlog processed by code that never suspends does not keep renewals and other partitions waiting."""
+    clock = VirtualClock()
+    turns: list[float] = []
+
+    async def busy(context: PartitionContext, events: Events) -> None:
+        clock.block(1.0)
+
+    async def tick() -> None:
+        while True:
+            turns.append(clock.monotonic())
+            await asyncio.sleep(0.1)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=200)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=busy), max_batch_size=1)
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(150)
+        ticking.cancel()
+        assert max(later - sooner for sooner, later in pairwise(turns)) < 5
+        assert fleet.owned("a") == {"0"}
+
+
+# -------------------------------------------------------------------------------------------------- where it begins
+
+
+async def test_a_checkpoint_is_gone_on_from() -> None:
+    """A later host begins after the checkpoint, whatever the initial position."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+
+        async def five(context: PartitionContext, events: Events) -> None:
+            await context.checkpoint(events[4])
+
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=five))
+        await asyncio.sleep(5)
+        await fleet.hosts["a"].aclose()
+        await fleet.start("b", initial_position="@latest")
+        await asyncio.sleep(40)
+        assert fleet.record.numbers("0", "b") == [5, 6, 7, 8, 9]
+        assert fleet.hub.attached[-1].position == EventPosition.at_offset("fake:4")
+
+
+@pytest.mark.parametrize(
+    ("position", "first"),
+    [
+        ("-1", {"0": 0, "1": 0}),
+        ("@latest", {"0": 10, "1": 10}),
+        ("fake:3", {"0": 4, "1": 4}),
+        (7, {"0": 8, "1": 8}),
+        (EventPosition.at_sequence_number(7, inclusive=True), {"0": 7, "1": 7}),
+        (datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=1), {"0": 10, "1": 10}),
+        ({"1": "@latest"}, {"0": 0, "1": 10}),
+        ({"0": 4, "1": EventPosition.earliest()}, {"0": 5, "1": 0}),
+    ],
+)
+async def test_without_a_checkpoint_the_initial_position_counts(position: Any, first: dict[str, int]) -> None:
+    """Text is an offset, a number a sequence number, a datetime an enqueued time, a mapping goes by partition."""
+    async with _fleet(2) as fleet:
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await fleet.start("a", initial_position=position)
+        await asyncio.sleep(5)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, "new")
+        await asyncio.sleep(5)
+        for partition_id in "01":
+            assert fleet.record.numbers(partition_id) == list(range(first[partition_id], 11))
+
+
+async def test_by_default_it_begins_at_the_start_of_the_stream() -> None:
+    """Nothing that the hub keeps is passed over."""
+    assert HostSettings(hub="h").position_of("0") == EventPosition.earliest()
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+async def test_checkpoints_are_coalesced() -> None:
+    """However many are asked for while a write is in flight: one further write, of the latest, and one at a time."""
+
+    async def each(context: PartitionContext, events: Events) -> None:
+        first = asyncio.create_task(context.checkpoint(events[0]))
+        await asyncio.sleep(0.1)
+        await asyncio.gather(first, *(context.checkpoint(event) for event in events[1:]))
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=32)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=each))
+        fleet.stores["a"].delay(1.0, "write")
+        await asyncio.sleep(20)
+        assert [checkpoint.sequence_number for checkpoint in fleet.stores["a"].written] == [0, 31]
+        assert fleet.stores["a"].peak_in_flight["write", "0"] == 1
+
+
+async def test_waiting_for_a_checkpoint_means_it_is_stored() -> None:
+    """When `checkpoint` returns the store has it."""
+    stored: list[tuple[int, int | None]] = []
+
+    async with _fleet() as fleet:
+
+        async def ask(context: PartitionContext, events: Events) -> None:
+            await context.checkpoint()
+            stored.append((events[-1].sequence_number, fleet.checkpoint("0")))
+
+        fleet.hub.publish("0", count=100)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=ask), max_batch_size=7)
+        fleet.stores["a"].delay(0.3, "write")
+        await asyncio.sleep(30)
+    assert stored
+    assert all(asked == found for asked, found in stored)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (CheckpointPolicy(every_events=10, on_close=False), [9, 19, 29, 39]),
+        (CheckpointPolicy(every_seconds=9.5, on_close=False), [9, 19, 29, 39]),
+        (CheckpointPolicy(), [44]),
+        (CheckpointPolicy(every_events=20), [19, 39, 44]),
+        (CheckpointPolicy.manual(), []),
+    ],
+    ids=["events", "seconds", "close", "both", "manual"],
+)
+async def test_automatic_checkpoints(policy: CheckpointPolicy, expected: list[int]) -> None:
+    """By count, by time and on close, as declared and not otherwise; one event a second for 45 seconds."""
+    async with _fleet() as fleet:
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=policy)
+        await asyncio.sleep(0.5)
+        for _ in range(45):
+            fleet.hub.publish("0", "a")
+            await asyncio.sleep(1)
+        await fleet.hosts["a"].aclose()
+        assert [checkpoint.sequence_number for checkpoint in fleet.stores["a"].written] == expected
+
+
+async def test_an_automatic_checkpoint_comes_in_a_quiet_partition_too() -> None:
+    """After the last event of a burst, the time alone makes the checkpoint."""
+    async with _fleet() as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=_nothing)
+        await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy(every_seconds=5))
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(4)
+        assert fleet.checkpoint("0") is None
+        await asyncio.sleep(2)
+        assert fleet.checkpoint("0") == 2
+
+
+async def test_a_failing_write_is_reported_and_written_again() -> None:
+    """A checkpoint the store fails to take is told and tried again until it is stored."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a", "b")
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy(1)
+        )
+        fleet.stores["a"].fail("write", times=4)
+        await asyncio.sleep(60)
+        assert fleet.checkpoint("0") == 1
+        assert len(fleet.told("a", StoreFailed, "0")) == 4
+
+
+async def test_whoever_waits_is_told_of_a_store_that_keeps_failing() -> None:
+    """`checkpoint()` raises after several failures rather than wait for ever; the events come again, none is lost."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=3)
+        await fleet.start("a")
+        fleet.stores["a"].fail("write", times=5)
+        await asyncio.sleep(120)
+        assert [type(error) for _, _, error in fleet.record.errors] == [StoreError]
+        assert fleet.checkpoint("0") == 2
+
+
+async def test_a_write_without_an_answer_is_given_up_in_time() -> None:
+    """A write that hangs is cut off before the lease could run out, told, and made again."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy(1)
+        )
+        fleet.stores["a"].hang("write")
+        await asyncio.sleep(19)
+        failed = fleet.told("a", StoreFailed, "0")
+        assert failed
+        assert "no answer" in str(failed[0].error)
+        fleet.stores["a"].heal()
+        await asyncio.sleep(10)
+        assert fleet.checkpoint("0") == 0
+
+
+async def test_an_event_beyond_what_was_delivered_is_refused() -> None:
+    """Nobody can checkpoint what was not delivered, which would lose events."""
+    errors: list[Exception] = []
+
+    async def beyond(context: PartitionContext, events: Events) -> None:
+        ahead = ReceivedEvent.build(b"", offset="fake:99", sequence_number=99, enqueued_time=datetime.now(UTC))
+        try:
+            await context.checkpoint(ahead)
+        except ConfigurationError as error:
+            errors.append(error)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=beyond))
+        await asyncio.sleep(5)
+        assert len(errors) == 1
+        assert fleet.checkpoint("0") is None
+
+
+async def test_the_checkpoint_of_a_cancelled_call_is_still_written() -> None:
+    """Breaking off `checkpoint` does not take the wish back."""
+
+    async def hurried(context: PartitionContext, events: Events) -> None:
+        try:
+            async with asyncio.timeout(0.5):
+                await context.checkpoint()
+        except TimeoutError:
+            pass
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=hurried))
+        fleet.stores["a"].delay(2, "write")
+        await asyncio.sleep(10)
+        assert fleet.checkpoint("0") == 0
+
+
+async def test_a_checkpoint_in_close_is_written_before_the_lease_is_released() -> None:
+    """On shutdown `close` may still checkpoint, and the next owner begins there."""
+
+    async def last(context: PartitionContext, reason: CloseReason) -> None:
+        await context.checkpoint()
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing, on_close=last))
+        await asyncio.sleep(5)
+        fleet.stores["a"].delay(1, "write")
+        await fleet.hosts["a"].aclose()
+        operations = [operation for operation, _ in fleet.stores["a"].calls]
+        assert fleet.checkpoint("0") == 9
+        assert operations.index("write") < operations.index("release")
+        assert fleet.owner("0") is None
+
+
+async def test_a_checkpoint_that_can_not_be_stored_any_more_is_told() -> None:
+    """Where the last checkpoint does not get through in time, that is said, and closing still ends in time."""
+    clock = VirtualClock()
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy()
+        )
+        await asyncio.sleep(5)
+        fleet.stores["a"].hang("write")
+        began = clock.monotonic()
+        await fleet.hosts["a"].aclose(deadline=8)
+        assert clock.monotonic() - began < 10
+        assert [told.checkpoint.sequence_number for told in fleet.told("a", CheckpointDropped)] == [9]
+
+
+# --------------------------------------------------------------------------------------------------------- failures
+
+
+async def test_retry_gives_the_same_events_again() -> None:
+    """A batch whose handler raised comes again, the same events and nothing else, until it is processed."""
+    batches: list[list[int]] = []
+
+    async def third_time(context: PartitionContext, events: Events) -> None:
+        batches.append([event.sequence_number for event in events])
+        if len(batches) < 3:
+            raise ValueError("not yet")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start(
+            "a",
+            RecordingProcessor(fleet.record, on_events=third_time),
+            checkpoint_policy=CheckpointPolicy(every_events=1),
+        )
+        await asyncio.sleep(0.2)
+        fleet.hub.publish("0", count=5)
+        await asyncio.sleep(60)
+        assert batches[0] == batches[1] == batches[2] == list(range(10))
+        assert [number for batch in batches[3:] for number in batch] == list(range(10, 15))
+        assert [str(error) for _, _, error in fleet.record.errors] == ["not yet"] * 2
+        assert [report.failures for report in fleet.told("a", ProcessorFailed)] == [1, 2]
+
+
+async def test_a_handler_cannot_shrink_what_is_retried() -> None:
+    """The batch a handler gets cannot be changed, so that a retry gives all of it."""
+    kinds: list[type] = []
+
+    async def look(context: PartitionContext, events: Events) -> None:
+        kinds.append(type(events))
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=look))
+        await asyncio.sleep(2)
+    assert kinds == [tuple]
+
+
+async def test_a_failure_never_moves_the_checkpoint() -> None:
+    """While a batch fails, no automatic checkpoint passes it, not even on close."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        if events[-1].sequence_number >= 5:
+            raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start(
+            "a",
+            RecordingProcessor(fleet.record, on_events=poison),
+            checkpoint_policy=CheckpointPolicy(every_events=1, every_seconds=1),
+            max_batch_size=5,
+        )
+        await asyncio.sleep(100)
+        await fleet.hosts["a"].aclose()
+        assert fleet.checkpoint("0") == 4
+
+
+async def test_backing_off_ends_at_once_on_close(clock: VirtualClock) -> None:
+    """A host that closes does not wait for the next try of a failed batch."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=poison), retry_delay=5000, retry_delay_max=5000
+        )
+        await asyncio.sleep(5)
+        assert len(fleet.record.deliveries) == 1
+        began = clock.monotonic()
+        await fleet.hosts["a"].aclose()
+        assert clock.monotonic() - began < 1
+        assert fleet.record.reasons("a", "0") == [CloseReason.SHUTDOWN]
+
+
+async def test_stop_ends_the_host_and_says_why() -> None:
+    """With the policy `stop`, `run` raises the failure with its cause, after every partition is closed and released."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        if context.partition_id == "1":
+            raise KeyError("poison")
+        await context.checkpoint()
+
+    async with _fleet(3) as fleet:
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=poison), failure_policy="stop")
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, count=5)
+        with pytest.raises(ProcessorFailedError, match="partition 1: process_events") as caught:
+            await host.run()
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert caught.value.partition_id == "1"
+        assert [type(error) for _, _, error in fleet.record.errors] == [KeyError]
+        assert sorted(partition_id for _, partition_id, _ in fleet.record.closed) == ["0", "1", "2"]
+        assert [fleet.owner(partition_id) for partition_id in "012"] == [None] * 3
+        assert fleet.checkpoint("1") is None
+
+
+async def test_stop_is_not_held_up_by_process_error() -> None:
+    """A `process_error` that hangs does not keep a failed host alive."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        raise KeyError("poison")
+
+    async def hang(context: PartitionContext, error: Exception) -> None:
+        await asyncio.sleep(1e6)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=poison, on_error=hang), failure_policy="stop")
+        async with asyncio.timeout(60):
+            with pytest.raises(ProcessorFailedError):
+                await host.run()
+
+
+async def test_a_raising_process_error_is_told_and_changes_nothing() -> None:
+    """What `process_error` raises is reported; the batch is tried again all the same."""
+    failing = [1, 1]
+
+    async def twice(context: PartitionContext, events: Events) -> None:
+        if failing:
+            failing.pop()
+            raise ValueError("poison")
+
+    async def worse(context: PartitionContext, error: Exception) -> None:
+        raise RuntimeError("worse")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=twice, on_error=worse))
+        await asyncio.sleep(30)
+        assert [report.operation for report in fleet.told("a", ProcessorFailed)] == [
+            "process_events",
+            "process_error",
+        ] * 2
+        assert len(fleet.record.deliveries) == 3
+
+
+@pytest.mark.parametrize("policy", ["retry", "stop"])
+async def test_a_failing_open_goes_by_the_policy(policy: str) -> None:
+    """An `open` that raises is tried again, or ends the host; `close` follows only an `open` that returned."""
+    failing = [1, 1]
+
+    async def twice(context: PartitionContext) -> None:
+        if failing:
+            failing.pop()
+            raise OSError("no database")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_open=twice), failure_policy=policy)
+        if policy == "stop":
+            with pytest.raises(ProcessorFailedError, match="open failed"):
+                await host.run()
+            assert fleet.record.closed == []
+        else:
+            running = asyncio.create_task(host.run())
+            await asyncio.sleep(30)
+            assert fleet.record.numbers("0") == [0]
+            await host.aclose()
+            await running
+            assert fleet.record.reasons("a", "0") == [CloseReason.SHUTDOWN]
+            assert [type(error) for _, _, error in fleet.record.errors] == [OSError] * 2
+
+
+async def test_a_handler_cancelled_from_within_is_a_failure() -> None:
+    """A handler that ends with a cancellation of its own making is retried, and does not take the pump with it."""
+    failing = [1]
+
+    async def once(context: PartitionContext, events: Events) -> None:
+        if failing:
+            failing.pop()
+            inner = asyncio.create_task(asyncio.sleep(100))
+            inner.cancel()
+            await inner
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=once))
+        await asyncio.sleep(30)
+        assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0,), (0,)]
+
+
+async def test_a_handler_that_is_no_coroutine_is_told_plainly() -> None:
+    """A `process_events` without `async` is named in the error."""
+
+    class Plain(EventProcessor):
+        def process_events(self, context: PartitionContext, events: Events) -> None:  # type: ignore[override]  # the slip
+            return None
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = fleet.host("a", Plain, failure_policy="stop")
+        with pytest.raises(ProcessorFailedError) as caught:
+            await host.run()
+        assert "coroutine function" in str(caught.value.__cause__)
+
+
+async def test_a_raising_close_is_told() -> None:
+    """What `close` raises is reported, and the lease is released all the same."""
+
+    async def fail(context: PartitionContext, reason: CloseReason) -> None:
+        raise ValueError("in close")
+
+    async with _fleet() as fleet:
+        await fleet.start("a", RecordingProcessor(fleet.record, on_close=fail))
+        await asyncio.sleep(5)
+        await fleet.hosts["a"].aclose()
+        assert [report.operation for report in fleet.told("a", ProcessorFailed)] == ["close"]
+        assert fleet.owner("0") is None
+
+
+async def test_a_hook_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """What a hook raises is logged and goes no further."""
+
+    def broken(report: HostReport) -> None:
+        raise RuntimeError("hook")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = PartitionHost(
+            lambda: FakeTransport(fleet.hub),
+            MemoryLeaseStore(fleet.leases),
+            HostSettings(hub="telemetry", host_name="h"),
+            RecordingProcessor(fleet.record),
+            hooks=[broken],
+        )
+        running = asyncio.create_task(host.run())
+        await asyncio.sleep(5)
+        await host.aclose()
+        await running
+        assert fleet.record.numbers("0") == [0]
+    assert "a hook failed" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------------------- blocking
+
+
+async def test_a_blocked_loop_is_told_with_its_partition() -> None:
+    """A processor that keeps the loop from turning for longer than the renew interval is named."""
+    clock = VirtualClock()
+
+    async def block(context: PartitionContext, events: Events) -> None:
+        if context.partition_id == "1":
+            await asyncio.sleep(0.1)
+            clock.block(12)
+
+    async with _fleet(3) as fleet:
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=block))
+        await asyncio.sleep(30)
+        blocked = fleet.told("a", LoopBlocked)
+        assert [(report.partition_id, report.operation) for report in blocked] == [("1", "process_events")]
+        assert blocked[0].duration == pytest.approx(12)
+
+
+async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
+    """Where no processor ran, the standstill is still told, without a name."""
+    clock = VirtualClock()
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        clock.block(25)
+        await asyncio.sleep(5)
+        assert [report.partition_id for report in fleet.told("a", LoopBlocked)] == [None]
+
+
+# -------------------------------------------------------------------------------------------------------- beginning
+
+
+@pytest.mark.parametrize(
+    ("break_it", "options", "error"),
+    [
+        (lambda fleet: None, {"hub": "another"}, EntityNotFoundError),
+        (lambda fleet: None, {"consumer_group": "nobody"}, EntityNotFoundError),
+        (lambda fleet: None, {"initial_position": "no offset"}, RequestRefusedError),
+        (
+            lambda fleet: fleet.hub.refuse(AuthenticationError("bad key"), operation="hub", times=9),
+            {},
+            AuthenticationError,
+        ),
+        (
+            lambda fleet: fleet.hub.refuse(AuthenticationError("no right"), operation="receive", times=9),
+            {},
+            AuthenticationError,
+        ),
+    ],
+    ids=["hub", "group", "position", "key", "right"],
+)
+async def test_a_wrong_start_is_one_clear_error(
+    break_it: Callable[[Fleet], None], options: dict[str, Any], error: type[EventPumpError]
+) -> None:
+    """A wrong hub, key, consumer group or position ends `run` with its error, soon, and leaves nothing behind."""
+    async with Fleet() as fleet:
+        host = fleet.host("a", **options)
+        break_it(fleet)
+        async with asyncio.timeout(10):
+            with pytest.raises(error):
+                await host.run()
+        assert fleet.transports["a"].is_closed
+        assert ("close", None) in fleet.stores["a"].calls
+
+
+async def test_what_may_pass_is_tried_again_at_the_start() -> None:
+    """A service or store that is away for a moment delays the start, is told, and does not end it."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        fleet.hub.refuse(ConnectionLostError("not up yet"), operation="hub", times=3)
+        host = fleet.host("a")
+        fleet.stores["a"].fail("open", times=2)
+        fleet.stores["a"].fail("ensure", times=2)
+        running = asyncio.create_task(host.run())
+        await asyncio.sleep(50)
+        assert fleet.record.numbers("0") == [0]
+        assert len(fleet.told("a", ServiceFailed)) == 3
+        assert len(fleet.told("a", StoreFailed)) == 4
+        await host.aclose()
+        await running
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [
+        (lambda fleet: fleet.hub.refuse(ConnectionLostError("no"), operation="hub", times=1e9), ConnectionLostError),
+        (lambda fleet: fleet.hub.hang("hub"), ServiceTimeoutError),
+        (lambda fleet: fleet.stores["a"].fail("open", times=1e9), StoreError),
+        (lambda fleet: fleet.stores["a"].hang("list"), None),
+    ],
+    ids=["refused", "silent", "store", "listing"],
+)
+async def test_a_start_that_never_succeeds_ends(
+    break_it: Callable[[Fleet], None], error: type[EventPumpError] | None, clock: VirtualClock
+) -> None:
+    """Who cannot be reached within the start-up time-out ends `run`; a listing that hangs does not, it may pass."""
+    async with _fleet() as fleet:
+        host = fleet.host("a", startup_timeout=30)
+        break_it(fleet)
+        began = clock.monotonic()
+        if error is None:
+            running = asyncio.create_task(host.run())
+            await asyncio.sleep(100)
+            assert not running.done()
+            fleet.stores["a"].heal()
+            await asyncio.sleep(30)
+            assert fleet.owned("a") == {"0"}
+            await host.aclose()
+            await running
+        else:
+            with pytest.raises(error):
+                await host.run()
+            assert 20 < clock.monotonic() - began < 35
+
+
+async def test_closing_ends_a_start_at_once(clock: VirtualClock) -> None:
+    """A host that is still trying to reach the service closes without waiting for it."""
+    async with _fleet() as fleet:
+        fleet.hub.hang("hub")
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        began = clock.monotonic()
+        await fleet.hosts["a"].aclose()
+        await fleet.runs["a"]
+        assert clock.monotonic() - began < 2
+        fleet.hub.answer("hub")
+
+
+@pytest.mark.parametrize("interval", [30, 31])
+def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> None:
+    """Leases that run out between renewals would wander for ever: such settings are refused, by name."""
+    with pytest.raises(ConfigurationError, match="renew_interval"):
+        Fleet().host("a", renew_interval=interval)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch_size": 0},
+        {"max_wait_time": 0},
+        {"failure_policy": "skip"},
+        {"initial_position": 2.5},
+        {"initial_position": {"0": None}},
+        {"close_timeout": -1},
+        {"loss_grace": -1},
+        {"cache_events": 0},
+        {"cache_bytes": 1},
+        {"host_name": ""},
+        {"retry_delay_max": 0.001},
+        {"reopen_delay_max": 0.001},
+        {"checkpoint_policy": "often"},
+        {"prefetch": 300},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    """An option that cannot work is refused by its name, before anything is opened."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Fleet().host("a", **options)
+
+
+# ---------------------------------------------------------------------------------------------------------- closing
+
+
+async def test_closing_drains_checkpoints_and_releases() -> None:
+    """The handler finishes its batch, no other follows, the checkpoint is written, then the lease is free."""
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(4)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=1000)
+        await fleet.start(
+            "a",
+            RecordingProcessor(fleet.record, on_events=slow),
+            checkpoint_policy=CheckpointPolicy(),
+            max_batch_size=10,
+        )
+        await asyncio.sleep(10)
+        delivered = fleet.record.numbers("0")
+        await fleet.hosts["a"].aclose(deadline=10)
+        await fleet.runs["a"]
+        assert fleet.record.numbers("0") == delivered
+        assert fleet.checkpoint("0") == delivered[-1]
+        assert fleet.record.reasons("a", "0") == [CloseReason.SHUTDOWN]
+        assert fleet.owner("0") is None
+        assert fleet.hub.owner_levels("0") == []
+
+
+async def test_closing_with_a_running_handler_renews_meanwhile() -> None:
+    """A handler that needs longer than a lease to drain keeps it, given the time."""
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(70)
+        await context.checkpoint()
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow))
+        await asyncio.sleep(2)
+        await fleet.hosts["a"].aclose(deadline=200)
+        assert fleet.checkpoint("0") == 0
+
+
+@pytest.mark.parametrize("where", ["open", "process_events", "close", "process_error"])
+@pytest.mark.parametrize("is_stubborn", [False, True], ids=["obedient", "stubborn"])
+async def test_code_that_hangs_does_not_hold_up_closing(where: str, is_stubborn: bool, clock: VirtualClock) -> None:
+    """Whatever hangs, closing ends in time and the lease is free; what defies cancellation is reported, once."""
+    freed = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                if not is_stubborn:
+                    raise
+
+    async def fail(context: PartitionContext, events: Events) -> None:
+        raise ValueError("to get to process_error")
+
+    parts: dict[str, Any] = {
+        "open": {"on_open": hang},
+        "process_events": {"on_events": hang},
+        "close": {"on_close": hang},
+        "process_error": {"on_events": fail, "on_error": hang},
+    }
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, **parts[where]))
+        await asyncio.sleep(5)
+        began = clock.monotonic()
+        await fleet.hosts["a"].aclose(deadline=12)
+        await fleet.runs["a"]
+        assert clock.monotonic() - began <= 16
+        overdue = fleet.told("a", PumpOverdue)
+        assert [report.operation for report in overdue] == ([where] if is_stubborn else [])
+        assert fleet.owner("0") is None
+        freed.set()
+        await asyncio.sleep(1)
+
+
+async def test_cancelling_run_closes_in_order() -> None:
+    """A cancelled `run` drains, checkpoints and releases, then raises the cancellation."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy()
+        )
+        await asyncio.sleep(5)
+        fleet.runs["a"].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fleet.runs["a"]
+        assert fleet.checkpoint("0") == 9
+        assert fleet.owner("0") is None
+        assert fleet.transports["a"].is_closed
+
+
+async def test_cancelling_run_twice_hurries(clock: VirtualClock) -> None:
+    """A second cancellation cuts the handlers off at once instead of waiting out the close time-out."""
+
+    async def hang(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(1e6)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=hang), close_timeout=1000)
+        await asyncio.sleep(5)
+        began = clock.monotonic()
+        fleet.runs["a"].cancel()
+        await asyncio.sleep(3)
+        assert not fleet.runs["a"].done()
+        fleet.runs["a"].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fleet.runs["a"]
+        assert clock.monotonic() - began < 6
+        assert fleet.owner("0") is None
+
+
+async def test_closing_twice_is_fine_and_a_closed_host_does_not_run() -> None:
+    """Closing again changes nothing, before, during and after a run; running again is refused."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        await asyncio.gather(fleet.hosts["a"].aclose(), fleet.hosts["a"].aclose())
+        await fleet.hosts["a"].aclose()
+        with pytest.raises(ClosedError):
+            await fleet.hosts["a"].run()
+        unused = fleet.host("b")
+        await unused.aclose()
+        with pytest.raises(ClosedError):
+            await unused.run()
+
+
+async def test_a_host_runs_once() -> None:
+    """A second `run` of a running host is refused and harms nothing."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        with pytest.raises(ConfigurationError, match="run"):
+            await fleet.hosts["a"].run()
+        assert fleet.owned("a") == {"0"}
+
+
+async def test_a_processor_may_stop_its_host() -> None:
+    """`stop` from within a handler ends `run` in order, with that handler's work done."""
+    async with _fleet() as fleet:
+        hosts: list[PartitionHost] = []
+
+        async def enough(context: PartitionContext, events: Events) -> None:
+            await context.checkpoint()
+            hosts[0].stop()
+
+        fleet.hub.publish("0", count=10)
+        hosts.append(fleet.host("a", RecordingProcessor(fleet.record, on_events=enough)))
+        async with asyncio.timeout(10):
+            await hosts[0].run()
+        assert fleet.checkpoint("0") == 9
+
+
+async def test_after_close_the_context_is_dead() -> None:
+    """A context kept beyond its ownership refuses checkpoints."""
+    kept: list[PartitionContext] = []
+
+    async def keep(context: PartitionContext, events: Events) -> None:
+        kept.append(context)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=keep))
+        await asyncio.sleep(5)
+        await fleet.hosts["a"].aclose()
+        with pytest.raises(OwnershipLostError):
+            await kept[0].checkpoint()
+        assert kept[0].ownership_lost.is_set()
+
+
+async def test_a_transport_or_store_that_does_not_close_holds_up_nobody(clock: VirtualClock) -> None:
+    """Closing is bounded, whatever the transport and the store do."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.stores["a"].hang("close")
+        fleet.stores["a"].hang("release")
+        began = clock.monotonic()
+        await fleet.hosts["a"].aclose(deadline=5)
+        assert clock.monotonic() - began < 15
+
+
+# ------------------------------------------------------------------------------------------- one partition in trouble
+
+
+async def test_one_partition_refused_does_not_end_the_others() -> None:
+    """A partition whose checkpoint the service refuses is told and left alone for a lease duration; the rest flows."""
+    async with _fleet(3) as fleet:
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, count=5)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        await fleet.hosts["a"].aclose()
+        checkpoints = fleet.leases.checkpoints(fleet.scope)
+        checkpoints["1", "default"] = type(checkpoints["1", "default"])("1", "of a hub that was", 4)
+        await fleet.start("b")
+        await asyncio.sleep(25)
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, "new")
+        await asyncio.sleep(20)
+        failed = fleet.told("b", PartitionFailed)
+        assert {report.partition_id for report in failed} == {"1"}
+        assert all(report.avoided_for == 30 for report in failed)
+        assert fleet.record.numbers("0", "b") == fleet.record.numbers("2", "b") == [5]
+        assert not fleet.runs["b"].done()
+        checkpoints["1", "default"] = type(checkpoints["1", "default"])("1", "fake:4", 4)
+        await asyncio.sleep(60)
+        assert fleet.record.numbers("1", "b") == [5]
+
+
+async def test_the_status_tells_what_is_running() -> None:
+    """A host lists its partitions with epoch, state, position and lag."""
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("0", count=5)
+        host = await fleet.start("a", track_last_enqueued=True)
+        assert host.partitions == []
+        await asyncio.sleep(5)
+        first, second = host.partitions
+        assert (first.partition_id, first.epoch, first.state) == ("0", 1, PumpState.RUNNING)
+        assert (first.last_sequence_number, first.lag) == (4, 0)
+        assert (second.partition_id, second.last_sequence_number, second.lag) == ("1", None, None)
+
+
+async def test_nothing_unexpected_happened_in_a_plain_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A run without trouble logs nothing above information, and one line per change of state, not per event."""
+    async with _fleet(2) as fleet:
+        with caplog.at_level("INFO", "eventpump"):
+            await fleet.start("a")
+            await asyncio.sleep(5)
+            lines = len(caplog.records)
+            for _ in range(50):
+                fleet.hub.publish("0", count=10)
+                await asyncio.sleep(1)
+            assert len(caplog.records) == lines
+            await fleet.hosts["a"].aclose()
+        assert all(record.levelname == "INFO" for record in caplog.records)
+        assert fleet.told("a", UnexpectedFailure) == []

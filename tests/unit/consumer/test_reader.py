@@ -1,0 +1,212 @@
+"""Reading one partition without leases."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.reader import PartitionReader
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    ConsumerDisconnectedError,
+    EntityNotFoundError,
+    RequestRefusedError,
+)
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.settings import ReaderSettings
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+
+def _reader(service: FakeHub, /, **options: Any) -> PartitionReader:
+    settings = ReaderSettings(**{"hub": service.name, "partition_id": "0", **options})
+    return PartitionReader(lambda: FakeTransport(service), settings, rng=random.Random(1))
+
+
+async def _all(hub: FakeHub, **options: Any) -> list[int]:
+    async with asyncio.timeout(60), _reader(hub, **options) as reader:
+        return [event.sequence_number async for event in reader]
+
+
+@pytest.mark.parametrize(
+    ("position", "end", "expected"),
+    [
+        ("-1", "@latest", range(100)),
+        ("-1", 9, range(10)),
+        ("-1", EventPosition.at_sequence_number(9), range(9)),
+        (9, 19, range(10, 20)),
+        (EventPosition.at_sequence_number(9, inclusive=True), 19, range(9, 20)),
+        (EventPosition.at_offset("fake:97"), "@latest", range(98, 100)),
+        (EventPosition.at_offset("fake:97", inclusive=True), "@latest", range(97, 100)),
+        (99, "@latest", range(0)),
+        (50, 50, range(0)),
+        (60, 50, range(0)),
+        (EventPosition.at_offset("fake:99"), "@latest", range(0)),
+        ("@latest", "@latest", range(0)),
+        ("@latest", 50, range(0)),
+    ],
+)
+async def test_a_range_is_read_and_no_more(position: Any, end: Any, expected: range) -> None:
+    """Iterating gives exactly the events of the range and then ends by itself, also where the range is empty."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    assert await _all(hub, position=position, end=end) == list(expected)
+
+
+async def test_an_empty_partition_is_read_at_once() -> None:
+    """To the newest of no events is no event."""
+    assert await _all(FakeHub(), end="@latest") == []
+
+
+async def test_a_range_below_what_is_kept_is_empty() -> None:
+    """A range that retention took away ends at once."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    hub.truncate("0", 50)
+    assert await _all(hub, end=20) == []
+
+
+async def test_a_range_in_time() -> None:
+    """An end in time stops before the first event after it."""
+    hub = FakeHub()
+    moments = []
+    for _ in range(5):
+        hub.publish("0", "a", "b")
+        moments.append(hub.now())
+        await asyncio.sleep(10)
+    assert await _all(hub, end=moments[2]) == [0, 1, 2, 3, 4, 5]
+    assert await _all(hub, end=EventPosition.at_enqueued_time(moments[2])) == [0, 1, 2, 3]
+    assert await _all(hub, position=moments[1], end=moments[2] + timedelta(seconds=1)) == [4, 5]
+
+
+async def test_a_tail_goes_on(clock: Any) -> None:
+    """Without an end, events come as they are enqueued."""
+    hub = FakeHub()
+    hub.publish("0", "old")
+    async with _reader(hub, position="@latest") as reader:
+        await asyncio.sleep(1)
+        for number in (1, 2):
+            hub.publish("0", "new")
+            began = clock.monotonic()
+            assert [event.sequence_number for event in await reader.read()] == [number]
+            assert clock.monotonic() == began
+        assert not reader.is_at_end
+
+
+async def test_raw_batches_come_with_position_and_newest_event() -> None:
+    """Raw batches are bounded by what is asked for; the reader knows its place and the partition's newest event."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    async with _reader(hub, track_last_enqueued=True) as reader:
+        assert reader.position == EventPosition.earliest()
+        got: list[bytes] = []
+        while len(got) < 6:
+            batch = await reader.read_raw(3)
+            assert 0 < len(batch) <= 3
+            got += batch
+        assert [ReceivedEvent(raw).body for raw in got] == [str(number).encode() for number in range(6)]
+        assert reader.position == EventPosition.at_offset("fake:5")
+        assert reader.last_enqueued is not None
+        assert reader.last_enqueued.sequence_number == 9
+
+
+async def test_a_read_ends_in_time(clock: Any) -> None:
+    """A read with a time to wait comes back empty after it, and nothing is lost."""
+    hub = FakeHub()
+    async with _reader(hub) as reader:
+        began = clock.monotonic()
+        assert await reader.read(max_wait_time=5) == []
+        assert clock.monotonic() - began == pytest.approx(5)
+        assert await reader.read(max_wait_time=0) == []
+        hub.publish("0", "a")
+        assert len(await reader.read(max_wait_time=5)) == 1
+
+
+async def test_a_cancelled_read_loses_nothing() -> None:
+    """Events that come after a cancelled read are given by the next."""
+    hub = FakeHub()
+    async with _reader(hub) as reader:
+        reading = asyncio.create_task(reader.read())
+        await asyncio.sleep(1)
+        hub.publish("0", "a", "b")
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert [event.sequence_number for event in await reader.read()] == [0, 1]
+
+
+async def test_reading_goes_on_over_lost_links() -> None:
+    """A link lost midway changes nothing in what is read."""
+    hub = FakeHub(latency=0.1)
+    hub.publish("0", count=1000)
+    got: list[int] = []
+    async with _reader(hub, end="@latest", cache_events=50) as reader:
+        async for event in reader:
+            got.append(event.sequence_number)
+            if event.sequence_number % 150 == 0:
+                hub.detach("0", ConnectionLostError("cut"))
+    assert got == list(range(1000))
+
+
+async def test_an_owner_level_excludes_others() -> None:
+    """A reader with an owner level takes the partition from a shared one, which is told."""
+    hub = FakeHub()
+    async with _reader(hub) as shared:
+        await asyncio.sleep(1)
+        async with _reader(hub, owner_level=3):
+            with pytest.raises(ConsumerDisconnectedError):
+                await shared.read()
+            assert hub.owner_levels("0") == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"partition_id": "77"}, RequestRefusedError),
+        ({"consumer_group": "nobody"}, EntityNotFoundError),
+        ({"hub": "another"}, EntityNotFoundError),
+        ({"position": "no offset"}, RequestRefusedError),
+    ],
+)
+async def test_what_cannot_be_read_is_one_clear_error(options: dict[str, Any], error: type[Exception]) -> None:
+    """A wrong partition, group, hub or position is told at the first read."""
+    async with _reader(FakeHub(), **options) as reader:
+        with pytest.raises(error):
+            await reader.read()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"end": "12345"}, {"end": EventPosition.at_offset("12345")}, {"position": ""}, {"owner_level": -1}, {"end": 2.5}],
+)
+def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
+    """What cannot work is refused before anything is opened, by the option's name."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        _reader(FakeHub(), **options)
+
+
+async def test_closed_it_reads_no_more() -> None:
+    """A closed reader has neither link nor task, its transport is closed, and reading says so."""
+    before = asyncio.all_tasks()
+    hub, transports = FakeHub(), []
+
+    def make() -> FakeTransport:
+        transports.append(FakeTransport(hub))
+        return transports[-1]
+
+    reader = PartitionReader(make, ReaderSettings(hub=hub.name, partition_id="0"))
+    with pytest.raises(ClosedError):
+        await reader.read()
+    async with reader:
+        await asyncio.sleep(1)
+    await reader.aclose()
+    with pytest.raises(ClosedError):
+        await reader.read()
+    assert transports[0].is_closed
+    assert hub.owner_levels("0") == []
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,68 @@
+"""User code, watched step by step."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from eventpump.consumer.watch import Watched
+from eventpump.testing.clock import VirtualClock
+
+
+def _watched(work: object, clock: VirtualClock, blocked: list[float]) -> Watched[object]:
+    return Watched(work, clock.monotonic, 1.0, blocked.append)  # type: ignore[arg-type]  # coroutines of any kind
+
+
+async def test_results_and_errors_pass(clock: VirtualClock) -> None:
+    """What is watched returns and raises as it would by itself."""
+
+    async def fine() -> str:
+        await asyncio.sleep(5)
+        return "done"
+
+    async def faulty() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    assert await _watched(fine(), clock, []) == "done"
+    with pytest.raises(KeyError):
+        await _watched(faulty(), clock, [])
+
+
+async def test_only_a_step_that_blocks_is_told(clock: VirtualClock) -> None:
+    """Waiting long is fine; keeping the loop from turning for longer than the threshold is told, with its length."""
+    blocked: list[float] = []
+
+    async def work() -> None:
+        await asyncio.sleep(100)
+        clock.block(0.5)
+        await asyncio.sleep(1)
+        clock.block(7)
+        await asyncio.sleep(1)
+
+    await _watched(work(), clock, blocked)
+    assert blocked == [pytest.approx(7)]
+
+
+async def test_cancellation_reaches_it_and_its_answer_comes_back(clock: VirtualClock) -> None:
+    """A cancellation is thrown in where the code waits, which may clean up, and may even refuse."""
+    seen: list[str] = []
+
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(1)
+        return "survived"
+
+    task = asyncio.create_task(_wrap(_watched(stubborn(), clock, [])))
+    await asyncio.sleep(1)
+    task.cancel()
+    assert await task == "survived"
+    assert seen == ["cancelled"]
+
+
+async def _wrap(work: Watched[object]) -> object:
+    return await work
