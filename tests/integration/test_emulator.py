@@ -442,7 +442,7 @@ async def test_credit_bounds_what_comes(peer: AmqpPeer) -> None:
     assert len(peer.received[link]) == 3
     link.drain = True
     link.session.send_flow(link, delivery_count=link.delivery_count, credit=10, drain=True)
-    link.credit = 10
+    link.credit = link.allowance = 10
     peer.flush()
     await peer.until(lambda: len(peer.received[link]) == 5)
     await peer.until(lambda: True if not link.drain else None)
