@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from eventpump.amqp.codec import skip
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -42,11 +43,20 @@ MIN_MAX_FRAME_SIZE = 512
 SASL_FRAME_LIMIT = 4096
 """SASL frames are bounded apart: nothing is known of the peer yet."""
 
-_FRAME = struct.Struct(">IBBH3s")
-"""Size, data offset, type, channel (2.3.1), and the start of the performative."""
-_TRANSFER_MARK = b"\x00\x53\x14"
+_FRAME = struct.Struct(">IBBH")
+"""Size, data offset, type, channel (2.3.1)."""
+_TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _from_bytes = int.from_bytes
-_MAX_SHAPES = 64
+_MAX_FORMS = 1024
+_ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
+
+_Form = tuple[bytes, int, bytes, int, bytes, int, int, int, int]
+"""How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
+
+All from the frame's data offset to the delivery id's constructor, and where the id begins; the delivery tag's
+constructor and length, and where they stand; the fields after the tag, and where they begin; where the payload
+begins; the channel; the handle. Places count from the frame's start.
+"""
 
 
 class Role(enum.Enum):
@@ -145,9 +155,11 @@ class CreditChanged:
 
 @dataclass(slots=True)
 class Messages:
-    """Messages arrived on a link, in order: at most one of these per link and `receive`.
+    """Messages arrived on a link, in order.
 
-    :param delivery_ids: to settle them by, in the order of `payloads`; empty where all came settled.
+    At most one of these per link and `receive`, unless the sender mixes settled and unsettled: each is of one sort.
+
+    :param delivery_ids: to settle them by, in the order of `payloads`; empty where they came settled.
     :param formats: their message formats; None where all are 0.
     """
 
@@ -227,7 +239,7 @@ class Connection:
         self._pending = b""
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
-        self._shapes: dict[bytes, bool] = {}
+        self._forms: dict[bytes, _Form] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -413,103 +425,50 @@ class Connection:
     def _receive_frames(self, data: bytes, pos: int) -> int:
         """Read whole frames from `pos` on. :returns: the position after the last whole one."""
         end = len(data)
-        unpack = _FRAME.unpack_from
         is_opened = self.state is ConnectionState.OPENED
         limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
-        shapes = self._shapes
-        by_channel = self._sessions_by_remote_channel
-        # A run: consecutive transfers, whole and settled, on one link. Its counters move once, when the run ends.
+        forms = self._forms
+        # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
+        # no decoding, and the link's counters move once, when the run ends.
         link: Link | None = None
         inbox: list[bytes] = []
-        run = room = 0
-        run_channel = run_handle = -1
-        run_shape = b""
+        run = room = id_at = tag_at = rest_at = payload_at = largest = 0
+        prefix = tag_mark = rest = b""
         while end - pos >= 8:
-            if end - pos >= 11:
-                size, offset, kind, channel, mark = unpack(data, pos)
-            else:
-                size, offset, kind, channel, mark = *struct.unpack_from(">IBBH", data, pos), b""
+            size = _from_bytes(data[pos : pos + 4], "big")
             after = pos + size
-            if after > end or size < 8:
-                if size < 8 or size > limit:
-                    raise ProtocolError(
-                        "amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed"
-                    )
-                break
-            if size > limit:
-                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
             if (
-                mark == _TRANSFER_MARK
-                and offset == 2
-                and kind == 0
-                and is_opened
-                and size > 24
-                and data[pos + 11] == 0xC0
+                run < room
+                and payload_at <= size <= largest
+                and after <= end
+                and data[pos + 4 : pos + id_at] == prefix
+                and data[pos + rest_at : pos + payload_at] == rest
+                and data[pos + tag_at : pos + tag_at + 2] == tag_mark
             ):
-                # The transfer, walked in place (2.7.5): handle, delivery-id, delivery-tag, and the rest by shape.
-                payload = pos + 13 + data[pos + 12]
-                field_at = pos + 14
-                constructor = data[field_at]
-                if constructor == 0x52:
-                    handle = data[field_at + 1]
-                    field_at += 2
-                elif constructor == 0x43:
-                    handle = 0
-                    field_at += 1
-                else:
-                    handle = -1
-                constructor = data[field_at]
-                if constructor == 0x70:
-                    field_at += 5
-                elif constructor == 0x52:
-                    field_at += 2
-                elif constructor == 0x43:
-                    field_at += 1
-                else:
-                    handle = -1
-                if data[field_at] == 0xA0 and handle >= 0 and payload <= after:
-                    field_at += 2 + data[field_at + 1]
-                    shape = data[field_at:payload]
-                    if shape == run_shape and handle == run_handle and channel == run_channel and run < room:
-                        inbox.append(data[payload:after])
-                        run += 1
-                        pos = after
-                        continue
-                    is_plain = shapes.get(shape)
-                    if is_plain is None:
-                        is_plain = self._learn_shape(shape, data, pos + 8, after)
-                    if is_plain:
-                        if link is not None:
-                            self._end_run(link, run)
-                            link = None
-                        session = by_channel.get(channel)
-                        found = None if session is None else session.links_by_remote_handle.get(handle)
-                        if (
-                            found is not None
-                            and found.is_receiver
-                            and found.partial is None
-                            and found.state is LinkState.ATTACHED
-                            and (found.allowance > 0 or not self.config.enforce_credit)
-                            and (found.max_message_size == 0 or found.max_message_size >= size)
-                            and not (box := self._inbox(found)).delivery_ids
-                            and box.formats is None
-                        ):
-                            link = found
-                            run = 1
-                            room = found.allowance if self.config.enforce_credit else 1 << 62
-                            run_shape, run_handle, run_channel = shape, handle, channel
-                            if found.max_message_size and found.max_message_size < limit:
-                                room = 1  # sizes are then looked at one by one
-                            inbox = box.payloads
-                            inbox.append(data[payload:after])
-                            pos = after
-                            continue
+                inbox.append(data[pos + payload_at : after])
+                run += 1
+                pos = after
+                continue
+            if size < 8 or size > limit:
+                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
+            if after > end:
+                break
             if link is not None:
                 self._end_run(link, run)
                 link = None
-                run_handle = -1
                 run = room = 0
-            self._receive_frame(data, pos, after, offset, kind, channel)
+            if is_opened:
+                form = forms.get(data[pos + 4 : pos + 16])
+                if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
+                    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at = form[:7]
+                    largest = min((link.max_message_size or self.config.max_message_size) + payload_at, limit)
+                    room = link.allowance if self.config.enforce_credit else 1 << 62
+                    inbox = self._inbox(link, is_settled=True).payloads
+                    inbox.append(data[pos + payload_at : after])
+                    run = 1
+                    pos = after
+                    continue
+            self._receive_frame(data, pos, after)
             pos = after
             if self.state not in _FRAMED:
                 return pos
@@ -518,21 +477,48 @@ class Connection:
             self._end_run(link, run)
         return pos
 
+    def _plain_link(self, form: _Form, data: bytes, pos: int, size: int) -> Link | None:
+        """Find the link of the transfer at `pos`, where it has this form and the link takes it as it is."""
+        prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, channel, handle = form
+        if (
+            size < payload_at
+            or data[pos + 4 : pos + id_at] != prefix
+            or data[pos + rest_at : pos + payload_at] != rest
+            or data[pos + tag_at : pos + tag_at + 2] != tag_mark
+        ):
+            return None
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None or session.state is not SessionState.MAPPED:
+            return None
+        link = session.links_by_remote_handle.get(handle)
+        if (
+            link is None
+            or not link.is_receiver
+            or link.partial is not None
+            or link.state is not LinkState.ATTACHED
+            or (self.config.enforce_credit and link.allowance <= 0)
+            or size - payload_at > (link.max_message_size or self.config.max_message_size)
+        ):
+            return None
+        box = self._inboxes.get(link)
+        return link if box is None or not (box.delivery_ids or box.formats) else None
+
     def _end_run(self, link: Link, run: int) -> None:
         link.credit = max(link.credit - run, 0)
         link.allowance -= run
         link.delivery_count = (link.delivery_count + run) & 0xFFFF_FFFF
         link.session.used_window(run)
 
-    def _inbox(self, link: Link) -> Messages:
+    def _inbox(self, link: Link, *, is_settled: bool) -> Messages:
         inbox = self._inboxes.get(link)
-        if inbox is None:
+        if inbox is None or bool(inbox.delivery_ids) is is_settled:
             inbox = self._inboxes[link] = Messages(link, [], [], None)
             self._events.append(inbox)
         return inbox
 
-    def _receive_frame(self, data: bytes, pos: int, after: int, offset: int, kind: int, channel: int) -> None:
+    def _receive_frame(self, data: bytes, pos: int, after: int) -> None:
         """Read one frame by the general decoder."""
+        _, offset, kind, channel = _FRAME.unpack_from(data, pos)
         body = pos + offset * 4
         if offset < 2 or body > after:
             raise ProtocolError("amqp:connection:framing-error", f"a frame with a data offset of {offset}")
@@ -554,6 +540,7 @@ class Connection:
             self._on_open(performative)
         elif isinstance(performative, Transfer):
             self._on_transfer(performative, data[payload:after], channel)
+            self._learn_form(performative, data, pos, payload, channel)
         elif payload != after:
             raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         else:
@@ -675,6 +662,8 @@ class Connection:
         session = self._sessions_by_remote_channel.get(channel)
         if session is None:
             raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        if session.state is SessionState.END_SENT:
+            return  # 2.5.5: what was on its way is discarded
         session.used_window(1)
         link = session.links_by_remote_handle.get(transfer.handle)
         if link is None:
@@ -712,11 +701,8 @@ class Connection:
         if transfer.more:
             return
         parts, link.partial = link.partial, None
-        inbox = self._inbox(link)
+        inbox = self._inbox(link, is_settled=link.partial_settled)
         if not link.partial_settled:
-            # Aligned with the payloads: what came settled before on this link has an id that settles nothing.
-            inbox.delivery_ids.extend([link.partial_id] * (len(inbox.payloads) - len(inbox.delivery_ids) + 1))
-        elif inbox.delivery_ids:
             inbox.delivery_ids.append(link.partial_id)
         if link.partial_format and inbox.formats is None:
             inbox.formats = [0] * len(inbox.payloads)
@@ -731,17 +717,33 @@ class Connection:
         link.is_detach_told = True
         self._events.append(LinkDetached(link, error, closed=True))
 
-    def _learn_shape(self, shape: bytes, data: bytes, body: int, after: int) -> bool:
-        """Remember whether a transfer whose fields from message-format on are `shape` is plain.
-
-        Plain is whole, settled and of format 0, so that the next one needs no decoding. A peer writes few shapes.
-        """
-        transfer, _ = decode_performative(data, body, after)
-        is_plain = bool(transfer.settled) and not (transfer.message_format or transfer.more or transfer.aborted)
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
-        self._shapes[shape] = is_plain
-        return is_plain
+    def _learn_form(self, transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> None:
+        """Remember how the transfer at `pos` is written where it is plain: the next ones need no decoding then."""
+        if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
+            return
+        if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:
+            return
+        id_at = skip(data, pos + 14, payload)
+        width = _ID_WIDTHS.get(data[id_at])
+        if width is None:
+            return
+        tag_at = id_at + 1 + width
+        if data[tag_at] != 0xA0:
+            return
+        rest_at = tag_at + 2 + data[tag_at + 1]
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        self._forms[data[pos + 4 : pos + 16]] = (
+            data[pos + 4 : id_at + 1],
+            id_at + 1 - pos,
+            data[tag_at : tag_at + 2],
+            tag_at - pos,
+            data[rest_at:payload],
+            rest_at - pos,
+            payload - pos,
+            channel,
+            transfer.handle,
+        )
 
     def __repr__(self) -> str:
         return f"Connection({self.role.value}, {self.state.value})"
