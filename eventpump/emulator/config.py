@@ -34,7 +34,7 @@ class HubSpec:
 
     def __post_init__(self) -> None:
         _check_name("hub", self.name)
-        if not 1 <= self.partitions <= MAX_PARTITIONS:
+        if type(self.partitions) is not int or not 1 <= self.partitions <= MAX_PARTITIONS:
             raise ConfigurationError(
                 "hub", f"{self.name} has {self.partitions} partitions, and must have 1 to {MAX_PARTITIONS}"
             )

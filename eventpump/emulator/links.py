@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 RUN_BYTES = 256 * 1024
 """How much one consumer gets before others have their turn."""
-PRODUCER_CREDIT = 1000
+PRODUCER_CREDIT = 300
+"""How many messages may be on their way to the store per link; each may be of the largest size."""
 _FAULTY_RUN = 64
 """How many events at most go out together while faults are set, so that each is counted."""
 

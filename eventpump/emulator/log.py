@@ -23,7 +23,7 @@ class OffsetBeyondEndError(Exception):
 
     def __init__(self, offset: str, last_offset: int) -> None:
         super().__init__(
-            f"The supplied offset '{offset}' is invalid. The last offset in the system is '{last_offset}'."
+            f"The supplied offset '{offset[:64]}' is invalid. The last offset in the system is '{last_offset}'."
         )
 
 

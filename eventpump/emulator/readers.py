@@ -29,7 +29,7 @@ class Reader:
     @property
     def shown_name(self) -> str:
         """The name as the service's texts show it."""
-        return "nil" if self.name is None else self.name
+        return "nil" if self.name is None else self.name[:64]
 
 
 @dataclass(frozen=True, slots=True)

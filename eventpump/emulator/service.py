@@ -22,6 +22,9 @@ from eventpump.errors import ConfigurationError
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
 
+MAX_SHOWN = 256
+"""How much of a client's own text is given back to it: an answer must fit its smallest frame, more or less."""
+
 _logger = logging.getLogger("eventpump.emulator")
 
 
@@ -127,7 +130,7 @@ class Service:
 
     def address_of(self, entity: str) -> str:
         """Spell an entity as the service's texts do."""
-        return f"sb://{self.authority}/{entity}"
+        return f"sb://{self.authority}/{entity[:MAX_SHOWN]}"
 
     # ----------------------------------------------------------------------------------------------- storing
 
