@@ -1,0 +1,122 @@
+"""What a credential is worth (wire reference 3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpump.dialect import sas
+from eventpump.dialect.addresses import parse_address
+from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.emulator.auth import AccessRule, Denial, Grant, Grants, KeyRing, Right, VerifiedToken
+
+NOW = 1000.0
+KEYS = KeyRing([AccessRule("root", "secret"), AccessRule("reader", "other", Right.LISTEN)])
+SENDER = parse_address("hub/Partitions/0")
+READER = parse_address("hub/ConsumerGroups/g/Partitions/0")
+
+
+def token(resource: str = "sb://h/hub", name: str = "root", key: str = "secret", expires_at: int = 2000) -> str:
+    return sas.generate(resource, name, key, expires_at)
+
+
+def granted(audience: str = "sb://h/hub", **parts: object) -> Grant:
+    grant = KEYS.check_token(token(**parts), SAS_TOKEN_TYPE, audience, NOW)  # type: ignore[arg-type]  # as above
+    assert isinstance(grant, Grant)
+    return grant
+
+
+@pytest.mark.parametrize(
+    ("text", "audience", "code"),
+    [
+        (token(key="wrong"), "sb://h/hub", 401),
+        (token(name="nobody"), "sb://h/hub", 401),
+        (token(expires_at=1000), "sb://h/hub", 401),
+        (token(resource="sb://h/other"), "sb://h/hub", 401),
+        (token(resource="sb://h/hub/Partitions/1"), "sb://h/hub/Partitions/0", 401),
+        ("nonsense", "sb://h/hub", 401),
+        (b"bytes", "sb://h/hub", 400),
+        (token(), "sb:///", 400),
+    ],
+)
+def test_bad_tokens_are_denied(text: object, audience: str, code: int) -> None:
+    """Each defect is denied with its code, and the answer shows nothing of token or key."""
+    denial = KEYS.check_token(text, SAS_TOKEN_TYPE, audience, NOW)
+    assert isinstance(denial, Denial)
+    assert denial.code == code
+    assert "secret" not in denial.description
+    assert "sig=" not in denial.description
+
+
+def test_an_unknown_name_looks_like_a_wrong_key() -> None:
+    """Nobody learns from outside which key names exist."""
+    answers = [
+        KEYS.check_token(text, SAS_TOKEN_TYPE, "sb://h/hub", NOW) for text in (token(key="x"), token(name="nobody"))
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_the_audience_bounds_the_rights() -> None:
+    """A token opens what its audience covers, with the rights of its rule."""
+    grants = Grants()
+    assert not grants.allow(SENDER, Right.SEND)
+    grants.put(granted("amqps://h:5671/HUB/consumergroups/G"))
+    assert grants.allow(READER, Right.LISTEN)
+    assert not grants.allow(SENDER, Right.SEND)
+    assert not grants.allow(parse_address("hub/ConsumerGroups/x/Partitions/0"), Right.LISTEN)
+    assert grants.allow_read("Hub")
+    assert not grants.allow_read("other")
+    grants.put(granted(name="reader", key="other"))
+    assert not grants.allow(SENDER, Right.SEND)
+    assert grants.allow(SENDER, None)
+
+
+def test_rights_end_at_their_expiry() -> None:
+    """A token put again for the same audience replaces the first; what has ended gives nothing."""
+    grants = Grants()
+    grants.put(granted(expires_at=1500))
+    grants.put(granted("sb://h/hub/Partitions/1", expires_at=1700))
+    assert grants.next_expiry() == 1500
+    grants.put(granted(expires_at=1600))
+    assert grants.next_expiry() == 1600
+    assert not grants.expire(1599)
+    assert grants.expire(1600)
+    assert not grants.allow(SENDER, Right.SEND)
+    assert grants.allow(parse_address("hub/Partitions/1"), Right.SEND)
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (b"\0root\0secret", Right.ALL),
+        (b"ignored\0reader\0other", Right.LISTEN),
+        (b"\0root\0wrong", None),
+        (b"\0nobody\0secret", None),
+        (b"rootsecret", None),
+        (b"", None),
+        (None, None),
+        (b"\0root\0secret\0", None),
+    ],
+)
+def test_plain_is_checked(response: bytes | None, right: Right | None) -> None:
+    """Key name and key over SASL PLAIN give the rule's rights everywhere, or nothing."""
+    grant = KEYS.check_plain(response)
+    assert (None if grant is None else grant.rights) == right
+    if grant is not None:
+        assert grant.expires_at is None
+        assert grant.audience.covers(READER)
+
+
+def test_json_web_tokens_are_the_verifiers_matter() -> None:
+    """The verifier decides on rights and expiry; without one every JWT is denied."""
+    keys = KeyRing([], lambda text: VerifiedToken(float(text), Right.SEND) if text.isdigit() else None)
+    answers = [keys.check_token(text, JWT_TOKEN_TYPE, "sb://h/hub", NOW) for text in ("2000", "1000", "x")]
+    assert isinstance(answers[0], Grant)
+    assert (answers[0].rights, answers[0].expires_at) == (Right.SEND, 2000)
+    assert isinstance(answers[1], Denial)
+    assert isinstance(answers[2], Denial)
+    assert isinstance(KEYS.check_token("2000", JWT_TOKEN_TYPE, "sb://h/hub", NOW), Denial)
+
+
+def test_keys_are_not_shown() -> None:
+    """A rule's repr does not hold its key."""
+    assert "secret" not in repr(AccessRule("root", "secret"))

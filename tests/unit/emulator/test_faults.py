@@ -1,0 +1,97 @@
+"""When a fault fires, and on what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.emulator.faults import (
+    DetachLink,
+    DropConnection,
+    Faults,
+    FaultTarget,
+    Hold,
+    LinkRole,
+    Performative,
+    Refuse,
+    Reject,
+)
+
+READER = FaultTarget(LinkRole.CONSUMER, "hub", "0", "$default")
+TRANSFER = Performative.TRANSFER
+
+
+@given(st.integers(0, 9), st.integers(0, 5) | st.none(), st.lists(st.integers(1, 7), max_size=12))
+def test_it_fires_after_and_as_often_as_told(after: int, count: int | None, runs: list[int]) -> None:
+    """However performatives are counted, one by one or in runs, the same ones are hit."""
+    faults = Faults()
+    fault = faults.add(DropConnection(), after=after, count=count)
+    hit: list[int] = []
+    position = 0
+    for wanted in runs:
+        passed, fired = faults.allowance(TRANSFER, READER, wanted)
+        assert fired is (None if passed == wanted else fault)
+        position += passed
+        if fired is not None:
+            hit.append(position)
+            position += 1
+    assert fault.fired == len(hit)
+    end = float("inf") if count is None else after + count
+    assert hit == [index for index in range(position) if after <= index < end]
+
+
+@pytest.mark.parametrize(
+    ("where", "matches"),
+    [
+        ({}, True),
+        ({"role": LinkRole.CONSUMER}, True),
+        ({"role": LinkRole.PRODUCER}, False),
+        ({"hub": "HUB"}, True),
+        ({"hub": "other"}, False),
+        ({"partition": "0"}, True),
+        ({"partition": "1"}, False),
+        ({"group": "$Default"}, True),
+        ({"group": "g"}, False),
+        ({"on": Performative.ATTACH}, False),
+    ],
+)
+def test_it_fires_on_its_links_only(where: dict[str, object], matches: bool) -> None:
+    """Role, hub, partition, group and performative each narrow it; names compare without case."""
+    faults = Faults()
+    fault = faults.add(DetachLink(), **where)  # type: ignore[arg-type]  # the table holds the right ones
+    assert (faults.fire(TRANSFER, READER) is fault) is matches
+
+
+def test_the_first_added_fires_first() -> None:
+    """Of several faults one fires per performative, in the order they were added."""
+    faults = Faults()
+    first, second = faults.add(DetachLink()), faults.add(DropConnection())
+    assert [faults.fire(TRANSFER, READER) for _ in range(3)] == [first, second, None]
+
+
+def test_removing_releases_what_is_held() -> None:
+    """What a fault holds is let go when it is removed, alone or with all others; later it is let go at once."""
+    faults = Faults()
+    fault = faults.add(Hold())
+    assert faults.fire(TRANSFER, READER) is fault
+    released: list[int] = []
+    fault.when_removed(lambda: released.append(1))
+    assert faults.fire(TRANSFER, READER) is None
+    assert released == []
+    faults.clear()
+    assert released == [1]
+    fault.when_removed(lambda: released.append(2))
+    fault.remove()
+    assert released == [1, 2]
+    assert not faults.is_any_set
+
+
+def test_an_action_that_does_not_fit_is_an_error() -> None:
+    """A fault that could never be committed is refused when it is added."""
+    with pytest.raises(ValueError, match="attach"):
+        Faults().add(Refuse("amqp:internal-error"))
+    with pytest.raises(ValueError, match="role"):
+        Faults().add(Reject(), role=LinkRole.CONSUMER)
+    with pytest.raises(ValueError, match="role"):
+        Faults().add(Reject())
