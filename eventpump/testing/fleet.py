@@ -173,6 +173,16 @@ class Fleet:
         await asyncio.sleep(0)
         return host
 
+    async def until(self, holds: Callable[[], bool], within: float, *, step: float = 0.1) -> float:
+        """Let time pass in steps until something holds, and give how long it took, in seconds of the loop's clock."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(int(within / step) + 1):
+            if holds():
+                return loop.time() - began
+            await asyncio.sleep(step)
+        raise AssertionError(f"it does not hold after {within} s")
+
     def told(self, name: str, kind: type[_R], partition_id: str | None = None) -> list[_R]:
         """Give a host's reports of a kind."""
         return [

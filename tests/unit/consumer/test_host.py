@@ -46,10 +46,9 @@ from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 Events = Sequence[ReceivedEvent]
-ONE = 1
 
 
-def _fleet(partitions: int = ONE, **options: Any) -> Fleet:
+def _fleet(partitions: int = 1, **options: Any) -> Fleet:
     return Fleet(FakeHub(partitions=partitions, **options))
 
 

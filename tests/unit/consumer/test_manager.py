@@ -1,0 +1,650 @@
+"""Hosts among each other: leases, moves, losses, and what a store or an outsider can do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.processor import CloseReason, PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.lease import PartitionLease
+from eventpump.errors import ConnectionLostError, OwnershipLostError
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.hooks import (
+    LeaseLost,
+    LeaseTaken,
+    LinkFailed,
+    OutsideReader,
+    PartitionsFound,
+    PumpOverdue,
+    ServiceFailed,
+    StoreFailed,
+    UnexpectedFailure,
+)
+from eventpump.ports import ReceiveLinkSpec
+from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.testing.clock import VirtualClock
+from eventpump.testing.fleet import Fleet, RecordingProcessor
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+Events = Sequence[ReceivedEvent]
+
+
+def _fleet(partitions: int = 1, **options: Any) -> Fleet:
+    return Fleet(FakeHub(partitions=partitions), **options)
+
+
+async def _nothing(context: PartitionContext, events: Events) -> None:
+    pass
+
+
+async def _steal(fleet: Fleet, partition_id: str = "0", owner: str = "thief") -> PartitionLease:
+    """Take a lease over, as another host's store would."""
+    store = MemoryLeaseStore(fleet.leases)
+    await store.open(fleet.scope)
+    (snapshot,) = [each for each in await store.list_leases() if each.partition_id == partition_id]
+    lease = await store.steal_lease(snapshot, owner)
+    assert lease is not None
+    return lease
+
+
+class _Sink:
+    """An outsider's sink, which wants nothing."""
+
+    def messages(self, batch: list[bytes]) -> None:
+        pass
+
+    def detached(self, error: Exception) -> None:
+        pass
+
+
+async def _read_from_outside(fleet: Fleet, owner_level: int) -> FakeTransport:
+    transport = FakeTransport(fleet.hub)
+    spec = ReceiveLinkSpec(fleet.hub.name, "$Default", "0", EventPosition.latest(), owner_level=owner_level)
+    await transport.open_receive_link(spec, _Sink())
+    return transport
+
+
+def _check_one_deliverer(fleet: Fleet) -> None:
+    """One host per partition and epoch, and no epoch begins a delivery after a later one has."""
+    holders: dict[tuple[str, int], str] = {}
+    newest: dict[str, int] = {}
+    for delivery in fleet.record.deliveries:
+        key = (delivery.partition_id, delivery.owner_level)
+        assert holders.setdefault(key, delivery.host) == delivery.host
+        assert delivery.owner_level >= newest.get(delivery.partition_id, 0)
+        newest[delivery.partition_id] = delivery.owner_level
+
+
+# ------------------------------------------------------------------------------------------------------------ moving
+
+
+async def test_a_joiner_gets_its_share_and_nothing_is_lost() -> None:
+    """A second host gets half the partitions within two intervals; nothing is lost, one deliverer at a time."""
+    async with _fleet(8) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        await fleet.start("b")
+
+        async def publish() -> None:
+            for _ in range(60):
+                for partition_id in fleet.hub.partition_ids:
+                    fleet.hub.publish(partition_id, count=3)
+                await asyncio.sleep(1)
+
+        publishing = asyncio.create_task(publish())
+        await asyncio.sleep(20)
+        assert len(fleet.owned("a")) == len(fleet.owned("b")) == 4
+        await publishing
+        await asyncio.sleep(5)
+        for partition_id in fleet.hub.partition_ids:
+            assert sorted(set(fleet.record.numbers(partition_id))) == list(range(180))
+        _check_one_deliverer(fleet)
+        assert len(fleet.told("b", LeaseTaken)) == 4
+        assert all(report.stolen_from == "a" for report in fleet.told("b", LeaseTaken))
+        for moved in fleet.owned("b"):
+            assert fleet.record.reasons("a", moved) == [CloseReason.OWNERSHIP_LOST]
+
+
+async def test_a_leaver_s_partitions_are_taken_at_the_next_cycle() -> None:
+    """A host that closes in order releases its leases: the rest has them within one interval, not a lease duration."""
+    async with _fleet(4) as fleet:
+        await fleet.start("a")
+        await fleet.start("b")
+        await asyncio.sleep(40)
+        await fleet.hosts["a"].aclose()
+        await asyncio.sleep(11)
+        assert fleet.owned("b") == {"0", "1", "2", "3"}
+
+
+async def test_a_dead_host_s_partitions_are_taken_when_its_leases_run_out() -> None:
+    """A host that vanishes is replaced within lease duration and one interval."""
+    async with _fleet(2) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        await fleet.start("b")
+        await asyncio.sleep(25)
+        assert len(fleet.owned("a")) == 1
+        for operation in ("renew", "list", "write", "acquire", "steal", "release"):
+            fleet.stores["a"].hang(operation)
+        assert await fleet.until(lambda: len(fleet.owned("b")) == 2, 60) <= 30 + 10
+
+
+async def test_new_partitions_are_found() -> None:
+    """Partitions the hub gets while hosts run are read within an interval."""
+    async with _fleet(1) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(15)
+        fleet.hub.add_partitions(2)
+        fleet.hub.publish("2", "a")
+        await asyncio.sleep(11)
+        assert fleet.owned("a") == {"0", "1", "2"}
+        assert fleet.record.numbers("2") == [0]
+        assert [report.partition_ids for report in fleet.told("a", PartitionsFound)] == [("0",), ("1", "2")]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_happens_nothing_is_lost(seed: int) -> None:
+    """Hosts come and go, links are cut, stores fail and hang: every event arrives, one deliverer, forwards only."""
+    rng = random.Random(seed)
+    async with Fleet(FakeHub(partitions=5, latency=rng.choice([0.0, 0.05])), seed=seed) as fleet:
+        running: list[str] = []
+        checkpoints: dict[str, int] = {}
+
+        async def watch() -> None:
+            while True:
+                for partition_id in fleet.hub.partition_ids:
+                    stored = fleet.checkpoint(partition_id)
+                    assert (-1 if stored is None else stored) >= checkpoints.get(partition_id, -1)
+                    checkpoints[partition_id] = -1 if stored is None else stored
+                await asyncio.sleep(0.25)
+
+        async def handle(context: PartitionContext, events: Events) -> None:
+            await asyncio.sleep(rng.choice([0, 0, 0.1, 2]))
+            if rng.random() < 0.05:
+                raise ValueError("sometimes")
+
+        watching = asyncio.create_task(watch())
+        for turn in range(60):
+            match rng.randrange(8):
+                case 0 if len(running) < 4:
+                    running.append(f"host-{turn}")
+                    await fleet.start(
+                        running[-1],
+                        RecordingProcessor(fleet.record, on_events=handle),
+                        checkpoint_policy=CheckpointPolicy(every_events=20, every_seconds=3),
+                        max_batch_size=rng.choice([1, 7, 300]),
+                    )
+                case 1 if len(running) > 1:
+                    leaver = running.pop(rng.randrange(len(running)))
+                    await fleet.hosts[leaver].aclose(deadline=rng.choice([0, 1, 10]))
+                case 2 if running:
+                    fleet.hub.detach(rng.choice(fleet.hub.partition_ids), ConnectionLostError("cut"))
+                case 3 if running:
+                    fleet.stores[rng.choice(running)].hang(rng.choice(["renew", "list", "write", "acquire"]))
+                case 4:
+                    for name in running:
+                        fleet.stores[name].heal()
+                case 5 if running:
+                    operation = rng.choice(["renew", "write", "acquire", "steal", "read"])
+                    fleet.stores[rng.choice(running)].fail(operation, times=3, is_after=rng.random() < 0.5)
+                case _:
+                    for partition_id in fleet.hub.partition_ids:
+                        fleet.hub.publish(partition_id, count=rng.randrange(30))
+            await asyncio.sleep(rng.uniform(0, 12))
+        for name in running:
+            fleet.stores[name].heal()
+        await fleet.start("last", checkpoint_policy=CheckpointPolicy())
+        await asyncio.sleep(150)
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        for partition_id in fleet.hub.partition_ids:
+            last = len(fleet.hub.events(partition_id))
+            assert sorted(set(fleet.record.numbers(partition_id))) == list(range(last))
+        _check_one_deliverer(fleet)
+        for name in fleet.hosts:
+            assert fleet.told(name, UnexpectedFailure) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- losing
+
+
+async def test_on_loss_no_batch_follows_and_the_handler_has_its_grace(clock: VirtualClock) -> None:
+    """Lost: the context says so, no batch follows, the handler is cancelled after the grace, then closed."""
+    seen: dict[str, float] = {}
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        await context.ownership_lost.wait()
+        seen["told"] = clock.monotonic()
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            seen["cancelled"] = clock.monotonic()
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow), max_batch_size=10, loss_grace=4)
+        await asyncio.sleep(12)
+        await _steal(fleet)
+        stolen = clock.monotonic()
+        await asyncio.sleep(25)
+        assert seen["told"] - stolen <= 10
+        assert seen["cancelled"] - seen["told"] == pytest.approx(4)
+        assert len(fleet.record.deliveries) == 1
+        assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
+        assert len(fleet.told("a", LeaseLost)) == 1
+
+
+async def test_a_handler_within_its_grace_is_not_cancelled() -> None:
+    """A handler that ends within the grace ends by itself."""
+    ended: list[bool] = []
+
+    async def brief(context: PartitionContext, events: Events) -> None:
+        await context.ownership_lost.wait()
+        await asyncio.sleep(3)
+        ended.append(True)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=brief), loss_grace=4)
+        await asyncio.sleep(2)
+        await _steal(fleet)
+        await asyncio.sleep(20)
+        assert ended == [True]
+
+
+async def test_checkpoints_after_loss_are_refused() -> None:
+    """Once ownership is lost, checkpoints raise, in the handler and in `close`, and nothing reaches the store."""
+    errors: list[type[BaseException]] = []
+
+    async def ask(context: PartitionContext, *_: object) -> None:
+        try:
+            await context.checkpoint()
+        except OwnershipLostError as error:
+            errors.append(type(error))
+
+    async def late(context: PartitionContext, events: Events) -> None:
+        await context.ownership_lost.wait()
+        await ask(context)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=late, on_close=ask))
+        await asyncio.sleep(2)
+        await _steal(fleet)
+        await asyncio.sleep(20)
+        assert errors == [OwnershipLostError] * 2
+        assert fleet.stores["a"].written == []
+
+
+async def test_a_refused_checkpoint_is_how_loss_may_be_learned() -> None:
+    """A store that refuses a checkpoint ends the ownership at once, and whoever waits for it is told."""
+    errors: list[float] = []
+    clock = VirtualClock()
+
+    async with _fleet() as fleet:
+
+        async def ask(context: PartitionContext, events: Events) -> None:
+            await _steal(fleet)
+            try:
+                await context.checkpoint()
+            except OwnershipLostError:
+                errors.append(clock.monotonic())
+
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=ask))
+        began = clock.monotonic()
+        await asyncio.sleep(2)
+        assert [at - began for at in errors] == [pytest.approx(0)]
+        assert fleet.owned("a") == set()
+
+
+async def test_nothing_is_delivered_after_the_lease_ran_out(clock: VirtualClock) -> None:
+    """While the store does not answer renewals, deliveries stop when the lease runs out by our own clock."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(1)
+        fleet.stores["a"].hang("renew")
+        began = clock.monotonic() - 1
+        for _ in range(80):
+            fleet.hub.publish("0", "x")
+            await asyncio.sleep(0.5)
+        last = max(delivery.at for delivery in fleet.record.deliveries if delivery.owner_level == 1)
+        assert 29 <= last - began <= 30
+        assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
+        assert [report.why for report in fleet.told("a", LeaseLost)] == ["it was not renewed in time"]
+
+
+async def test_the_clock_is_read_right_before_every_delivery() -> None:
+    """A handler that blocks the loop beyond the lease gets no further batch, though no timer could fire meanwhile."""
+    clock = VirtualClock()
+
+    async def block(context: PartitionContext, events: Events) -> None:
+        clock.block(31)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=block), max_batch_size=5)
+        await asyncio.sleep(40)
+        first = [delivery for delivery in fleet.record.deliveries if delivery.owner_level == 1]
+        assert len(first) == 1
+        assert len(fleet.told("a", LeaseLost)) >= 1
+
+
+async def test_a_retry_does_not_outlive_the_lease() -> None:
+    """A failed batch is not tried again once the lease is gone."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        processor = RecordingProcessor(fleet.record, on_events=poison)
+        await fleet.start("a", processor, retry_delay=0.1, retry_delay_max=0.1)
+        await asyncio.sleep(5)
+        await _steal(fleet)
+        await asyncio.sleep(11)
+        count = len(fleet.record.deliveries)
+        assert count > 10
+        await asyncio.sleep(10)
+        assert len(fleet.record.deliveries) == count
+
+
+# ------------------------------------------------------------------------------------------------- a stolen link
+
+
+async def test_a_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) -> None:
+    """When the new owner's link cuts ours off, the loss is known at once, not at the next renewal."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(11)
+        lease = await _steal(fleet)
+        began = clock.monotonic()
+        transport = await _read_from_outside(fleet, lease.epoch)
+        await asyncio.sleep(0.01)
+        assert fleet.owned("a") == set()
+        assert clock.monotonic() - began < 1
+        assert fleet.told("a", OutsideReader) == []
+        await transport.aclose()
+
+
+async def test_a_reader_outside_the_fleet_is_reported_and_left_alone() -> None:
+    """Stolen though the lease is ours: told, released, and left alone by this host for one lease duration."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        transport = await _read_from_outside(fleet, 1000)
+        await asyncio.sleep(1)
+        assert fleet.owner("0") is None
+        assert [report.avoided_for for report in fleet.told("a", OutsideReader)] == [30]
+        assert fleet.told("a", LeaseLost) == []
+        assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
+        await transport.aclose()
+        fleet.hub.publish("0", "b")
+        assert 29 <= await fleet.until(lambda: len(fleet.record.numbers("0")) > 1, 60) <= 40
+        assert fleet.record.numbers("0") == [0, 1]
+
+
+async def test_an_outside_reader_s_refusal_at_the_attach_counts_as_well() -> None:
+    """A link that is refused because of a higher owner level is not tried again and again."""
+    async with _fleet() as fleet:
+        transport = await _read_from_outside(fleet, 1000)
+        await fleet.start("a")
+        await asyncio.sleep(95)
+        assert 2 <= len(fleet.told("a", OutsideReader)) <= 4
+        assert fleet.told("a", LinkFailed) == []
+        assert fleet.hub.owner_levels("0") == [1000]
+        await transport.aclose()
+
+
+async def test_no_batch_follows_a_stolen_link() -> None:
+    """What was received before the link was stolen is not delivered any more, while the store is asked whose it is."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=200)
+
+        async def slow(context: PartitionContext, events: Events) -> None:
+            await asyncio.sleep(2)
+
+        processor = RecordingProcessor(fleet.record, on_events=slow)
+        await fleet.start("a", processor, max_batch_size=5)
+        await asyncio.sleep(3)
+        fleet.stores["a"].hang("renew")
+        count = len(fleet.record.deliveries)
+        transport = await _read_from_outside(fleet, 1000)
+        await asyncio.sleep(15)
+        assert len(fleet.record.deliveries) == count
+        await transport.aclose()
+
+
+# ---------------------------------------------------------------------------------------------- a store in trouble
+
+
+async def test_renewals_go_on_while_a_listing_hangs() -> None:
+    """A store that answers no listing costs no lease."""
+    async with _fleet(3) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.stores["a"].hang("list")
+        await asyncio.sleep(300)
+        assert fleet.owned("a") == {"0", "1", "2"}
+        assert fleet.told("a", LeaseLost) == []
+        assert fleet.told("a", StoreFailed)
+
+
+@pytest.mark.parametrize("trouble", ["hang", "fail"])
+async def test_one_partition_s_renewal_holds_up_no_other(trouble: str) -> None:
+    """A renewal that hangs or fails for one partition loses that one, and no other."""
+    async with _fleet(4) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        if trouble == "hang":
+            fleet.stores["a"].hang("renew", "2")
+        else:
+            fleet.stores["a"].fail("renew", "2", times=float("inf"))
+        await asyncio.sleep(50)
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, "x")
+        await asyncio.sleep(1)
+        lost = {report.partition_id for report in fleet.told("a", LeaseLost)}
+        assert lost == {"2"}
+        assert fleet.record.numbers("0") == fleet.record.numbers("1") == fleet.record.numbers("3") == [0]
+
+
+async def test_one_partition_s_acquisition_holds_up_no_other() -> None:
+    """While taking one lease hangs, the others are taken and read."""
+    async with _fleet(4) as fleet:
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, "x")
+        fleet.host("a")
+        fleet.stores["a"].hang("acquire", "1")
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(1)
+        assert fleet.owned("a") == {"0", "2", "3"}
+        assert fleet.record.numbers("3") == [0]
+        fleet.stores["a"].heal()
+        await asyncio.sleep(30)
+        assert fleet.owned("a") == {"0", "1", "2", "3"}
+
+
+async def test_a_renewal_that_fails_for_a_moment_costs_nothing() -> None:
+    """Failed renewals are told and tried again soon, while the lease lives."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.stores["a"].fail("renew", times=4)
+        await asyncio.sleep(60)
+        assert fleet.owned("a") == {"0"}
+        assert fleet.told("a", LeaseLost) == []
+        assert len(fleet.told("a", StoreFailed, "0")) == 4
+
+
+async def test_every_call_ends_before_a_lease_could() -> None:
+    """Each call to a silent store is given up within lease duration minus renew interval."""
+    async with _fleet() as fleet:
+        await fleet.start("a", renew_interval=8)
+        await asyncio.sleep(1)
+        fleet.stores["a"].hang("renew")
+        fleet.stores["a"].hang("list")
+        assert await fleet.until(lambda: bool(fleet.told("a", StoreFailed, "0")), 60) < 8 + (30 - 8)
+
+
+async def test_a_lost_answer_is_no_lost_partition() -> None:
+    """A lease that was acquired without our learning of it is taken again when it runs out."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "x")
+        fleet.host("a")
+        fleet.stores["a"].fail("acquire", is_after=True)
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(42)
+        assert fleet.owned("a") == {"0"}
+        assert fleet.record.numbers("0") == [0]
+
+
+async def test_a_checkpoint_that_cannot_be_read_delays_only_its_partition() -> None:
+    """Reading begins only when the checkpoint is known; the wait is told, and other partitions flow."""
+    async with _fleet(2) as fleet:
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, "x")
+        fleet.host("a")
+        fleet.stores["a"].fail("read", "0", times=3)
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(0.01)
+        assert fleet.record.numbers("1") == [0]
+        assert fleet.record.numbers("0") == []
+        await asyncio.sleep(20)
+        assert fleet.record.numbers("0") == [0]
+        assert len(fleet.told("a", StoreFailed, "0")) == 3
+
+
+async def test_a_silent_service_costs_no_lease() -> None:
+    """While the hub does not answer and links cannot be opened, leases are kept, and reading goes on later."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.hang("hub")
+        fleet.hub.refuse(ConnectionLostError("away"), times=float("inf"))
+        fleet.hub.detach()
+        await asyncio.sleep(200)
+        fleet.hub.publish("0", "x")
+        fleet.hub.accept()
+        fleet.hub.answer("hub")
+        await asyncio.sleep(31)
+        assert fleet.record.numbers("0") == [0]
+        assert fleet.told("a", LeaseLost) == []
+
+
+async def test_a_failing_discovery_is_told_and_goes_on() -> None:
+    """A hub whose properties cannot be read for a while costs nothing but reports."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.refuse(ConnectionLostError("away"), operation="hub", times=2)
+        fleet.hub.add_partitions(1)
+        await asyncio.sleep(35)
+        assert len(fleet.told("a", ServiceFailed)) == 2
+        assert fleet.owned("a") == {"0", "1"}
+
+
+# ------------------------------------------------------------------------------------------------------ user code
+
+
+@pytest.mark.parametrize("where", ["process_events", "close"])
+async def test_a_partition_whose_old_pump_lives_is_not_started_again(where: str) -> None:
+    """At most one pump per partition: one that does not end is told, and only its end frees the partition here."""
+    freed = asyncio.Event()
+
+    async def defy(*_: object) -> None:
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    parts: dict[str, Any] = {"on_events": defy} if where == "process_events" else {"on_close": defy}
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a", RecordingProcessor(fleet.record, **parts), close_timeout=10)
+        await asyncio.sleep(5)
+        await _steal(fleet)
+        await asyncio.sleep(100)
+        assert fleet.owner("0") == "thief"
+        assert len(fleet.record.opened) == 1
+        (overdue,) = fleet.told("a", PumpOverdue)
+        assert overdue.operation == where
+        assert overdue.waited == pytest.approx(10)
+        freed.set()
+        await asyncio.sleep(15)
+        assert len(fleet.record.opened) == 2
+        assert fleet.owned("a") == {"0"}
+
+
+async def test_another_host_may_start_it() -> None:
+    """What one host cannot end, another processes meanwhile."""
+    freed = asyncio.Event()
+
+    async def defy(context: PartitionContext, events: Events) -> None:
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a", "b")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=defy), close_timeout=10)
+        await asyncio.sleep(5)
+        transport = await _read_from_outside(fleet, 1000)
+        await asyncio.sleep(0.1)
+        await transport.aclose()
+        await fleet.start("b")
+        await asyncio.sleep(30)
+        assert fleet.owned("b") == {"0"}
+        assert fleet.record.numbers("0", "b") == [0, 1]
+        freed.set()
+
+
+async def test_renewals_do_not_wait_for_user_code() -> None:
+    """Handlers that take for ever, in every partition and at every stage, cost no lease."""
+
+    async def forever(*_: object) -> None:
+        await asyncio.sleep(1e6)
+
+    async def by_partition(context: PartitionContext) -> None:
+        if context.partition_id == "0":
+            await forever()
+
+    async with _fleet(3) as fleet:
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, "x")
+        await fleet.start("a", RecordingProcessor(fleet.record, on_open=by_partition, on_events=forever))
+        await asyncio.sleep(500)
+        assert fleet.owned("a") == {"0", "1", "2"}
+        assert fleet.told("a", LeaseLost) == []
+
+
+async def test_cycles_are_jittered() -> None:
+    """Listings come at unequal intervals, none longer than the renew interval."""
+    async with _fleet() as fleet:
+        times: list[float] = []
+        host = fleet.host("a")
+        store = fleet.stores["a"]
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        seen = 0
+        while len(times) < 20:
+            await asyncio.sleep(0.05)
+            count = sum(operation == "list" for operation, _ in store.calls)
+            if count > seen:
+                seen = count
+                times.append(asyncio.get_running_loop().time())
+        gaps = [later - sooner for sooner, later in pairwise(times)]
+        assert max(gaps) <= 10.1
+        assert min(gaps) >= 7.9
+        assert max(gaps) - min(gaps) > 0.5
