@@ -6,8 +6,10 @@ The event path has functions of its own here, which build no dictionary: `scan_e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
 
 from eventpump.amqp.codec import DecodeError, decode, encode, skip
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong
@@ -253,31 +255,142 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class EventFields:
-    """The names of the annotations that `scan_event` reads, and nothing else of Event Hubs."""
+    """The names of the annotations that `scan_event` reads, and nothing else of Event Hubs.
+
+    :ivar layouts: how the events scanned before were laid out, by how they begin; kept by `scan_event`.
+    """
 
     sequence_number: bytes
     offset: bytes
     enqueued_time: bytes
+    layouts: dict[bytes, tuple[_Layout, ...]] = field(default_factory=dict, repr=False, compare=False)
 
 
 Scan = tuple[int | None, str | None, int | None, bytes | None]
 """Sequence number, offset, enqueued time (ms since the epoch), and the body where it is one data section."""
 
 
+class _Layout(NamedTuple):
+    """Where the values of a message's annotations lie, and every byte between them.
+
+    The next message of that layout is taken apart by one `struct` call; equal constants prove that it is of it. A
+    service writes few layouts: they differ by the lengths of offsets and partition keys.
+
+    :param unpack: gives constants and values in turn, the last value being the body's size where `is_plain`.
+    :param constants: what the constants must be.
+    :param end: where the annotations end; where `is_plain`, where the body begins.
+    :param sequence: the index of the value among what `unpack` gives; likewise the other two.
+    :param is_plain: whether a large data section follows the annotations.
+    """
+
+    unpack: Callable[[bytes], tuple[Any, ...]]
+    constants: tuple[bytes, ...]
+    end: int
+    sequence: int
+    offset: int
+    enqueued: int
+    is_plain: bool
+
+
+_NO_LAYOUT = _Layout(lambda _: (), (b"",), 0, 0, 0, 0, False)
+"""Fits nothing: stands for a message that could not be described."""
+_LARGE_DATA = b"\x00\x53\x75\xb0"
+_MAX_LAYOUTS = 256
+_MAX_ALIKE = 4
+"""How many layouts that begin alike are told apart."""
+_WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+"""The fixed-width categories of values (1.2)."""
+
+
 def scan_event(raw: bytes, names: EventFields) -> Scan:
-    """Read the three known annotations and a single data section, in one walk and without a dictionary.
+    """Read the three known annotations and a single data section, without a dictionary.
 
     What is missing, of another type, or (the body) of another kind is None: the general decoder then tells more.
 
     :raises DecodeError: the bytes are not a run of sections.
     """
+    try:
+        # The annotations' size and count belong to the key; a header may stand before them (3.2).
+        key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]
+        for unpack, constants, end, sequence_at, offset_at, time_at, is_plain in names.layouts.get(key, ()):
+            found = unpack(raw)
+            if found[::2] == constants:
+                if is_plain and end + found[-1] == len(raw):
+                    return found[sequence_at], found[offset_at].decode(), found[time_at], raw[end:]
+                rest = end - 8 if is_plain else end
+                return _walk_event(raw, names, rest, found[sequence_at], found[offset_at].decode(), found[time_at])
+    except (IndexError, UnicodeDecodeError, struct.error):
+        return _walk_event(raw, names)
+    scan = _walk_event(raw, names)
+    _learn_layout(raw, key, names)
+    return scan
+
+
+def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
+    """Keep the layout of a message that `_walk_event` found sound, where there is room. Tried a few times per key."""
+    alike = names.layouts.get(key, ())
+    if len(names.layouts) >= _MAX_LAYOUTS or len(alike) >= _MAX_ALIKE:
+        return
+    if key[-6:-2] == b"\x00\x53\x72\xc1" and (len(key) == 6 or key[:4] == b"\x00\x53\x70\xc0"):
+        names.layouts[key] = (*alike, _layout(raw, len(key), names) or _NO_LAYOUT)
+
+
+def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
+    """Describe a sound message whose annotations, a small map, begin at `pos`. None where one of the three is missing,
+    or where a value has a size that a struct cannot tell.
+    """
+    item, end = pos, pos - 1 + raw[pos - 2]
+    kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
+    places: dict[bytes, int] = {}
+    constants: list[bytes] = []
+    form, since = ">", 0
+    while item < end:
+        if raw[item] != 0xA3:
+            return None
+        value = item + 2 + raw[item + 1]
+        name, kind = raw[item + 2 : value], raw[value]
+        value += 1
+        if kind >> 4 == 0xA:
+            width = raw[value]
+            value += 1
+        elif kind >> 4 in _WIDTHS:
+            width = _WIDTHS[kind >> 4]
+        else:
+            return None
+        code = kinds[name].get(kind) if name in kinds else "s"
+        if code is None or name in places:
+            return None
+        places[name] = 2 * len(constants) + 1
+        constants.append(raw[since:value])
+        form += f"{value - since}s{width if code == 's' else ''}{code}"
+        item = since = value + width
+    if not places.keys() >= kinds.keys():
+        return None
+    is_plain = raw[end : end + 4] == _LARGE_DATA
+    if is_plain:
+        constants.append(_LARGE_DATA)
+        form += "4sI"
+        end += 8
+    sequence, offset, enqueued = (places[name] for name in kinds)
+    return _Layout(struct.Struct(form).unpack_from, tuple(constants), end, sequence, offset, enqueued, is_plain)
+
+
+def _walk_event(
+    raw: bytes,
+    names: EventFields,
+    pos: int = 0,
+    sequence: int | None = None,
+    offset: str | None = None,
+    enqueued: int | None = None,
+) -> Scan:
+    """Do what `scan_event` does, for any message, in one walk.
+
+    :param pos: where to begin: after the annotations, where their values are known.
+    """
     sequence_name, offset_name, time_name = names.sequence_number, names.offset, names.enqueued_time
-    sequence: int | None = None
-    offset: str | None = None
-    enqueued: int | None = None
     body: bytes | None = None
     bodies = 0
-    pos, end = 0, len(raw)
+    end = len(raw)
     try:
         while pos < end:
             constructor = raw[pos + 3]

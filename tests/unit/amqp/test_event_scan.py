@@ -1,0 +1,96 @@
+"""The scan of received events: what it remembers of earlier ones must not change what it reads."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp import message as module
+from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.message import Data, EventFields, Header, Message, Properties, Scan, scan_event
+from eventpump.amqp.types import Symbol, Timestamp
+
+SEQUENCE, OFFSET, ENQUEUED, KEY = map(
+    Symbol, ("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key")
+)
+
+
+def make_fields() -> EventFields:
+    """Make the names, with nothing remembered."""
+    return EventFields(SEQUENCE.encode(), OFFSET.encode(), ENQUEUED.encode())
+
+
+def outcome(raw: bytes, fields: EventFields) -> Scan | str:
+    """Scan, and give the result or the refusal."""
+    try:
+        return scan_event(raw, fields)
+    except DecodeError:
+        return "refused"
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> bytes:
+    """Make events as services and their senders may: any order, further annotations, other sections, other types."""
+    entries = [
+        (SEQUENCE, draw(st.sampled_from([0, 5, 127, 128, 2**40, -1, "text"]))),
+        (OFFSET, draw(st.sampled_from(["0", "4294967296", "4294967297", "x" * 200, "é", 5]))),
+        (ENQUEUED, draw(st.sampled_from([Timestamp(0), Timestamp(1_700_000_000_000), 7]))),
+        (KEY, draw(st.sampled_from(["k", "key1", "key2", None, b"b", [1, 2], True]))),
+    ]
+    chosen = draw(st.permutations(entries))[: draw(st.sampled_from([4, 4, 4, 3]))]
+    message = Message(message_annotations=dict(chosen))
+    message.body = Data(
+        tuple(draw(st.lists(st.sampled_from([b"", b"a", b"b" * 300, b"c" * 300]), min_size=1, max_size=2)))
+    )
+    message.header = draw(st.sampled_from([None, Header(durable=True), Header(priority=3)]))
+    message.properties = draw(st.sampled_from([None, Properties(message_id="m")]))
+    message.delivery_annotations = draw(st.sampled_from([None, None, {Symbol("d"): 1}]))
+    message.footer = draw(st.sampled_from([None, None, {Symbol("f"): 1}]))
+    return message.encode()
+
+
+@given(st.lists(messages(), min_size=2, max_size=8), st.data())
+def test_memory_changes_nothing(events: list[bytes], data: st.DataObject) -> None:
+    """Whatever was scanned before, a message, sound or damaged, is read as by a scan that remembers nothing."""
+    remembering = make_fields()
+    for raw in [*events, *events]:
+        assert outcome(raw, remembering) == outcome(raw, make_fields())
+    damaged = bytearray(data.draw(st.sampled_from(events)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, min(len(damaged), 140) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    for raw in (bytes(damaged), cut):
+        assert outcome(raw, remembering) == outcome(raw, make_fields())
+
+
+def event(number: int, offset: str = "4294967296", body: bytes = b"b" * 300, key: str | None = None) -> bytes:
+    """Make an event of the usual layout."""
+    annotations = {SEQUENCE: 1000 + number, OFFSET: offset, ENQUEUED: Timestamp(1_700_000_000_000 + number)}
+    if key is not None:
+        annotations[KEY] = key
+    return Message(message_annotations=annotations, body=Data((body,))).encode()
+
+
+@pytest.mark.parametrize("key", [None, "symbol"])
+def test_usual_layout_is_walked_once(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second event of a layout is read without a walk, whatever its values are."""
+    fields = make_fields()
+    scan_event(event(1, key=key), fields)
+    monkeypatch.setattr(module, "_walk_event", None)
+    found = scan_event(event(2, "4294969999", b"c" * 500, None if key is None else "tobmys"), fields)
+    assert found == (1002, "4294969999", 1_700_000_000_002, b"c" * 500)
+
+
+def test_memory_is_bounded() -> None:
+    """However many layouts a peer writes, few are kept, and later ones are read all the same."""
+    fields = make_fields()
+    for size in range(700):
+        header = b"\x00\x53\x70\xc0\x04\x01\x71" + struct.pack(">H", size)
+        raw = header + event(size)
+        assert scan_event(raw, fields)[0] == 1000 + size
+        scan_event(event(size, key="k" * (size % 150)), fields)
+    assert sum(map(len, fields.layouts.values())) <= 4 * 256
+    assert len(fields.layouts) <= 256
