@@ -62,7 +62,7 @@ def plan_leases(
     :param avoid: partitions this host must not take now. One that died under it is left to the others: it takes
         another for it. One that it or another released stays free for it.
     """
-    picture = _Picture(snapshots, host, held, taking, rng)
+    picture = _Picture(snapshots, host, held, taking)
     renew = [lease.partition_id for lease in snapshots if lease.partition_id in picture.held]
     renew += sorted(picture.held.difference(renew))
     taken: list[LeaseSnapshot] = []
@@ -90,7 +90,6 @@ class _Picture:
         host: str,
         held: Collection[str],
         taking: Collection[str],
-        rng: random.Random,
     ) -> None:
         self.held = frozenset(held)
         taking = frozenset(taking)
@@ -111,11 +110,8 @@ class _Picture:
             # else somebody is between taking the lease and writing its name
         self.share, extra = divmod(len(snapshots), len(self.owned))
         # Those above the share are the first to have one more: fewest moves. The rest goes by name, not by count, as
-        # counts change while leases move. An unseen host picks at random: its rivals should pick other victims.
-        names = sorted(self.owned)
-        if not self.is_host_seen:
-            rng.shuffle(names)
-        names.sort(key=lambda name: len(self.owned[name]) <= self.share)
+        # counts change while leases move.
+        names = sorted(self.owned, key=lambda name: (len(self.owned[name]) <= self.share, name))
         self._targets = {name: self.share + (rank < extra) for rank, name in enumerate(names)}
 
     def lacks(self, name: str) -> int:

@@ -129,15 +129,18 @@ def test_a_restarted_host_takes_its_old_leases_first() -> None:
     for seed in range(10):
         result = plan(leases("a", "(a)", "(me)", "(b)", "(me)", "a"), held=set(), seed=seed)
         assert result.acquire[:2] in (("2", "4"), ("4", "2"))
-    seen = leases("(me)", "(a)", None, "(me)", "a", ME, None, None)
-    assert {"0", "3"} <= set(plan(seen).acquire)
-    assert {"0", "3"}.isdisjoint(plan(seen, host="a").acquire)
+    seen = leases("a", ME, *["(me)", "(a)", None, None, None, None] * 4)
+    died_under_me = {str(n) for n in range(2, 26, 6)}
+    assert died_under_me <= set(plan(seen).acquire)
+    assert died_under_me.isdisjoint(plan(seen, host="a").acquire)
 
 
 def test_an_expired_lease_that_nobody_took_is_renewed() -> None:
     """A lease this process holds, but the listing shows dead, counts as held."""
     result = plan(leases("(me)", "(me)", "a", "a"), held={"0", "1"})
     assert result == LeasePlan(renew=("0", "1"))
+    result = plan(leases("(me)", "(me)", "a", "a", None, None), held={"0", "1"})
+    assert len(result.acquire) == 1
 
 
 def test_a_lease_that_the_listing_gives_to_another_counts_for_the_other() -> None:
