@@ -358,7 +358,7 @@ def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
         else:
             return None
         code = kinds[name].get(kind) if name in kinds else "s"
-        if code is None or name in places:
+        if code is None:
             return None
         places[name] = 2 * len(constants) + 1
         constants.append(raw[since:value])

@@ -84,6 +84,26 @@ def test_usual_layout_is_walked_once(key: str | None, monkeypatch: pytest.Monkey
     assert found == (1002, "4294969999", 1_700_000_000_002, b"c" * 500)
 
 
+@pytest.mark.parametrize(
+    ("rest", "body"),
+    [
+        (Message(body=Data((b"b" * 300, b"c" * 300))), None),
+        (Message(body=Data((b"b" * 300,)), footer={Symbol("f"): 1}), None),
+        (Message(body=Data((b"b" * 300,)), properties=Properties(message_id="m")), b"b" * 300),
+        (Message(body=Data((b"small",))), b"small"),
+    ],
+)
+def test_what_follows_the_annotations_may_change(rest: Message, body: bytes | None) -> None:
+    """A message whose annotations are of a known layout, but not the rest, is read for what it is."""
+    fields = make_fields()
+    scan_event(event(1), fields)
+    rest.message_annotations = Message.decode(event(2)).message_annotations
+    assert scan_event(rest.encode(), fields) == scan_event(rest.encode(), make_fields())
+    assert scan_event(rest.encode(), fields)[:2] == (1002, "4294967296")
+    if body is not None:
+        assert scan_event(rest.encode(), fields)[3] == body
+
+
 def test_memory_is_bounded() -> None:
     """However many layouts a peer writes, few are kept, and later ones are read all the same."""
     fields = make_fields()
