@@ -148,7 +148,7 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class CreditChanged:
-    """A sender link may send more, or was asked to drain."""
+    """A sender link may send more, or was asked to drain; or a receiver link's drain is done."""
 
     link: Link
 
@@ -242,6 +242,11 @@ class Connection:
         self._forms: dict[bytes, _Form] = {}
 
     @property
+    def is_open(self) -> bool:
+        """Whether sessions can be begun and used."""
+        return self.state is ConnectionState.OPENED
+
+    @property
     def is_closed(self) -> bool:
         """Whether nothing more can come of it."""
         return self.state is ConnectionState.CLOSED
@@ -299,9 +304,15 @@ class Connection:
         """Close in order (2.4.3): the peer's close is told as `Closed`. Does nothing on one already closing."""
         if self.state is ConnectionState.OPENED:
             self.send_frame(0, Close(error=error))
-            self.state = ConnectionState.CLOSE_SENT
+            self._stop(ConnectionState.CLOSE_SENT)
         elif self.state is not ConnectionState.CLOSE_SENT:
-            self.state = ConnectionState.CLOSED
+            self._stop(ConnectionState.CLOSED)
+
+    def _stop(self, state: ConnectionState) -> None:
+        """Go to a state in which nothing more is sent on any link."""
+        self.state = state
+        for session in self.sessions.values():
+            session.stop()
 
     def data_to_send(self) -> bytes:
         """Take what is to be sent now; empty when there is nothing."""
@@ -378,7 +389,7 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             return []
         is_orderly = self.state is ConnectionState.CLOSE_SENT
-        self.state = ConnectionState.CLOSED
+        self._stop(ConnectionState.CLOSED)
         error = None if is_orderly else AmqpError("amqp:connection:forced", "the peer closed the byte stream")
         return [Closed(error, is_local=True)]
 
@@ -389,8 +400,7 @@ class Connection:
             if self.state is ConnectionState.OPENING and self.role is Role.SERVER:
                 self._send_open()
             self.send_frame(0, Close(error=error))
-        self.state = ConnectionState.CLOSED
-        self._pending = b""
+        self._stop(ConnectionState.CLOSED)
         events, self._events = self._events, []
         self._inboxes.clear()
         events.append(Closed(error, is_local=True))
@@ -623,9 +633,11 @@ class Connection:
                 raise ProtocolError("amqp:illegal-state", "a performative out of turn")
 
     def _on_close(self, close: Close) -> None:
-        if self.state is ConnectionState.OPENED:
+        if self.state is ConnectionState.OPENED or (
+            self.state is ConnectionState.OPENING and self.role is Role.CLIENT  # its open is out already
+        ):
             self.send_frame(0, Close())
-        self.state = ConnectionState.CLOSED
+        self._stop(ConnectionState.CLOSED)
         self._events.append(Closed(close.error))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:

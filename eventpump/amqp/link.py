@@ -38,6 +38,11 @@ class LinkState(enum.Enum):
     DETACHED = "detached"
 
 
+def _serial_difference(first: int, second: int) -> int:
+    """Subtract serial numbers (RFC 1982): between -2^31 and 2^31 - 1."""
+    return ((first - second + (1 << 31)) & UINT) - (1 << 31)
+
+
 class Link:
     """One end of a link. Made by :meth:`Session.attach`, or for the peer's attach by the engine.
 
@@ -45,8 +50,8 @@ class Link:
     :ivar is_receiver: whether this end receives.
     :ivar remote: the peer's attach, once received.
     :ivar credit: sender: messages the peer takes now; receiver: messages it may still send.
-    :ivar allowance: receiver: messages the peer may rightly still send; above the credit after that was lowered, as what
-        was on its way then still comes.
+    :ivar allowance: receiver: messages the peer may rightly still send; above the credit after that was lowered, as
+        what was on its way then still comes.
     :ivar context: free for the shell that owns the link.
     """
 
@@ -80,7 +85,7 @@ class Link:
     @property
     def is_attached(self) -> bool:
         """Whether messages can flow."""
-        return self.state is LinkState.ATTACHED
+        return self.state is LinkState.ATTACHED and self.session.is_open
 
     @property
     def remote_max_message_size(self) -> int | None:
@@ -88,7 +93,7 @@ class Link:
         return (self.remote.max_message_size or None) if self.remote is not None else None
 
     def _require_attached(self) -> None:
-        if self.state is not LinkState.ATTACHED:
+        if not self.is_attached:
             raise ClosedError(f"link {self.name}")
 
     # ------------------------------------------------------------------------------- the peer's attach
@@ -104,8 +109,12 @@ class Link:
         rcv_settle_mode: int | None = None,
         offered_capabilities: Sequence[str] | None = None,
     ) -> None:
-        """Answer the peer's attach. Source and target default to what the peer sent."""
-        assert self.state is LinkState.ATTACH_RECEIVED
+        """Answer the peer's attach. Source and target default to what the peer sent.
+
+        Does nothing where the peer has detached meanwhile.
+        """
+        if self.state is not LinkState.ATTACH_RECEIVED:
+            return
         assert self.remote is not None
         remote = self.remote
         self.max_message_size = max_message_size or 0
@@ -128,10 +137,8 @@ class Link:
 
     def refuse(self, error: AmqpError) -> None:
         """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
-        assert self.state is LinkState.ATTACH_RECEIVED
-        self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
-        self.state = LinkState.ATTACHED
-        self.detach(error)
+        if self.state is LinkState.ATTACH_RECEIVED:
+            self.detach(error)
 
     # ---------------------------------------------------------------------------------------- detaching
 
@@ -139,21 +146,39 @@ class Link:
         """Close the link (2.6.6). The peer's answer is told as `LinkDetached`. Closing twice is fine."""
         if self.state in (LinkState.DETACH_SENT, LinkState.DETACHED):
             return
-        self.state = LinkState.DETACH_SENT
-        self.partial = None
+        self.attach_to_detach()
+        self.over(LinkState.DETACH_SENT)
         self.session.send(Detach(handle=self.handle, closed=True, error=error))
+
+    def attach_to_detach(self) -> None:
+        """Answer the peer's attach with null termini, where it was not answered yet: a detach follows (2.6.3)."""
+        if self.state is LinkState.ATTACH_RECEIVED:
+            self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
+
+    def over(self, state: LinkState) -> None:
+        """Let go of what the link holds: nothing more is sent or received on it."""
+        self.state = state
+        self.partial = None
+        self.credit = self.allowance = 0
+        self.drain = False
+        self.session.unblock(self)
 
     # ----------------------------------------------------------------------------------------- receiving
 
-    def set_credit(self, credit: int) -> None:
-        """Let the peer send `credit` messages from now on (2.6.7).
+    def set_credit(self, credit: int, *, drain: bool = False) -> None:
+        """Let the peer send `credit` messages from now on (2.6.7). Does nothing on a link that has ended.
 
-        :raises ClosedError: the link is not attached.
+        :param drain: ask the peer to use it up at once; `CreditChanged` tells when it has, with a credit of 0.
+        :raises ClosedError: the link is not attached yet.
         """
-        self._require_attached()
+        if self.state in (LinkState.ATTACH_SENT, LinkState.ATTACH_RECEIVED):
+            raise ClosedError(f"link {self.name}")
+        if not self.is_attached:
+            return
         self.credit = credit
         self.allowance = max(self.allowance, credit)
-        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit)
+        self.drain = drain
+        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=drain)
 
     def settle(self, first: int, last: int, outcome: Any) -> None:
         """Settle deliveries `first` to `last` with one outcome, in one disposition (2.6.12)."""
@@ -164,7 +189,7 @@ class Link:
     def send(self, payload: bytes, *, message_format: int = 0, settled: bool = False) -> int:
         """Send one message in as many frames as it takes.
 
-        What the session window holds back goes out when the peer opens it.
+        What the session window holds back goes out when the peer opens it. Whoever calls looks at `credit` first.
 
         :returns: its delivery id, by which `Outcomes` tells its outcome.
         :raises ClosedError: the link is not attached.
@@ -187,9 +212,9 @@ class Link:
         more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
         pos, size = 0, len(payload)
         while size - pos > room:
-            session.send_transfer(self._header(head + more, room) + payload[pos : pos + room])
+            session.send_transfer(self, self._header(head + more, room) + payload[pos : pos + room])
             pos += room
-        session.send_transfer(self._header(head + last, size - pos) + (payload[pos:] if pos else payload))
+        session.send_transfer(self, self._header(head + last, size - pos) + (payload[pos:] if pos else payload))
         return delivery_id
 
     def _header(self, fields: bytes, payload_size: int) -> bytes:
@@ -207,6 +232,7 @@ class Link:
 
         :returns: how many were sent.
         :raises ClosedError: the link is not attached.
+        :raises EventTooLargeError: the first of them is larger than the peer allows.
         """
         self._require_attached()
         session = self.session
@@ -230,6 +256,9 @@ class Link:
         pack, prefix = self._pack.pack, self._prefix
         overhead = self._pack.size
         largest = session.connection.remote_max_frame_size - overhead
+        limit = self.remote_max_message_size
+        if limit is not None and limit < largest:
+            largest = limit
         write = session.connection.output.append
         tail = b"\x43" + _TAIL_SETTLED
         delivery_id = session.outgoing_delivery_id
@@ -256,7 +285,12 @@ class Link:
         return sent
 
     def drained(self) -> None:
-        """Use up all credit, as the peer asked by `drain`, and tell it (2.6.7)."""
+        """Use up all credit, as the peer asked by `drain`, and tell it (2.6.7).
+
+        Behind messages that the session window holds back it does nothing: `CreditChanged` tells when they are out.
+        """
+        if not self.is_attached or self.session.is_blocked:
+            return
         self.delivery_count = (self.delivery_count + max(self.credit, 0)) & UINT
         self.credit = 0
         self.drain = False
@@ -265,22 +299,29 @@ class Link:
     # ------------------------------------------------------------------------ what the session hands over
 
     def on_flow(self, flow: Flow) -> bool:
-        """Take over a flow for this link. :returns: whether a sender's credit changed."""
-        if self.is_receiver:
-            if self.drain and flow.delivery_count is not None:
-                self.delivery_count = flow.delivery_count
-                self.credit = 0
-                self.drain = False
+        """Take over a flow for this link. :returns: whether to tell: a sender's credit, or the end of a drain."""
+        if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return False
+        if self.is_receiver:
+            return self._on_sender_flow(flow)
         if flow.link_credit is None:
             return False
         # 2.6.7: link-credit(snd) := delivery-count(rcv) + link-credit(rcv) - delivery-count(snd), in serial numbers.
-        behind = (self.delivery_count - (flow.delivery_count or 0)) & UINT
-        if behind > UINT >> 1:
-            behind -= UINT + 1
-        self.credit = flow.link_credit - behind
+        self.credit = flow.link_credit + _serial_difference(flow.delivery_count or 0, self.delivery_count)
         self.drain = flow.drain
         return True
+
+    def _on_sender_flow(self, flow: Flow) -> bool:
+        """Follow a sender that used up credit without messages (2.6.7); its word on credit itself means nothing."""
+        if flow.delivery_count is None:
+            return False
+        used = _serial_difference(flow.delivery_count, self.delivery_count)
+        if used > 0:
+            self.delivery_count = flow.delivery_count
+            self.credit = max(self.credit - used, 0)
+            self.allowance -= used
+        was_draining, self.drain = self.drain, self.drain and self.credit > 0
+        return was_draining and not self.drain
 
     def __repr__(self) -> str:
         return f"Link({self.name!r}, {'receiver' if self.is_receiver else 'sender'}, {self.state.value})"

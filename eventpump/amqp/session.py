@@ -64,18 +64,31 @@ class Session:
         self.incoming_window = connection.config.incoming_window
         self.remote_incoming_window = 0
         self.is_starved = False
-        self._blocked: deque[bytes] = deque()
+        self._blocked: deque[tuple[Link, bytes]] = deque()
         self._next_handle = 0
         self._initial_outgoing_id = 0
 
     # ----------------------------------------------------------------------------------------- the verbs
 
     @property
+    def is_open(self) -> bool:
+        """Whether links can be attached and used here."""
+        return self.state is SessionState.MAPPED and self.connection.is_open
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether messages wait for the peer to open the session window."""
+        return bool(self._blocked)
+
+    @property
     def free_handles(self) -> int:
         """How many more links the peer allows here; 0 until it has answered (2.7.2, handle-max)."""
-        if self.state is not SessionState.MAPPED or self.remote is None:
-            return 0
-        return min(self.remote.handle_max, self.connection.config.handle_max) + 1 - len(self.links)
+        return max(self._highest_handle + 1 - len(self.links), 0) if self.is_open else 0
+
+    @property
+    def _highest_handle(self) -> int:
+        assert self.remote is not None
+        return min(self.remote.handle_max, self.connection.config.handle_max)
 
     def attach(
         self,
@@ -94,7 +107,7 @@ class Session:
 
         :raises ClosedError: the session is not mapped.
         """
-        if self.state is not SessionState.MAPPED:
+        if not self.is_open:
             raise ClosedError("session")
         assert self.free_handles > 0, "the caller spreads links over sessions"
         link = self._new_link(name, is_receiver=is_receiver, is_remote_initiated=False)
@@ -122,12 +135,23 @@ class Session:
             return
         self.send(End(error=error))
         self.state = SessionState.END_SENT
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop sending: what waits for the window goes nowhere any more, and no link has credit."""
+        self._blocked.clear()
+        for link in self.links.values():
+            link.credit = 0
 
     def _new_link(self, name: str, *, is_receiver: bool, is_remote_initiated: bool) -> Link:
-        handle = self._next_handle
+        # Handles go round, so that a new link seldom gets one that was just given up; never above what the peer takes.
+        count = self._highest_handle + 1
+        if len(self.links) >= count:
+            raise ProtocolError("amqp:resource-limit-exceeded", f"more than {count} links in a session")
+        handle = self._next_handle % count
         while handle in self.links:
-            handle += 1
-        self._next_handle = handle + 1 if handle < self.connection.config.handle_max else 0
+            handle = (handle + 1) % count
+        self._next_handle = handle + 1
         link = Link(self, name, handle, is_receiver=is_receiver, is_remote_initiated=is_remote_initiated)
         self.links[handle] = link
         return link
@@ -135,8 +159,9 @@ class Session:
     # ------------------------------------------------------------------------------------------- sending
 
     def send(self, performative: Composite) -> None:
-        """Queue one performative on this session's channel."""
-        self.connection.send_frame(self.channel, performative)
+        """Queue one performative on this session's channel; after an end or close nothing more may follow."""
+        if self.state in (SessionState.BEGIN_SENT, SessionState.MAPPED) and self.connection.is_open:
+            self.connection.send_frame(self.channel, performative)
 
     def send_begin(self) -> None:
         """Queue this end's begin."""
@@ -183,14 +208,19 @@ class Session:
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
         return delivery_id
 
-    def send_transfer(self, frame: bytes) -> None:
+    def send_transfer(self, link: Link, frame: bytes) -> None:
         """Queue a transfer frame, or hold it back until the peer's window opens (2.5.6)."""
         if self.remote_incoming_window <= 0 or self._blocked:
-            self._blocked.append(frame)
+            self._blocked.append((link, frame))
             return
         self.remote_incoming_window -= 1
         self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
         self.connection.output.append(frame)
+
+    def unblock(self, link: Link) -> None:
+        """Forget what is held back for a link that is over: on its handle it would be another link's, or nobody's."""
+        if self._blocked:
+            self._blocked = deque(held for held in self._blocked if held[0] is not link)
 
     # ----------------------------------------------------------------------------------------- receiving
 
@@ -247,20 +277,20 @@ class Session:
         if link is None:
             raise ProtocolError("amqp:session:unattached-handle", f"handle {detach.handle} is not attached")
         if link.state is not LinkState.DETACH_SENT:
-            self.send(Detach(handle=link.handle, closed=True))
+            link.attach_to_detach()
+            self.send(Detach(handle=link.handle, closed=detach.closed))
         self._forget(link)
         return link
 
     def _forget(self, link: Link) -> None:
-        link.state = LinkState.DETACHED
-        link.partial = None
+        link.over(LinkState.DETACHED)
         del self.links[link.handle]
         if not link.is_receiver:
             for delivery_id in [key for key, value in self.unsettled.items() if value is link]:
                 del self.unsettled[delivery_id]
 
     def on_flow(self, flow: Flow) -> list[Link]:
-        """Take over a flow. :returns: the sender links that may send more now."""
+        """Take over a flow. :returns: the links to tell: senders that may send more, receivers that are drained."""
         expected = self._initial_outgoing_id if flow.next_incoming_id is None else flow.next_incoming_id
         ahead = (self.next_outgoing_id - expected) & UINT
         if ahead > UINT >> 1:
@@ -269,11 +299,12 @@ class Session:
         while self._blocked and self.remote_incoming_window > 0:
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
-            self.connection.output.append(self._blocked.popleft())
+            self.connection.output.append(self._blocked.popleft()[1])
+            self.is_starved = True  # a drain may wait for it
         ready: list[Link] = []
         if self.is_starved and self.remote_incoming_window > 0:
             self.is_starved = False
-            ready = [link for link in self.links.values() if not link.is_receiver and link.credit > 0]
+            ready = [link for link in self.links.values() if not link.is_receiver and (link.credit > 0 or link.drain)]
         if flow.handle is not None:
             link = self.links_by_remote_handle.get(flow.handle)
             if link is None:
@@ -311,20 +342,19 @@ class Session:
         outcome = state if is_terminal else Released()
         for delivery_id in ids:
             told.setdefault(self.unsettled.pop(delivery_id), []).append((delivery_id, outcome))
-        if not disposition.settled:
+        if not disposition.settled and ids:
             # 2.6.12, rcv-settle-mode second: the receiver settles once the sender has.
-            self.send(Disposition(role=False, first=first, last=last, settled=True, state=state))
+            self.send(Disposition(role=False, first=ids[0], last=ids[-1], settled=True, state=state))
         return told
 
     def on_end(self) -> list[Link]:
         """Take over the end of the session. :returns: the links that ended with it."""
         self.state = SessionState.ENDED
+        self._blocked.clear()
         ended = list(self.links.values())
         for link in ended:
-            link.state = LinkState.DETACHED
-            link.partial = None
+            link.over(LinkState.DETACHED)
         self.links.clear()
         self.links_by_remote_handle.clear()
         self.unsettled.clear()
-        self._blocked.clear()
         return ended
