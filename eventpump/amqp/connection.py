@@ -40,6 +40,8 @@ AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 MIN_MAX_FRAME_SIZE = 512
+MIN_IDLE_TIME_OUT = 20
+"""Milliseconds; a peer that asks for more heartbeats than this gives is refused."""
 SASL_FRAME_LIMIT = 4096
 """SASL frames are bounded apart: nothing is known of the peer yet."""
 
@@ -236,7 +238,9 @@ class Connection:
         self.sessions: dict[int, Session] = {}
         self.output: list[bytes] = []
         self._sessions_by_remote_channel: dict[int, Session] = {}
-        self._pending = b""
+        self._pending: list[bytes] = []
+        self._pending_size = self._wanted = 0
+        self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
         self._forms: dict[bytes, _Form] = {}
@@ -272,6 +276,8 @@ class Connection:
 
     def time_out(self) -> list[Event]:
         """The peer was silent for too long: close. :returns: events, as `receive`."""
+        if self.state is ConnectionState.CLOSED:
+            return []
         return self._fail("amqp:resource-limit-exceeded", f"silent for {self.config.idle_timeout} seconds")
 
     # ------------------------------------------------------------------------------------------ the verbs
@@ -286,11 +292,18 @@ class Connection:
     def sasl_outcome(self, *, ok: bool) -> None:
         """Server: answer `SaslRequested`; code 0, or 1 for a refused credential (5.3.3.6).
 
-        A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on.
+        A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on; after a
+        refusal that gives `Closed`. Does nothing where the connection was lost meanwhile.
         """
+        if self.state is ConnectionState.CLOSED:
+            return
         assert self.state is ConnectionState.SASL_ANSWER
         self._send_sasl(SaslOutcome(code=0 if ok else 1))
         self.state = ConnectionState.AMQP_HEADER if ok else ConnectionState.CLOSED
+        if not ok:
+            self._pending = []
+            error = AmqpError("amqp:unauthorized-access", "the credential was refused")
+            self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
         """Begin a session; `SessionBegun` tells when it is mapped. :raises ClosedError: the connection is not open."""
@@ -362,16 +375,39 @@ class Connection:
     def receive(self, data: bytes) -> list[Event]:
         """Take bytes from the peer, split anywhere. :returns: what they mean, in order. Raises nothing."""
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
-            return []
+            return self._take_events()
         if self._pending:
-            data = self._pending + data
+            # A large frame that comes in many pieces is put together once.
+            self._pending.append(data)
+            self._pending_size += len(data)
+            if self._pending_size < self._wanted:
+                return []
+            data = b"".join(self._pending)
         pos = 0
         try:
             while (after := self._receive_step(data, pos)) > pos:
                 pos = after
+            self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
-        self._pending = data[pos:] if pos < len(data) and not self.is_closed else b""
+        return self._take_events()
+
+    def _keep(self, data: bytes, pos: int) -> None:
+        """Keep what is not whole yet."""
+        self._pending = []
+        self._pending_size = self._wanted = 0
+        size = len(data) - pos
+        if size == 0 or self.state is ConnectionState.CLOSED:
+            return
+        if size > self.config.max_frame_size:
+            # Only while the SASL answer is due: a frame, or its size, would have been looked at.
+            raise ProtocolError("amqp:connection:framing-error", "too much was sent before the SASL outcome")
+        self._pending.append(data[pos:])
+        self._pending_size = size
+        if self.state in _FRAMED and size >= 8:
+            self._wanted = _from_bytes(data[pos : pos + 4], "big")
+
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         self._inboxes.clear()
         return events
@@ -387,11 +423,12 @@ class Connection:
     def receive_eof(self) -> list[Event]:
         """The byte stream ended. :returns: `Closed`, unless that was told already."""
         if self.state is ConnectionState.CLOSED:
-            return []
+            return self._take_events()
         is_orderly = self.state is ConnectionState.CLOSE_SENT
         self._stop(ConnectionState.CLOSED)
         error = None if is_orderly else AmqpError("amqp:connection:forced", "the peer closed the byte stream")
-        return [Closed(error, is_local=True)]
+        self._events.append(Closed(error, is_local=True))
+        return self._take_events()
 
     def _fail(self, condition: str, description: str) -> list[Event]:
         """Close because of what the peer did. :returns: what was told before it, and `Closed`."""
@@ -401,10 +438,9 @@ class Connection:
                 self._send_open()
             self.send_frame(0, Close(error=error))
         self._stop(ConnectionState.CLOSED)
-        events, self._events = self._events, []
-        self._inboxes.clear()
-        events.append(Closed(error, is_local=True))
-        return events
+        self._pending = []
+        self._events.append(Closed(error, is_local=True))
+        return self._take_events()
 
     def _receive_header(self, data: bytes, pos: int) -> int:
         """Read a protocol header (2.2)."""
@@ -539,6 +575,8 @@ class Connection:
                 raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
             return
         performative, payload = decode_performative(data, body, after)
+        if payload != after and not isinstance(performative, Transfer):
+            raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         if kind == 1:
             self._on_sasl(performative)
         elif self.state is ConnectionState.OPENING:
@@ -551,8 +589,6 @@ class Connection:
         elif isinstance(performative, Transfer):
             self._on_transfer(performative, data[payload:after], channel)
             self._learn_form(performative, data, pos, payload, channel)
-        elif payload != after:
-            raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         else:
             self._on_performative(performative, channel)
 
@@ -560,26 +596,29 @@ class Connection:
 
     def _on_sasl(self, performative: Any) -> None:
         match performative:
-            case SaslMechanisms(offered) if self.role is Role.CLIENT:
+            case SaslMechanisms(offered) if self.role is Role.CLIENT and not self._is_init_sent:
                 if self.config.mechanism not in offered:
                     raise ProtocolError(
                         "amqp:unauthorized-access",
                         f"the server does not offer SASL {self.config.mechanism}",
                     )
+                self._is_init_sent = True
                 self._send_sasl(
                     SaslInit(self.config.mechanism, self.config.initial_response, self.config.hostname),
                 )
-            case SaslOutcome(code) if self.role is Role.CLIENT:
+            case SaslOutcome(code) if self.role is Role.CLIENT and self._is_init_sent:
                 if code != 0:
+                    # 5.3.3.6: 1 is about the credential, the rest about the server.
                     raise ProtocolError(
-                        "amqp:unauthorized-access", f"SASL {self.config.mechanism} was refused, code {code}"
+                        "amqp:unauthorized-access" if code == 1 else "amqp:internal-error",
+                        f"SASL {self.config.mechanism} was refused, code {code}",
                     )
                 self.state = ConnectionState.AMQP_HEADER
                 self.output.append(AMQP_HEADER)
             case SaslInit(mechanism, response, hostname) if self.role is Role.SERVER:
                 self.state = ConnectionState.SASL_ANSWER
                 if mechanism not in self.config.mechanisms:
-                    self.sasl_outcome(ok=False)
+                    self._send_sasl(SaslOutcome(code=1))
                     raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
                 self._events.append(SaslRequested(str(mechanism), response or b"", hostname))
             case _:
@@ -590,6 +629,9 @@ class Connection:
     def _on_open(self, open_: Open) -> None:
         if open_.max_frame_size < MIN_MAX_FRAME_SIZE:
             raise ProtocolError("amqp:invalid-field", f"a max-frame-size below {MIN_MAX_FRAME_SIZE}")
+        if open_.idle_time_out and open_.idle_time_out < MIN_IDLE_TIME_OUT:
+            # 2.4.5: no peer must support an arbitrarily short one; it would be a flood of heartbeats.
+            raise ProtocolError("amqp:not-allowed", f"an idle-time-out below {MIN_IDLE_TIME_OUT} ms")
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
         self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
@@ -693,8 +735,7 @@ class Connection:
             link.credit = max(link.credit - 1, 0)
             link.allowance -= 1
             link.delivery_count = (link.delivery_count + 1) & 0xFFFF_FFFF
-            link.partial = []
-            link.partial_size = 0
+            link.partial = bytearray()
             link.partial_id = transfer.delivery_id
             link.partial_format = transfer.message_format or 0
             link.partial_settled = False
@@ -704,15 +745,14 @@ class Connection:
         if transfer.aborted:
             link.partial = None
             return
-        link.partial_size += len(payload)
         limit = link.max_message_size or self.config.max_message_size
-        if link.partial_size > limit:
+        if len(link.partial) + len(payload) > limit:
             self._detach(link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
             return
-        link.partial.append(payload)
         if transfer.more:
+            link.partial += payload
             return
-        parts, link.partial = link.partial, None
+        partial, link.partial = link.partial, None
         inbox = self._inbox(link, is_settled=link.partial_settled)
         if not link.partial_settled:
             inbox.delivery_ids.append(link.partial_id)
@@ -720,7 +760,7 @@ class Connection:
             inbox.formats = [0] * len(inbox.payloads)
         if inbox.formats is not None:
             inbox.formats.append(link.partial_format)
-        inbox.payloads.append(parts[0] if len(parts) == 1 else b"".join(parts))
+        inbox.payloads.append(b"".join((partial, payload)) if partial else payload)
 
     def _detach(self, link: Link, condition: str, description: str) -> None:
         """Detach a link because of what the peer did on it."""

@@ -73,9 +73,8 @@ class Link:
         self.max_message_size = 0
         self.context: Any = None
         self.is_detach_told = False
-        # The delivery that is arriving in several frames: its parts, size, id, format, and whether it is settled.
-        self.partial: list[bytes] | None = None
-        self.partial_size = 0
+        # The delivery that is arriving in several frames: what came, its id, format, and whether it is settled.
+        self.partial: bytearray | None = None
         self.partial_id = 0
         self.partial_format = 0
         self.partial_settled = False
