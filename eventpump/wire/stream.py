@@ -11,6 +11,8 @@ from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslReq
 CLOSE_TIMEOUT = 5.0
 """Seconds a closing connection may take to hand its last bytes to a peer that does not read."""
 _WRITE_BUFFER = 512 * 1024
+_READ_STOP = 8 * 1024 * 1024
+"""Unsent bytes above which a peer that does not read is not read either: it could make the answers grow for ever."""
 
 
 class ConnectionHandler(Protocol):
@@ -39,6 +41,8 @@ class ConnectionProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._is_flush_due = False
+        self._is_finishing = False
+        self._is_reading = True
         self._received_at = self._sent_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
@@ -60,8 +64,11 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_flush_due = False
         if self._transport is None or not self.connection.output:
             return
+        data = self.connection.data_to_send()
+        if self._transport.is_closing():
+            return
         self._sent_at = self._loop.time()
-        self._transport.write(self.connection.data_to_send())
+        self._transport.write(data)
 
     def flush_soon(self) -> None:
         """Write what the engine has queued once this turn of the loop is over, with all that others queue in it."""
@@ -94,15 +101,23 @@ class ConnectionProtocol(asyncio.Protocol):
             self._tell(events)
         if self.connection.output:
             self.flush()
+        transport = self._transport
+        if self._is_paused and transport is not None and transport.get_write_buffer_size() > _READ_STOP:
+            self._is_reading = False
+            transport.pause_reading()
 
     def eof_received(self) -> bool:
-        return False  # the transport closes itself, and connection_lost tells the rest
+        self.finish()  # connection_lost tells the rest
+        return False
 
     def pause_writing(self) -> None:
         self._is_paused = True
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        if not self._is_reading and self._transport is not None:
+            self._is_reading = True
+            self._transport.resume_reading()
         self._handler.on_writable()
         self.flush()
 
@@ -137,14 +152,18 @@ class ConnectionProtocol(asyncio.Protocol):
     def finish(self) -> None:
         """Send the last bytes, then close the stream; a peer that does not take them is not waited for."""
         self.flush()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.close()
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(CLOSE_TIMEOUT, self.abort)
+        if self._transport is None or self._is_finishing:
+            return
+        self._is_finishing = True
+        self._transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT, self.abort)
 
     def _keep_deadlines(self) -> None:
         """Do what is due, and wake up again when the next may be. One timer, not moved by traffic."""
+        if self._is_finishing:
+            return
         if self._timer is not None:
             self._timer.cancel()
         now = self._loop.time()
