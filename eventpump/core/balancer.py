@@ -55,20 +55,23 @@ def plan_leases(
 
     :param snapshots: every lease of the consumer group, as just listed.
     :param host: the name of the planning host.
-    :param held: the partitions whose leases this process holds, by its own knowledge.
+    :param held: the partitions whose leases this process holds, by its own knowledge; also where the listing gives
+        them to nobody or to another, as only a renewal tells which of the two is older.
     :param taking: the partitions whose acquisition or steal, begun in an earlier cycle, has not ended; they count as
         the host's own already.
     :param rng: where a host that nobody sees draws from, so that its rivals, seeing the same, choose otherwise.
     :param avoid: partitions this host must not take now. One that died under it is left to the others: it takes
         another for it. One that it or another released stays free for it.
     """
-    picture = _Picture(snapshots, host, held, taking)
-    renew = [lease.partition_id for lease in snapshots if lease.partition_id in picture.held]
-    renew += sorted(picture.held.difference(renew))
+    held = frozenset(held)
+    mine = held.union(taking)
+    picture = _Picture(snapshots, host, mine)
+    renew = [lease.partition_id for lease in snapshots if lease.partition_id in held]
+    renew += sorted(held.difference(renew))
     taken: list[LeaseSnapshot] = []
     spare: list[LeaseSnapshot] = []
     if picture.lacks(host):
-        barred = picture.held.union(taking, avoid)
+        barred = mine.union(avoid)
         if picture.is_host_seen:
             taken = _appointed(picture, host, barred)
         else:
@@ -84,27 +87,18 @@ def plan_leases(
 class _Picture:
     """Who owns what by a listing, and how much everybody should own."""
 
-    def __init__(
-        self,
-        snapshots: Sequence[LeaseSnapshot],
-        host: str,
-        held: Collection[str],
-        taking: Collection[str],
-    ) -> None:
-        self.held = frozenset(held)
-        taking = frozenset(taking)
+    def __init__(self, snapshots: Sequence[LeaseSnapshot], host: str, mine: Collection[str]) -> None:
         self.is_host_seen = False
         self.free: list[LeaseSnapshot] = []
         self.owned: dict[str, list[LeaseSnapshot]] = {host: []}
         for lease in snapshots:
             owner = lease.owner if lease.is_held else None
             self.is_host_seen |= owner == host
-            if lease.partition_id in taking:
+            if lease.partition_id in mine:
+                # Where the listing says otherwise, it may be older than the holding; the renewal will tell.
                 self.owned[host].append(lease)
             elif owner is not None:
                 self.owned.setdefault(owner, []).append(lease)
-            elif lease.partition_id in self.held:
-                self.owned[host].append(lease)  # expired, but nobody took it: it can still be renewed
             elif not lease.is_held:
                 self.free.append(lease)
             # else somebody is between taking the lease and writing its name
