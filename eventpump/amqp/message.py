@@ -73,7 +73,15 @@ class Header:
     first_acquirer: bool | None = None
     delivery_count: int | None = None
 
-    _prepare: ClassVar[tuple[type, ...]] = (bool, UByte, UInt, bool, UInt)
+    _prepare: ClassVar[tuple[Callable[[Any], Any] | None, ...]] = (bool, UByte, UInt, bool, UInt)
+
+
+def _message_id(value: Any) -> Any:
+    return ULong(value) if type(value) is int else value  # 3.2.11 to 3.2.14: not a long
+
+
+def _user_id(value: Any) -> bytes:
+    return bytes(memoryview(value))  # not bytes(5), which are five zeros
 
 
 @dataclass(slots=True)
@@ -94,13 +102,13 @@ class Properties:
     group_sequence: int | None = None
     reply_to_group_id: str | None = None
 
-    _prepare: ClassVar[tuple[type | None, ...]] = (
-        None,
-        bytes,
+    _prepare: ClassVar[tuple[Callable[[Any], Any] | None, ...]] = (
+        _message_id,
+        _user_id,
         None,
         str,
         None,
-        None,
+        _message_id,
         Symbol,
         Symbol,
         Timestamp,
@@ -175,8 +183,12 @@ class Message:
         data: list[bytes] = []
         sequences: list[list[Any]] = []
         values: list[Any] = []
+        seen: set[int] = set()
         for code, start, end in section_spans(raw):
             value = decode(raw, start, end)[0].value
+            if code in seen and code not in (DATA, AMQP_SEQUENCE):
+                raise DecodeError("a message has a section twice")
+            seen.add(code)
             if code == DATA:
                 data.append(_expect(value, bytes))
             elif code == AMQP_SEQUENCE:
@@ -189,7 +201,7 @@ class Message:
                 made.properties = _fill(Properties(), value)
             else:
                 setattr(made, _MAPS[code], _expect(value, dict))
-        if (data != []) + (sequences != []) + (values != []) > 1 or len(values) > 1:
+        if len(seen & {DATA, AMQP_SEQUENCE, AMQP_VALUE}) > 1:
             raise DecodeError("a message has bodies of several kinds")
         if data:
             made.body = Data(tuple(data))
@@ -209,7 +221,7 @@ _MAPS = {
 
 
 def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
+    if type(value) is not kind:
         raise DecodeError(f"a section holds no {kind.__name__}")
     return value
 
@@ -390,6 +402,7 @@ def _walk_event(
     sequence_name, offset_name, time_name = names.sequence_number, names.offset, names.enqueued_time
     body: bytes | None = None
     bodies = 0
+    has_annotations = pos > 0
     end = len(raw)
     try:
         while pos < end:
@@ -412,9 +425,14 @@ def _walk_event(
                 raise DecodeError("a section runs past the end of its message")
             code = raw[pos + 2]
             if code == 0x75:
+                if constructor & 0xEF != 0xA0:
+                    raise DecodeError("a data section holds no binary")
                 body = raw[start:after]
                 bodies += 1
             elif code == 0x72:
+                if has_annotations or constructor & 0xEF != 0xC1:
+                    raise DecodeError("the message annotations are there twice, or are no map")
+                has_annotations = True
                 item = start + (4 if constructor & 0x10 else 1)
                 while item < after:
                     if raw[item] != 0xA3:
