@@ -156,6 +156,8 @@ class EventData:
     ) -> None:
         if (body is not None) + (value is not None) + (sequence is not None) > 1:
             raise EventError("an event has one body: data, a value or a sequence")
+        if properties is not None and not all(isinstance(key, str) for key in properties):
+            raise EventError("the names of application properties are text")
         unknown = standard.keys() - set(_STANDARD)
         if unknown:
             raise EventError(f"{sorted(unknown)[0]} is no standard property; application properties go in `properties`")
@@ -167,7 +169,10 @@ class EventData:
         elif body is None:
             self.body = Data((b"",))
         elif isinstance(body, str):
-            self.body = Data((body.encode(),))
+            try:
+                self.body = Data((body.encode(),))
+            except UnicodeEncodeError:
+                raise EventError("the body holds a lone surrogate, which UTF-8 cannot carry") from None
         elif isinstance(body, (bytes, bytearray, memoryview)):
             self.body = Data((bytes(body),))
         else:
@@ -193,13 +198,17 @@ class EventData:
             # Wire reference 7.2: a key is ignored where a header is present but empty, so it says durable.
             message.header = Header(durable=True)
             message.message_annotations = {PARTITION_KEY: partition_key}
-        try:
-            return message.encode()
-        except (ValueError, TypeError) as error:
-            raise EventError(f"a property has no AMQP form: {error}") from error
+        return _encode(message)
 
     def __repr__(self) -> str:
         return f"EventData({self.body!r:.80}, properties={len(self.properties)})"
+
+
+def _encode(message: Message) -> bytes:
+    try:
+        return message.encode()
+    except (ValueError, TypeError) as error:
+        raise EventError(f"a property has no AMQP form: {error}") from error
 
 
 def _properties(standard: Mapping[str, Any]) -> Properties:
@@ -263,7 +272,7 @@ class ReceivedEvent:
                 LAST_ENQUEUED_TIME: last_enqueued.enqueued_time,
                 RUNTIME_INFO_RETRIEVAL_TIME: last_enqueued.retrieval_time,
             }
-        return cls(message.encode())
+        return cls(_encode(message))
 
     def _scan(self) -> None:
         try:
@@ -271,11 +280,21 @@ class ReceivedEvent:
         except DecodeError as error:
             raise EventError(f"the event cannot be decoded: {error}") from error
         if sequence is None or offset is None or enqueued is None:
-            raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
+            sequence, offset, enqueued = self._annotations()
         self._sequence_number = sequence
         self._enqueued = enqueued
         self._body = body
         self._offset = offset
+
+    def _annotations(self) -> tuple[int, str, int]:
+        """Read the annotations by the general decoder: written in a form that the scan does not know, or missing."""
+        annotations = self._decoded().message_annotations or {}
+        sequence, offset, enqueued = (annotations.get(name) for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
+        if type(sequence) is bool or not (
+            isinstance(sequence, int) and isinstance(offset, str) and isinstance(enqueued, Timestamp)
+        ):
+            raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
+        return int(sequence), str(offset), int(enqueued)
 
     def _decoded(self) -> Message:
         if self._message is None:
@@ -311,7 +330,7 @@ class ReceivedEvent:
         if self._offset is None:
             self._scan()
         milliseconds = self._enqueued
-        if 0 <= milliseconds < 253_402_300_800_000:
+        if 0 <= milliseconds < 4_000_000_000_000:  # beyond it a float would be off by a microsecond
             return _from_timestamp(milliseconds / 1000, UTC)
         return Timestamp(milliseconds).to_datetime()
 
@@ -368,7 +387,7 @@ class ReceivedEvent:
         """Give the data parsed as JSON."""
         try:
             return json.loads(self.body_as_str(encoding))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise EventError(f"the body is no JSON: {error}") from error
 
     @property
