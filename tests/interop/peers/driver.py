@@ -1,0 +1,324 @@
+"""Runs a peer's process and talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.interop.peers.values import pack, unpack
+
+PATIENCE = 20.0
+"""Seconds to wait for what must come."""
+
+ROOT = Path(__file__).parents[3]
+_LINE_LIMIT = 64 * 1024 * 1024
+
+
+class PeerError(Exception):
+    """The peer's SDK raised. :param kind: its class. :param text: what it said."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+@dataclass
+class PeerEvent:
+    """An event as the peer's SDK gave it to its user. Text comes as bytes there, in the pure-Python stack."""
+
+    partition: str
+    sequence_number: int
+    offset: str
+    enqueued_time: datetime
+    partition_key: bytes | None
+    kind: str
+    body: Any
+    properties: dict[Any, Any]
+    standard: dict[str, Any]
+    annotations: dict[Any, Any]
+    header: dict[str, Any]
+    footer: dict[Any, Any]
+
+    @property
+    def data(self) -> bytes:
+        """The data sections, joined."""
+        assert self.kind == "data"
+        return b"".join(self.body)
+
+
+@dataclass
+class Notes:
+    """What a client of the peer reported so far, in order."""
+
+    name: str
+    received: list[PeerEvent] = field(default_factory=list)
+    newest: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[PeerError] = field(default_factory=list)
+    initialized: list[str] = field(default_factory=list)
+    closed: list[tuple[str, str]] = field(default_factory=list)
+    sent: list[tuple[str, int]] = field(default_factory=list)
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Note what a line says."""
+        partition = line["partition"]
+        match line["note"]:
+            case "received":
+                for each in line["events"]:
+                    unpacked = {
+                        key: value if key in ("sequence_number", "offset", "kind") else unpack(value)
+                        for key, value in each.items()
+                    }
+                    self.received.append(PeerEvent(partition, **unpacked))
+                self.newest[partition] = unpack(line["newest"])
+            case "error" | "failed":
+                self.errors.append(PeerError(*line["error"]))
+            case "initialized":
+                self.initialized.append(partition)
+            case "closed":
+                self.closed.append((partition, line["reason"]))
+            case "sent":
+                self.sent.append((partition, line["count"]))
+
+    @property
+    def owned(self) -> set[str]:
+        """The partitions opened and not closed again."""
+        owned = list(self.initialized)
+        for partition, _ in self.closed:
+            owned.remove(partition)
+        return set(owned)
+
+
+class PeerClient:
+    """A client in the peer's process."""
+
+    def __init__(self, peer: AzurePeer, name: str) -> None:
+        self._peer = peer
+        self.name = name
+        self.notes = peer.notes(name)
+
+    async def until(self, condition: Callable[[Notes], bool], patience: float = PATIENCE) -> None:
+        """Wait for the notes to meet a condition. :raises AssertionError: they do not in time."""
+        await self._peer.until(lambda: condition(self.notes), lambda: repr(self.notes)[:2000], patience)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for its next note, or some time."""
+        known = len(self.notes.received) + len(self.notes.errors)
+        with contextlib.suppress(AssertionError):
+            await self.until(lambda notes: len(notes.received) + len(notes.errors) > known, seconds)
+
+    async def close(self) -> None:
+        """Close it, and wait until it is."""
+        await self._peer.call("close", name=self.name)
+
+    async def hub_properties(self) -> dict[str, Any]:
+        """Read about the hub."""
+        return dict(unpack(await self._peer.call("hub_properties", name=self.name)))
+
+    async def partition_properties(self, partition: str) -> dict[str, Any]:
+        """Read about a partition."""
+        return dict(unpack(await self._peer.call("partition_properties", name=self.name, partition=partition)))
+
+
+class PeerProducer(PeerClient):
+    """An EventHubProducerClient."""
+
+    async def send(
+        self, events: Sequence[dict[str, Any]], how: str = "list", patience: float = PATIENCE, **target: str
+    ) -> None:
+        """Send: "event" one by one, "list" as a list, "batch" in a batch made for it. :raises PeerError: it raised."""
+        await self._peer.call("send", patience, name=self.name, events=list(events), how=how, target=target)
+
+    async def fill_batch(self, body: bytes, **target: str) -> dict[str, int]:
+        """Fill a batch with one body and send it. :returns: its count, its size, and the size it may have."""
+        return dict(await self._peer.call("fill_batch", name=self.name, body=pack(body), target=target))
+
+    async def flush(self) -> None:
+        """Send what is buffered."""
+        await self._peer.call("flush", name=self.name)
+
+
+class PeerConsumer(PeerClient):
+    """An EventHubConsumerClient that receives."""
+
+    async def receive(self, count: int, patience: float = PATIENCE) -> list[PeerEvent]:
+        """Wait until it has received a number of events, since it began."""
+        await self.until(lambda notes: len(notes.received) >= count, patience)
+        return self.notes.received
+
+    async def error(self) -> PeerError:
+        """Wait for its first error."""
+        await self.until(lambda notes: bool(notes.errors))
+        return self.notes.errors[0]
+
+
+class AzurePeer:
+    """The process of the official SDK. An async context manager."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._notes: dict[str, Notes] = {}
+        self._changed = asyncio.Condition()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __aexit__
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.interop.peers.azure_peer"]
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=self._stderr, limit=_LINE_LIMIT
+        )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._reading is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), PATIENCE)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._reading
+        self._stderr.close()
+
+    def kill(self) -> None:
+        """Kill it, as kill -9 does."""
+        assert self._process is not None
+        self._process.kill()
+
+    def stderr(self, since: int = 0) -> str:
+        """Give what it wrote to stderr, from a position on."""
+        self._stderr.seek(since)
+        return self._stderr.read().decode(errors="replace")
+
+    @property
+    def stderr_size(self) -> int:
+        """How many bytes it wrote to stderr."""
+        return self._stderr.seek(0, 2)
+
+    def notes(self, name: str) -> Notes:
+        """Give the notes of a client."""
+        return self._notes.setdefault(name, Notes(name))
+
+    async def call(self, verb: str, patience: float = PATIENCE, **arguments: Any) -> Any:
+        """Have something done. :raises PeerError: the SDK raised. :raises TimeoutError: no answer."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._process.stdin.write(json.dumps({"id": number, "do": verb, **arguments}).encode() + b"\n")
+        await self._process.stdin.drain()
+        return await asyncio.wait_for(answer, patience)
+
+    async def until(self, condition: Callable[[], bool], seen: Callable[[], str], patience: float) -> None:
+        """Wait for notes. :param seen: tells what came, for the failure."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(patience):
+                    await self._changed.wait_for(condition)
+            except TimeoutError:
+                raise AssertionError(f"not within {patience:.0f} s: {seen()}") from None
+
+    async def producer(
+        self, connection_string: str, hub: str, *, buffered: bool = False, **options: Any
+    ) -> PeerProducer:
+        """Open a producer."""
+        name = f"producer-{next(self._numbers)}"
+        await self.call(
+            "open_producer",
+            name=name,
+            connection_string=connection_string,
+            hub=hub,
+            buffered=buffered,
+            options=options,
+        )
+        return PeerProducer(self, name)
+
+    async def consumer(
+        self,
+        connection_string: str,
+        hub: str,
+        *,
+        group: str = "$Default",
+        store: tuple[str, str] | None = None,
+        client: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> PeerConsumer:
+        """Open a consumer and have it receive.
+
+        :param store: an Azure Storage connection string and a container, for a checkpoint store.
+        :param client: options of the client.
+        :param options: options of `receive_batch`.
+        """
+        name = f"consumer-{next(self._numbers)}"
+        await self.call(
+            "open_consumer",
+            name=name,
+            connection_string=connection_string,
+            hub=hub,
+            group=group,
+            store=store,
+            client_options=client or {},
+            receive_options={key: pack(value) for key, value in options.items()},
+        )
+        return PeerConsumer(self, name)
+
+    async def hash_keys(self, keys: Sequence[str]) -> list[int]:
+        """Have partition keys hashed."""
+        return list(await self.call("hash_keys", keys=list(keys)))
+
+    async def forget(self) -> None:
+        """Have every client closed, later."""
+        await self.call("forget")
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while text := await self._process.stdout.readline():
+            line = json.loads(text)
+            if "note" in line:
+                async with self._changed:
+                    self.notes(line["name"]).take(line)
+                    self._changed.notify_all()
+                continue
+            answer = self._answers.pop(line["id"])
+            if answer.done():
+                continue
+            if "error" in line:
+                answer.set_exception(PeerError(*line["error"]))
+            else:
+                answer.set_result(line["result"])
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(PeerError("EOFError", "the peer ended"))
+
+
+def event(body: Any = b"", properties: dict[str, Any] | None = None, **standard: Any) -> dict[str, Any]:
+    """Describe an EventData for the peer to send."""
+    return {
+        "body": pack(body),
+        "properties": pack(properties or {}),
+        "standard": {key: pack(value) for key, value in standard.items()},
+    }
+
+
+def annotated(**sections: Any) -> dict[str, Any]:
+    """Describe an AmqpAnnotatedMessage for the peer to send, by its constructor's arguments."""
+    return {"annotated": {key: pack(value) for key, value in sections.items()}}
