@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from hypothesis import given
@@ -35,9 +35,9 @@ def plan(
     listing: Sequence[LeaseSnapshot],
     *,
     host: str = ME,
-    held: set[str] | None = None,
-    taking: set[str] = frozenset(),  # type: ignore[assignment]  # read only
-    avoid: set[str] = frozenset(),  # type: ignore[assignment]  # read only
+    held: Collection[str] | None = None,
+    taking: Collection[str] = (),
+    avoid: Collection[str] = (),
     seed: int = 0,
 ) -> LeasePlan:
     if held is None:
