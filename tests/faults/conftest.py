@@ -1,0 +1,76 @@
+"""What every fault test stands on, and the check that nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+import pytest
+
+pytest.register_assert_rewrite("tests.faults.evidence", "tests.faults.programs")
+
+from eventpump import Emulator  # noqa: E402
+from tests.faults.programs import Stage, emulator_of  # noqa: E402
+
+_PATIENCE = 3.0
+
+
+class Remains:
+    """Counts what a test leaves behind: tasks, threads, sockets and child processes."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._threads = set(threading.enumerate())
+        self._sockets = self._open_sockets()
+        self._children = {child.pid for child in self._process.children()}
+
+    def _open_sockets(self) -> set[tuple[int, str]]:
+        return {(each.fd, f"{each.laddr} {each.raddr}") for each in self._process.net_connections("inet")}
+
+    def left_over(self) -> list[str]:
+        current = asyncio.current_task()
+        found = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() if task is not current]
+        found += [f"thread {each.name}" for each in set(threading.enumerate()) - self._threads if each.is_alive()]
+        found += [f"socket {name}" for _, name in self._open_sockets() - self._sockets]
+        found += [f"process {each.pid}" for each in self._process.children() if each.pid not in self._children]
+        return found
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> AsyncIterator[None]:
+    """*Tidy close*: no task, thread, socket or process of a test outlives it."""
+    remains = Remains()
+    yield
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _PATIENCE
+    # Nothing tells of the end of a thread or of a socket closed with bytes still to send: they are looked at.
+    while (found := remains.left_over()) and loop.time() < until:  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0.01)
+    assert not found, f"left over: {found}"
+
+
+@pytest.fixture
+async def emulator(nothing_left: None) -> AsyncIterator[Emulator]:
+    """The service, in this process, with four partitions."""
+    async with emulator_of(4) as started:
+        yield started
+
+
+@pytest.fixture
+async def stage(nothing_left: None, emulator: Emulator, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A test's hosts and journals, on the emulator in this process."""
+    stage = Stage(tmp_path, emulator.connection_string, random.Random(1))
+    yield stage
+    await stage.aclose()
+
+
+@pytest.fixture
+async def bare_stage(nothing_left: None, tmp_path: Path) -> AsyncIterator[Stage]:
+    """The same for a test that brings a service of its own."""
+    stage = Stage(tmp_path)
+    yield stage
+    await stage.aclose()

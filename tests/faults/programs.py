@@ -1,0 +1,372 @@
+"""A processor that keeps a journal, hosts in this process and in others, and a publisher that knows what was taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from eventpump import (
+    CloseReason,
+    Emulator,
+    EventData,
+    EventProcessor,
+    EventProducer,
+    PartitionContext,
+    ProcessorHost,
+    ReceivedEvent,
+    RetryOptions,
+    ServiceError,
+    SqliteLeaseStore,
+)
+from eventpump.emulator.config import HubSpec
+from eventpump.hooks import HostReport
+from eventpump.testing.processes import ChildProcess
+from tests.faults.evidence import Evidence, Fact, Journal, digest_of, read_log
+
+HUB = "telemetry"
+AUDIT = "audit"
+"""The consumer group that reads the log beside the hosts."""
+LEASE_DURATION = 3.0
+RENEW_INTERVAL = LEASE_DURATION / 3
+IDLE_TIMEOUT = 2.0
+
+TAKE_OVER = LEASE_DURATION + 2 * RENEW_INTERVAL + 2.0
+"""Seconds within which partitions of a dead host flow again: its leases run out, another host's next cycle, and slack
+for a busy machine."""
+RECONNECT = 2 * IDLE_TIMEOUT + 3.0
+"""Seconds within which events flow again after the network does, noticed as late as a dead peer is."""
+
+RETRY = RetryOptions(max_retries=30, base_delay=0.05, max_delay=0.5)
+CONNECTION: dict[str, Any] = {"idle_timeout": IDLE_TIMEOUT, "operation_timeout": 5.0, "auth_timeout": 5.0}
+HOST: dict[str, Any] = {
+    **CONNECTION,
+    "reopen_delay": 0.05,
+    "reopen_delay_max": 0.5,
+    "retry_delay": 0.05,
+    "retry_delay_max": 0.2,
+    "loss_grace": 0.5,
+    "close_timeout": 4.0,
+    "max_batch_size": 20,
+    "cache_events": 400,
+    "max_wait_time": 1.0,
+    "startup_timeout": 20.0,
+}
+
+
+class JournalProcessor(EventProcessor):
+    """Writes down what it is handed, then what it has checkpointed."""
+
+    def __init__(self, journal: Journal, checkpoint_every: int = 2) -> None:
+        self._journal = journal
+        self._every = checkpoint_every
+        self._batches: defaultdict[str, int] = defaultdict(int)
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self._journal.handed(context.partition_id, context.owner_level, events)
+        await self.work(context, events)
+        self.processed(context, events)
+        self._batches[context.partition_id] += 1
+        if self._every and self._batches[context.partition_id] % self._every == 0:
+            await context.checkpoint()
+            self._journal.stored(context.partition_id, context.owner_level, events[-1].sequence_number)
+
+    async def work(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Stand for the user's work."""
+
+    def processed(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Tell whoever waits."""
+
+
+class Progress:
+    """How far each partition was processed, by whom and under which epoch; something to wait for."""
+
+    def __init__(self) -> None:
+        self.reached: defaultdict[str, int] = defaultdict(int)
+        """By partition: the number after the last one processed."""
+        self.batches: defaultdict[str, int] = defaultdict(int)
+        """By partition: how many batches were processed, by anybody."""
+        self.owner: dict[str, tuple[str, int]] = {}
+        """By partition: the host of the last batch, and its epoch."""
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    def processed(self, host: str, partition_id: str, epoch: int, last: int) -> None:
+        self.reached[partition_id] = max(self.reached[partition_id], last + 1)
+        self.batches[partition_id] += 1
+        self.owner[partition_id] = (host, epoch)
+        self.changed()
+
+    def changed(self) -> None:
+        for is_so, waiter in self._waiters:
+            if not waiter.done() and is_so():
+                waiter.set_result(None)
+
+    async def until(self, is_so: Callable[[], bool], within: float = 30.0) -> None:
+        """Wait until something holds. :raises TimeoutError: it does not in time, in seconds."""
+        if is_so():
+            return
+        waiter = (is_so, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(within):
+                await waiter[1]
+        finally:
+            self._waiters.remove(waiter)
+
+    async def until_reached(self, ends: Mapping[str, int], within: float = 30.0) -> None:
+        """Wait until every partition was processed to its end."""
+        await self.until(lambda: all(self.reached[partition] >= end for partition, end in ends.items()), within)
+
+    async def until_flowing(self, partitions: Iterable[str], within: float) -> None:
+        """Wait until every partition has made progress from now on: *recovery* within a stated time."""
+        before = {partition: self.reached[partition] for partition in partitions}
+        await self.until(lambda: all(self.reached[each] > at for each, at in before.items()), within)
+
+
+class ReportingProcessor(JournalProcessor):
+    """A journal processor of a host in this process."""
+
+    def __init__(self, journal: Journal, progress: Progress, host: str, checkpoint_every: int = 2) -> None:
+        super().__init__(journal, checkpoint_every)
+        self._progress = progress
+        self._host = host
+        self.opened: list[str] = []
+        self.closed: list[tuple[str, CloseReason]] = []
+        self.errors: list[tuple[str, Exception]] = []
+
+    async def open(self, context: PartitionContext) -> None:
+        self.opened.append(context.partition_id)
+        self._progress.changed()
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        self.closed.append((context.partition_id, reason))
+        self._progress.changed()
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        self.errors.append((context.partition_id, error))
+        self._progress.changed()
+
+    def processed(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self._progress.processed(self._host, context.partition_id, context.owner_level, events[-1].sequence_number)
+
+
+@dataclass
+class Stage:
+    """One test's hub, leases, journals and hosts. Made by the `stage` fixture.
+
+    :param directory: the test's own.
+    :param connection_string: of the service, reached directly.
+    :param rng: seeded by the test.
+    """
+
+    directory: Path
+    connection_string: str = ""
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    progress: Progress = field(default_factory=Progress)
+    children: dict[str, ChildProcess] = field(default_factory=dict)
+    reports: list[HostReport] = field(default_factory=list)
+    journals: list[Journal] = field(default_factory=list)
+
+    @property
+    def leases(self) -> Path:
+        return self.directory / "leases.db"
+
+    def store(self, lease_duration: float = LEASE_DURATION) -> SqliteLeaseStore:
+        return SqliteLeaseStore(self.leases, lease_duration=lease_duration)
+
+    def journal(self, host: str) -> Journal:
+        journal = Journal(self.directory / f"{host}.journal", host)
+        self.journals.append(journal)
+        return journal
+
+    def processor(self, host: str, checkpoint_every: int = 2) -> ReportingProcessor:
+        return ReportingProcessor(self.journal(host), self.progress, host, checkpoint_every)
+
+    def host(self, host: str, processor: EventProcessor, **options: Any) -> ProcessorHost:
+        """Make a host in this process; it reports here."""
+        leases = options.pop("leases", None) or self.store()
+        return ProcessorHost(
+            self.connection_string,
+            HUB,
+            processor=processor,
+            leases=leases,
+            host_name=host,
+            hooks=[self.reported],
+            retry=RETRY,
+            **{**HOST, **options},
+        )
+
+    def reported(self, report: HostReport) -> None:
+        self.reports.append(report)
+        self.progress.changed()
+
+    def count(self, kind: type[HostReport], partition_id: str | None = None) -> int:
+        """How many reports of a kind there were, from hosts in this process."""
+        return sum(isinstance(report, kind) and partition_id in (None, report.partition_id) for report in self.reports)
+
+    async def start_child(self, host: str, **settings: Any) -> ChildProcess:
+        """Start a host in a process of its own; see `tests/faults/host_program.py` for its settings."""
+        given = {
+            "connection_string": self.connection_string,
+            "leases": str(self.leases),
+            "lease_duration": LEASE_DURATION,
+            "host": host,
+            "journal": str(self.directory / f"{host}.journal"),
+            "retry": RETRY.model_dump(),
+            **settings,
+            "options": {**HOST, **settings.get("options", {})},
+        }
+        child = ChildProcess(sys.executable, "-m", "tests.faults.host_program", json.dumps(given), on_line=self._said)
+        self.children[host] = child
+        await child.start()
+        return child
+
+    def _said(self, line: str) -> None:
+        match line.split():
+            case ["batch", host, partition_id, epoch, last]:
+                self.progress.processed(host, partition_id, int(epoch), int(last))
+            case _:
+                self.progress.changed()
+
+    def evidence(self) -> Evidence:
+        """Read what every host has written down."""
+        return Evidence.of(self.directory.glob("*.journal"))
+
+    async def verify(self, published: Publisher, within: float = 30.0) -> Evidence:
+        """Wait until everything in the log was processed, then check every promise that holds whatever happened."""
+        ends = await published.ends()
+        log = await read_log(self.connection_string, HUB, AUDIT, ends)
+        published.check_kept(log)
+        await self.progress.until_reached(ends, within)
+        evidence = self.evidence()
+        evidence.check(log)
+        return evidence
+
+    async def aclose(self) -> None:
+        for child in self.children.values():
+            await child.kill()
+        for journal in self.journals:
+            journal.close()
+
+
+class Publisher:
+    """Publishes to every partition, a bounded number of events ahead of what is processed, and knows what was taken.
+
+    :param ahead: how many events, by partition.
+    """
+
+    def __init__(self, stage: Stage, partitions: int, *, ahead: int = 200, run: str = "", **options: Any) -> None:
+        self._stage = stage
+        self._ahead = ahead
+        self._run = run
+        self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
+        self._tasks: list[asyncio.Task[None]] = []
+        self.partitions = [str(number) for number in range(partitions)]
+        self.acknowledged: defaultdict[str, set[str]] = defaultdict(set)
+        """By partition: digests of what the service has taken."""
+        self._numbers: defaultdict[str, int] = defaultdict(int)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+        await self._producer.aclose()
+
+    async def publish(self, partition_id: str, count: int, *, batch: int = 20, size: int = 200) -> None:
+        """Send so many events, in batches, and note each batch once it is acknowledged.
+
+        :raises ServiceError: it was not, within the retries.
+        """
+        while count > 0:
+            bodies = [self._body(partition_id, size) for _ in range(min(batch, count))]
+            await self._producer.send([EventData(body) for body in bodies], partition_id=partition_id)
+            self.acknowledged[partition_id].update(map(digest_of, bodies))
+            count -= len(bodies)
+            self._stage.progress.changed()
+
+    async def publish_everywhere(self, count: int, **options: Any) -> None:
+        """The same to every partition."""
+        for partition_id in self.partitions:
+            await self.publish(partition_id, count, **options)
+
+    def _body(self, partition_id: str, size: int) -> bytes:
+        self._numbers[partition_id] += 1
+        return f"{self._run}:{partition_id}:{self._numbers[partition_id]}:".encode().ljust(size, b".")
+
+    def start(self) -> None:
+        """Publish without end, to all partitions at once."""
+        for partition_id in self.partitions:
+            self._tasks.append(asyncio.get_running_loop().create_task(self._publish_on(partition_id), name="publisher"))
+
+    async def _publish_on(self, partition_id: str) -> None:
+        progress = self._stage.progress
+        while True:
+            # Unacknowledged events that were stored all the same make this wait longer, never shorter.
+            await progress.until(
+                lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
+            )
+            try:
+                await self.publish(partition_id, 20)
+            except ServiceError:
+                # It may have been stored, or not; the log knows.
+                continue
+
+    async def stop(self) -> None:
+        """End what `start` began. What was on its way may have been stored or not."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def ends(self) -> dict[str, int]:
+        """Ask the service for the end of every partition: the number after its last event."""
+        found = [await self._producer.get_partition_properties(partition_id) for partition_id in self.partitions]
+        return {each.partition_id: each.last_enqueued_sequence_number + 1 for each in found}
+
+    def check_kept(self, log: set[Fact]) -> None:
+        """Check *no loss* on the service's side: whatever it has acknowledged is in the log."""
+        kept: defaultdict[str, set[str]] = defaultdict(set)
+        for fact in log:
+            kept[fact.partition_id].add(fact.digest)
+        for partition_id, digests in self.acknowledged.items():
+            missing = digests - kept[partition_id]
+            assert not missing, f"{len(missing)} acknowledged events of partition {partition_id} are not in the log"
+
+
+async def run_for(host: ProcessorHost, until: Callable[[], Any]) -> None:
+    """Run a host in this process until an awaitable made by `until` is done; then close it in order."""
+    async with host:
+        running = asyncio.get_running_loop().create_task(host.run(), name="host")
+        waiting = asyncio.ensure_future(until())
+        try:
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+                raise AssertionError("the host ended by itself")
+            waiting.result()
+        finally:
+            waiting.cancel()
+            await host.aclose()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def emulator_of(partitions: int, **options: Any) -> Emulator:
+    """Make an emulator with the suite's hub."""
+    return Emulator([HubSpec(HUB, partitions, (AUDIT,))], **options)
+
+
+def write_config(path: Path, partitions: int) -> Path:
+    """Write the same as a `Config.json` of the official emulator."""
+    entity = {"Name": HUB, "PartitionCount": partitions, "ConsumerGroups": [{"Name": AUDIT}]}
+    namespace = {"Type": "EventHub", "Name": "emulatorns1", "Entities": [entity]}
+    path.write_text(json.dumps({"UserConfig": {"NamespaceConfig": [namespace], "LoggingConfig": {"Type": "File"}}}))
+    return path
