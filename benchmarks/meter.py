@@ -1,0 +1,63 @@
+"""Measuring the CPU of the process itself, over the steady part of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+
+class Meter:
+    """Counts events, and takes CPU and wall time between two counts: start-up and the thin end are left out.
+
+    :param first: the count at which the steady part begins, at the earliest.
+    :param last: the count at which it ends, at the earliest.
+    :param cpu: seconds of CPU the process has used, over all its threads.
+    :param wall: seconds from a fixed moment.
+    """
+
+    __slots__ = ("_began", "_cpu", "_ended", "_first", "_last", "_wall", "count")
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        *,
+        cpu: Callable[[], float] = time.process_time,
+        wall: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not 0 <= first < last:
+            raise ValueError("the steady part ends before it begins")
+        self._first = first
+        self._last = last
+        self._cpu = cpu
+        self._wall = wall
+        self._began: tuple[int, float, float] | None = None
+        self._ended: tuple[int, float, float] | None = None
+        self.count = 0
+        """Events so far."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the steady part is over."""
+        return self._ended is not None
+
+    def add(self, events: int) -> None:
+        """Count events in."""
+        self.count += events
+        if self._began is None:
+            if self.count >= self._first:
+                self._began = (self.count, self._cpu(), self._wall())
+        elif self._ended is None and self.count >= self._last:
+            self._ended = (self.count, self._cpu(), self._wall())
+
+    def result(self) -> dict[str, float]:
+        """Give `cost` (microseconds of CPU per event), `busy` (CPU over wall time), `rate` (events per second)."""
+        assert self._began is not None, "the steady part never began"
+        assert self._ended is not None, "the steady part never ended"
+        events, cpu, wall = (after - before for before, after in zip(self._began, self._ended, strict=True))
+        return {"cost": cpu / events * 1e6, "busy": cpu / wall, "rate": events / wall, "events": float(events)}
+
+
+def median_run(runs: list[Mapping[str, float]]) -> Mapping[str, float]:
+    """Give the run with the middle cost; the lower of two."""
+    return sorted(runs, key=lambda run: run["cost"])[(len(runs) - 1) // 2]

@@ -1,0 +1,182 @@
+"""The processes of a benchmark: the emulator, and each side."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+START_TIMEOUT = 30.0
+STOP_TIMEOUT = 10.0
+
+READY = "ready"
+"""What a side prints on a line of its own once it has come to rest, where it waits to be told to go on."""
+
+
+class BenchmarkError(Exception):
+    """A side or the emulator failed; the text says how."""
+
+
+class _Process:
+    """A Python process that talks in lines on stdin and stdout; its stderr is shown when it fails."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._what = " ".join(arguments[:2])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=CHECKOUT,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._errors: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._errors.extend, args=(self._process.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def line(self, timeout: float) -> str:
+        """Wait for a line. :raises BenchmarkError: none came, or the process ended."""
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise BenchmarkError(f"{self._what}: nothing within {timeout:.0f} s") from None
+        if line is None:
+            self._process.wait()
+            self._threads[1].join()
+            said = "".join(self._errors).strip()[-3000:]
+            raise BenchmarkError(f"{self._what}: ended with code {self._process.returncode}\n{said}")
+        return line
+
+    def tell(self, line: str) -> None:
+        """Send a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """End it, if need be by force. Stopping twice is fine."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class EmulatorProcess(_Process):
+    """The emulator, in a process of its own, with one hub.
+
+    :param partitions: of the hub `HUB`.
+    """
+
+    HUB = "bench"
+
+    def __init__(self, partitions: int) -> None:
+        super().__init__("eventpump.cli.main", "emulator", "--hub", f"{self.HUB}:{partitions}", "--port", "0")
+        try:
+            while not (line := self.line(START_TIMEOUT)).startswith("Endpoint="):
+                pass
+        except BaseException:
+            self.stop()
+            raise
+        self.partitions = partitions
+        self.connection_string = line
+
+
+class Side(_Process):
+    """One side of a benchmark, in a process of its own: a function of `benchmarks.sides`.
+
+    :param function: its name, as `module:function`.
+    :param arguments: its keyword arguments, as JSON can carry them.
+    """
+
+    def __init__(self, function: str, /, **arguments: object) -> None:
+        super().__init__("benchmarks.sides", function, json.dumps(arguments))
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait until it says it is ready. :raises BenchmarkError: it did not."""
+        if (line := self.line(timeout)) != READY:
+            raise BenchmarkError(f"{self._what}: said {line!r} instead of being ready")
+
+    def go_on(self) -> None:
+        """Let it go on from where it said it was ready."""
+        self.tell("go")
+
+    def result(self, timeout: float) -> Mapping[str, float]:
+        """Wait for its result. :raises BenchmarkError: it failed."""
+        result: Any = json.loads(self.line(timeout))
+        return {str(key): float(value) for key, value in result.items()}
+
+
+def run_side(function: str, timeout: float, /, **arguments: object) -> Mapping[str, float]:
+    """Run a side to its end and give its result. :raises BenchmarkError: it failed."""
+    with Side(function, **arguments) as side:
+        return side.result(timeout)
+
+
+def version(distribution: str) -> str | None:
+    """Give the installed version of a distribution, None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> str:
+    """Describe machine and versions in a line."""
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        processor = names[0] if names else processor
+    parts = [
+        f"{os.cpu_count()} × {processor}",
+        f"{platform.system()} {platform.release()}",
+        f"{platform.python_implementation()} {platform.python_version()}",
+        *(f"{name} {version(name) or 'not installed'}" for name in ("eventpump", "azure-eventhub")),
+    ]
+    return ", ".join(parts)

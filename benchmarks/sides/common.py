@@ -1,0 +1,60 @@
+"""What the sides share."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+
+from benchmarks.processes import READY
+
+BODY_SIZE = 1024
+
+
+async def rest_until_told() -> None:
+    """Say that this side is ready, and wait until the benchmark lets it go on."""
+    print(READY, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+def resident() -> float:
+    """Give the resident memory of this process, in MiB."""
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+def connections_to(port: int) -> int:
+    """Count this process's connections to a port."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return sum(1 for each in found if each.raddr and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED)
+
+
+def port_of(connection_string: str) -> int:
+    """Find the port in the emulator's connection string."""
+    endpoint = connection_string.partition("Endpoint=sb://")[2].partition(";")[0]
+    return int(endpoint.rstrip("/").rpartition(":")[2])
+
+
+async def measure_idle(seconds: float, *, port: int, store_pid: int | None) -> dict[str, float]:
+    """Measure what this process costs while nothing happens, and the store's process beside it.
+
+    :returns: `cpu` and `store_process` in per cent of a core, `connections`, `resident` in MiB.
+    """
+    store = None if store_pid is None else psutil.Process(store_pid)
+    began, cpu, store_cpu = time.perf_counter(), time.process_time(), _cpu_of(store)
+    await asyncio.sleep(seconds)
+    wall = time.perf_counter() - began
+    return {
+        "cpu": (time.process_time() - cpu) / wall * 100,
+        "store_process": (_cpu_of(store) - store_cpu) / wall * 100,
+        "connections": float(connections_to(port)),
+        "resident": resident(),
+    }
+
+
+def _cpu_of(process: psutil.Process | None) -> float:
+    if process is None:
+        return 0.0
+    times = process.cpu_times()
+    return float(times.user + times.system)

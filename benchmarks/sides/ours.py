@@ -1,0 +1,355 @@
+"""eventpump's sides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from benchmarks.meter import Meter
+from benchmarks.sides.common import BODY_SIZE, measure_idle, port_of, resident, rest_until_told
+from eventpump import (
+    BlobLeaseStore,
+    CheckpointPolicy,
+    EventData,
+    EventProcessor,
+    EventProducer,
+    MemoryLeaseStore,
+    PartitionContext,
+    ProcessorHost,
+    ReceivedEvent,
+    SqliteLeaseStore,
+)
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.events import Checkpoint
+from eventpump.hooks import HostReport, PumpStarted
+from eventpump.ports import ConsumerScope, LeaseStore
+
+_T = TypeVar("_T")
+
+
+# ----------------------------------------------------------------------------------------------------- filling
+
+
+async def fill(
+    connection_string: str, hub: str, partitions: int, events: int, body_size: int = BODY_SIZE
+) -> dict[str, int]:
+    """Send events, full batches in turn to every partition, the same number to each."""
+    event = EventData(b"x" * body_size)
+    async with EventProducer(connection_string, hub) as producer:
+        left = {str(number): events // partitions for number in range(partitions)}
+        while left:
+            for partition_id in list(left):
+                batch = await producer.create_batch(partition_id=partition_id)
+                while batch.count < left[partition_id] and batch.try_add(event):
+                    pass
+                await producer.send(batch)
+                left[partition_id] -= batch.count
+                if not left[partition_id]:
+                    del left[partition_id]
+    return {"events": events // partitions * partitions}
+
+
+# --------------------------------------------------------------------------------------------------- receiving
+
+
+class _Reading(EventProcessor):
+    """Reads four fields of every event, and sees that none is missing."""
+
+    def __init__(self, meter: Meter, seen: Callable[[int], None], body_size: int = BODY_SIZE) -> None:
+        self._meter = meter
+        self._seen = seen
+        self._body_size = body_size
+        self._next: dict[str, int] = {}
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        body, offset, number, enqueued = b"", "", -1, None
+        for event in events:
+            body, offset, number, enqueued = event.body, event.offset, event.sequence_number, event.enqueued_time
+        first = events[0].sequence_number
+        expected = self._next.get(context.partition_id, first)
+        if first != expected or number != first + len(events) - 1:
+            raise AssertionError(f"partition {context.partition_id}: {first}..{number} came instead of {expected}")
+        if len(body) != self._body_size or not offset or enqueued is None:
+            raise AssertionError("an event is not what was sent")
+        self._next[context.partition_id] = number + 1
+        self._meter.add(len(events))
+        self._seen(self._meter.count)
+
+
+async def receive(connection_string: str, hub: str, events: int, first: int, last: int) -> dict[str, float]:
+    """Receive so many events through a host."""
+    meter = Meter(first, last)
+
+    def seen(count: int) -> None:
+        if count >= events:
+            host.stop()
+
+    host = ProcessorHost(
+        connection_string,
+        hub,
+        processor=_Reading(meter, seen),
+        leases=MemoryLeaseStore(),
+        max_batch_size=300,
+        failure_policy="stop",
+    )
+    async with host:
+        await host.run()
+    return meter.result()
+
+
+# ----------------------------------------------------------------------------------------------------- sending
+
+
+async def send(connection_string: str, hub: str, partitions: int, batches: int, warm_up: int) -> dict[str, float]:
+    """Fill batches to the brim and send them, one after the other."""
+    body = b"x" * BODY_SIZE
+    meter: Meter | None = None
+    async with EventProducer(connection_string, hub) as producer:
+        for number in range(batches):
+            batch = await producer.create_batch(partition_id=str(number % partitions))
+            while batch.try_add(EventData(body)):
+                pass
+            await producer.send(batch)
+            if meter is None:
+                meter = Meter(batch.count * warm_up, batch.count * batches)
+            meter.add(batch.count)
+    assert meter is not None
+    return meter.result()
+
+
+# ---------------------------------------------------------------------------------------------------- idleness
+
+
+class _Metered(Awaitable[_T]):
+    """Awaits a call of the store, and takes the CPU of its steps in the event loop's thread."""
+
+    def __init__(self, work: Awaitable[_T], spent: Callable[[float], None]) -> None:
+        self._work = work
+        self._spent = spent
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        steps = self._work.__await__()
+        error: BaseException | None = None
+        while True:
+            began = time.thread_time()
+            try:
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
+            finally:
+                self._spent(time.thread_time() - began)
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
+
+
+class MeteredStore:
+    """A lease store whose calls' CPU is counted apart.
+
+    Counted is what runs in the task of the call: the store, its SDK, and the writing to the socket. What the event loop
+    does besides, such as reading the answers, stays with the host.
+
+    :ivar cpu: seconds.
+    """
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self.cpu = 0.0
+
+    def _spent(self, seconds: float) -> None:
+        self.cpu += seconds
+
+    @property
+    def lease_duration(self) -> float:
+        """See the port."""
+        return self._store.lease_duration
+
+    async def open(self, scope: ConsumerScope) -> None:
+        """See the port."""
+        await _Metered(self._store.open(scope), self._spent)
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        """See the port."""
+        await _Metered(self._store.ensure_leases(partition_ids), self._spent)
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        """See the port."""
+        return await _Metered(self._store.list_leases(), self._spent)
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        """See the port."""
+        return await _Metered(self._store.acquire_lease(partition_id, owner), self._spent)
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        """See the port."""
+        return await _Metered(self._store.steal_lease(snapshot, owner), self._spent)
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        """See the port."""
+        return await _Metered(self._store.renew_lease(lease), self._spent)
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        """See the port."""
+        return await _Metered(self._store.release_lease(lease), self._spent)
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+        """See the port."""
+        return await _Metered(self._store.read_checkpoint(partition_id, subscription), self._spent)
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See the port."""
+        return await _Metered(self._store.write_checkpoint(lease, checkpoint, subscription), self._spent)
+
+    async def aclose(self) -> None:
+        """See the port."""
+        await self._store.aclose()
+
+
+class _Attached:
+    """A hook that tells when so many partitions have a link."""
+
+    def __init__(self, partitions: int) -> None:
+        self._left = partitions
+        self.all = asyncio.Event()
+
+    def __call__(self, report: HostReport) -> None:
+        if isinstance(report, PumpStarted):
+            self._left -= 1
+            if self._left == 0:
+                self.all.set()
+
+
+class _Ignoring(EventProcessor):
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
+async def idle(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    seconds: float,
+    settle: float,
+    sqlite: str | None = None,
+    blob: str | None = None,
+    store_pid: int | None = None,
+) -> dict[str, float]:
+    """Own idle partitions, on SQLite leases (a path) or blob leases (a connection string)."""
+    leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob)
+    store = MeteredStore(leases)
+    attached = _Attached(partitions)
+    host = ProcessorHost(connection_string, hub, processor=_Ignoring(), leases=store, hooks=[attached])
+    async with host:
+        running = asyncio.create_task(host.run())
+        async with asyncio.timeout(60):
+            await attached.all.wait()
+        await asyncio.sleep(settle)
+        before = store.cpu
+        result = await measure_idle(seconds, port=port_of(connection_string), store_pid=store_pid)
+        result["store_client"] = (store.cpu - before) / seconds * 100
+        if running.done():
+            await running
+    await running
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+
+async def memory(
+    connection_string: str, hub: str, partitions: int, events: int, sqlite: str, samples: int = 50
+) -> dict[str, float]:
+    """Receive so many events, with checkpoints, and watch the resident memory.
+
+    :returns: `early` (the highest of the second tenth) and `late` (the highest of the last), in MiB.
+    """
+    meter = Meter(events // 10, events)
+    taken: list[tuple[int, float]] = []
+    attached = _Attached(partitions)
+
+    def seen(count: int) -> None:
+        if count * samples >= (len(taken) + 1) * events:
+            taken.append((count, resident()))
+        if count >= events:
+            host.stop()
+
+    host = ProcessorHost(
+        connection_string,
+        hub,
+        processor=_Reading(meter, seen),
+        leases=SqliteLeaseStore(sqlite),
+        checkpoint_policy=CheckpointPolicy(every_events=1000),
+        hooks=[attached],
+        failure_policy="stop",
+    )
+    async with host:
+        running = asyncio.create_task(host.run())
+        await asyncio.wait({running, asyncio.create_task(attached.all.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await rest_until_told()
+        await running
+    return {
+        "early": max(size for count, size in taken if count <= events * 0.2),
+        "late": max(size for count, size in taken if count > events * 0.9),
+        **meter.result(),
+    }
+
+
+class _Slow(EventProcessor):
+    def __init__(self, delay: float) -> None:
+        self._delay = delay
+        self.events = 0
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await asyncio.sleep(self._delay)
+        self.events += len(events)
+
+
+async def slow(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    seconds: float,
+    cache_bytes: int,
+    cache_events: int,
+    batch: int,
+    delay: float,
+) -> dict[str, float]:
+    """Process large events slowly, and watch the resident memory.
+
+    :returns: `grown`, the most it was above what it was before the first event, in MiB.
+    """
+    processor = _Slow(delay)
+    attached = _Attached(partitions)
+    host = ProcessorHost(
+        connection_string,
+        hub,
+        processor=processor,
+        leases=MemoryLeaseStore(),
+        cache_bytes=cache_bytes,
+        cache_events=cache_events,
+        max_batch_size=batch,
+        hooks=[attached],
+        failure_policy="stop",
+    )
+    async with host:
+        running = asyncio.create_task(host.run())
+        async with asyncio.timeout(60):
+            await attached.all.wait()
+        before = highest = resident()
+        await rest_until_told()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not running.done():
+            await asyncio.sleep(0.02)
+            highest = max(highest, resident())
+        host.stop(0.5)
+        await running
+    return {"before": before, "grown": highest - before, "events": float(processor.events)}
