@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -288,12 +288,25 @@ class PartitionManager:
             host=self._around.host_name,
             held=[slot.partition_id for slot in self._slots.values() if slot.lease is not None],
             rng=self._around.rng,
+            taking=[slot.partition_id for slot in self._slots.values() if slot.is_taking],
             avoid=[slot.partition_id for slot in self._slots.values() if self._is_barred(slot, now)],
         )
-        for partition_id in plan.acquire:
-            self._take(partition_id, None)
-        for snapshot in plan.steal:
-            self._take(snapshot.partition_id, snapshot)
+        tries = [self._take(partition_id, None) for partition_id in plan.acquire]
+        tries += [self._take(snapshot.partition_id, snapshot) for snapshot in plan.steal]
+        if plan.spare:
+            begun = [task for task in tries if task is not None]
+            self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
+
+    async def _take_spare(self, spare: Sequence[LeaseSnapshot], tries: Collection[asyncio.Task[None]]) -> None:
+        """Win one lease where every other try was lost: a host that owns nothing is not seen by the others."""
+        if tries:
+            await asyncio.wait(tries)
+        for snapshot in spare:
+            if self._is_ending or any(slot.lease is not None for slot in self._slots.values()):
+                return
+            task = self._take(snapshot.partition_id, snapshot)
+            if task is not None:
+                await asyncio.wait((task,))
 
     def _is_barred(self, slot: _Slot, now: float) -> bool:
         """Tell whether a partition must not be started here now; above all while its old pump has not ended."""
@@ -301,12 +314,12 @@ class PartitionManager:
 
     # ------------------------------------------------------------------------------------------------- leases
 
-    def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> None:
+    def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> asyncio.Task[None] | None:
         slot = self._slots.setdefault(partition_id, _Slot(partition_id))
         if slot.lease is not None or self._is_barred(slot, self._clock.monotonic()):
-            return
+            return None
         slot.is_taking = True
-        self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
+        return self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
 
     async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
         owner = self._around.host_name
