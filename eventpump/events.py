@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from eventpump.amqp.codec import DecodeError
@@ -36,7 +37,15 @@ RUNTIME_INFO_RETRIEVAL_TIME = Symbol("runtime_info_retrieval_time_utc")
 """The delivery annotations of a link with runtime metrics (6.3)."""
 
 _FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode())
-_from_timestamp = datetime.fromtimestamp
+
+
+@lru_cache(maxsize=1024)
+def _moment(milliseconds: int) -> datetime:
+    """Make a datetime. Remembered, because many events are stored in the same millisecond."""
+    if 0 <= milliseconds < 4_000_000_000_000:  # beyond it a float would be off by a microsecond
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return Timestamp(milliseconds).to_datetime()
+
 
 START_OFFSET = "-1"
 LATEST_OFFSET = "@latest"
@@ -329,10 +338,7 @@ class ReceivedEvent:
         """When the service stored it, in UTC, to the millisecond."""
         if self._offset is None:
             self._scan()
-        milliseconds = self._enqueued
-        if 0 <= milliseconds < 4_000_000_000_000:  # beyond it a float would be off by a microsecond
-            return _from_timestamp(milliseconds / 1000, UTC)
-        return Timestamp(milliseconds).to_datetime()
+        return _moment(self._enqueued)
 
     @property
     def body(self) -> bytes:
