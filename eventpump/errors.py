@@ -15,8 +15,12 @@
     │   ├── AuthenticationError       the credential was refused
     │   ├── EntityNotFoundError       no such hub, consumer group or partition
     │   ├── ConsumerDisconnectedError another reader with an equal or higher owner level took the partition
+    │   ├── ProducerDisconnectedError another publisher with a higher owner level took over; final for the partition
     │   ├── QuotaExceededError        a limit of the service
     │   └── RequestRefusedError       the service refused the request; sending it again cannot help
+    ├── PublishOutcomeUnknownError    whether a batch is stored is not known yet; its publisher goes on settling it
+    ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
+    ├── BufferFullError               a buffer has no room for an event right now
     ├── StoreError                    the lease or checkpoint store failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
@@ -167,6 +171,12 @@ class ConsumerDisconnectedError(ServiceError):
     default_recovery = Recovery.GIVE_UP
 
 
+class ProducerDisconnectedError(ServiceError):
+    """Another publisher with the same producer id and a higher owner level took over; final for the partition."""
+
+    default_recovery = Recovery.GIVE_UP
+
+
 class QuotaExceededError(ServiceError):
     """A limit of the service is reached."""
 
@@ -177,6 +187,60 @@ class RequestRefusedError(ServiceError):
     """The service refused the request; sending it again cannot help."""
 
     default_recovery = Recovery.GIVE_UP
+
+
+class PublishOutcomeUnknownError(EventPumpError):
+    """Whether the service has stored a batch is not known yet. The cause is chained.
+
+    The batch keeps its numbers, and nothing else goes to its partition, until its publisher has settled it. Sending the
+    same batch again joins that.
+
+    :param partition_id: the partition.
+    :param first: the number of the batch's first event; None where no number was assigned.
+    :param count: how many events it has.
+    """
+
+    def __init__(self, partition_id: str, first: int | None, count: int) -> None:
+        numbers = "" if first is None else f" from number {first}"
+        super().__init__(
+            f"partition {partition_id}: the outcome of {count} events{numbers} is not known; "
+            "send the same batch again to wait for it"
+        )
+        self.partition_id = partition_id
+        self.first = first
+        self.count = count
+
+
+class InvalidClientStateError(EventPumpError):
+    """A publisher's numbers and the service's disagree. Every later send to the partition fails with it.
+
+    :param partition_id: the partition.
+    :param problem: what does not agree.
+    """
+
+    def __init__(self, partition_id: str, problem: str) -> None:
+        super().__init__(f"partition {partition_id}: {problem}; it takes a new producer to publish there")
+        self.partition_id = partition_id
+        self.problem = problem
+
+
+class BufferFullError(EventPumpError):
+    """A buffer has no room for an event right now. Nothing was taken.
+
+    :param partition_id: the partition the event was for.
+    :param size: what the event takes, in bytes.
+    :param events: how many events the buffer holds.
+    :param held: how many bytes they take.
+    """
+
+    def __init__(self, partition_id: str, size: int, events: int, held: int) -> None:
+        super().__init__(
+            f"partition {partition_id}: no room for {size} bytes in a buffer with {events} events of {held} bytes"
+        )
+        self.partition_id = partition_id
+        self.size = size
+        self.events = events
+        self.held = held
 
 
 class StoreError(EventPumpError):
