@@ -1,0 +1,570 @@
+"""The ledger of one partition's idempotent publishing: which numbers, what is in doubt, what to do next.
+
+One batch at a time is at the *head*: `offer` puts it there, and it leaves when it is published or refused. Whatever
+happens to the link and to its transfers is told to the ledger, and `step` says what follows::
+
+    publication = sequencer.offer(batch, count)
+    while publication is sequencer.head:
+        match sequencer.step:
+            case Step.ATTACH:  a new link (closing the old one) with `attach_request`; then `attached(...)`
+            case Step.SEND:    first = `sending()`; transfer the batch, numbered from `first`; then one of `accepted`,
+                               `refused`, `refused_for_now`, `refused_out_of_order`, `fenced`, `not_sent`,
+                               `outcome_unknown`
+            case Step.WAIT:    another task's transfer is out: wait for it
+            case Step.FAIL:    raise `error()`
+
+The states, where the head stands in each, and what leads on:
+
+============  ====================================  =================================================================
+state         means                                 leads to
+============  ====================================  =================================================================
+DETACHED      no link, no head                      attached: IDLE
+IDLE          a link, no head                       offered: READY; detached: DETACHED
+WAITING       no link; no transfer may be stored    attached: READY; withdrawn: DETACHED
+READY         a link; no transfer may be stored     sending: SENDING; detached: WAITING; withdrawn: IDLE
+SENDING       the first transfer that counts is     accepted, refused: IDLE; refused for now, not sent: READY; out of
+              out                                   order: FAILED; unknown, detached: DOUBTFUL
+DOUBTFUL      no link; a transfer may be stored     attached, and the answer is the head's last number: IDLE; attached,
+                                                    and it is the number before its first: UNSTORED
+UNSTORED      a link; not stored when we looked     sending: RESENDING; detached: DOUBTFUL
+RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for now, not sent: UNSTORED; out of order:
+                                                    CONTRADICTED; refused, unknown, detached: DOUBTFUL
+CONTRADICTED  no link; was refused out of order     attached, and the answer is the head's last number: IDLE; else
+              though it seemed unstored             FAILED
+FAILED        final                                 an answer that is neither number, or being fenced, leads here from
+                                                    anywhere
+============  ====================================  =================================================================
+
+The rules behind it:
+
+* Numbers are assigned when a batch is offered (at the first attach, where none is known yet), and stay the same for all
+  its transfers. A look that finds them unused frees nothing: the old transfer may still arrive. They are free again
+  when the service has refused *every* transfer of the batch; one in doubt keeps them for good.
+* A link is attached again with a null number, because the service echoes a number it is given.
+* A number given at attach (a starting number, or fencing) is a claim until a batch is accepted on it: meanwhile the
+  service may answer that nothing is published (-1 or 0), and an answer that equals the head's last number proves
+  nothing, since it may have been true before. The head is then sent again, which is always safe.
+* What numbers cannot tell apart: another publisher with the same id *and* level shares our numbers, and a batch of
+  its that begins and ends where ours does passes for ours. So does, after a restart without fencing, a late transfer of
+  the former process: whoever restarts sends the same events from the number the service answered, or raises the level.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from eventpump.errors import EventPumpError, InvalidClientStateError, ProducerDisconnectedError
+
+NUMBERS = 2**31
+"""How many sequence numbers there are: after 2147483647 comes 0 (wire reference 8.4)."""
+MAX_PRODUCER_ID = 2**63 - 1
+MAX_OWNER_LEVEL = 2**15 - 1
+
+_NOTHING_PUBLISHED = (-1, 0)
+"""What the service answers for an id and level under which nothing is published: sources disagree (8.2)."""
+
+B = TypeVar("B")
+
+
+def advance(number: int, by: int = 1) -> int:
+    """Give the number `by` places (at least 1) after another; -1, for nothing, lies before 0."""
+    return (number + by) % NUMBERS
+
+
+def distance(start: int, end: int) -> int:
+    """Count the numbers from one (exclusive) to another (inclusive), across the wrap."""
+    return (end - start) % NUMBERS
+
+
+class Outcome(enum.Enum):
+    """What is known of a batch."""
+
+    PENDING = "pending"
+    """Nothing yet: it waits, or its first transfer is out."""
+    PUBLISHED = "published"
+    """It is stored, once."""
+    REFUSED = "refused"
+    """It is not stored and never will be. It has no numbers, and may be offered as new."""
+    UNKNOWN = "unknown"
+    """It may be stored, now or later. It keeps its numbers and its place."""
+
+
+class Step(enum.Enum):
+    """What the publisher has to do next."""
+
+    ATTACH = "attach"
+    """Attach a link with `attach_request`. Without a head it may wait until somebody wants the link."""
+    SEND = "send"
+    """Transfer the head."""
+    WAIT = "wait"
+    """Wait for the outcome of the transfer that is out."""
+    REST = "rest"
+    """Nothing."""
+    FAIL = "fail"
+    """Raise `error()`, now and always."""
+
+
+class Failure(enum.Enum):
+    """Why a partition is not published to any more."""
+
+    INVALID_STATE = "invalid state"
+    FENCED = "fenced"
+
+
+class SequencerState(enum.Enum):
+    """Where a partition's publishing stands; see the module."""
+
+    DETACHED = "detached"
+    IDLE = "idle"
+    WAITING = "waiting"
+    READY = "ready"
+    SENDING = "sending"
+    DOUBTFUL = "doubtful"
+    UNSTORED = "unstored"
+    RESENDING = "resending"
+    CONTRADICTED = "contradicted"
+    FAILED = "failed"
+
+
+class SequencerInput(enum.Enum):
+    """What can happen. Answers to an attach are judged first: the last five."""
+
+    OFFERED = "offered"
+    WITHDRAWN = "withdrawn"
+    SENDING = "sending"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    REFUSED_FOR_NOW = "refused for now"
+    OUT_OF_ORDER = "out of order"
+    UNKNOWN = "unknown"
+    DETACHED = "detached"
+    FENCED = "fenced"
+    READ = "read"
+    """The number is read; the level is to be raised with it."""
+    ATTACHED = "attached"
+    """Nothing of the head is stored, as far as the answer tells."""
+    STORED = "stored"
+    """The head is stored."""
+    MISMATCH = "mismatch"
+    """Neither."""
+
+
+_S = SequencerState
+_I = SequencerInput
+
+TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = MappingProxyType(
+    {
+        (_S.DETACHED, _I.OFFERED): _S.WAITING,
+        (_S.DETACHED, _I.READ): _S.DETACHED,
+        (_S.DETACHED, _I.ATTACHED): _S.IDLE,
+        (_S.DETACHED, _I.MISMATCH): _S.FAILED,
+        (_S.DETACHED, _I.FENCED): _S.FAILED,
+        (_S.DETACHED, _I.DETACHED): _S.DETACHED,
+        (_S.IDLE, _I.OFFERED): _S.READY,
+        (_S.IDLE, _I.FENCED): _S.FAILED,
+        (_S.IDLE, _I.DETACHED): _S.DETACHED,
+        (_S.WAITING, _I.READ): _S.WAITING,
+        (_S.WAITING, _I.ATTACHED): _S.READY,
+        (_S.WAITING, _I.MISMATCH): _S.FAILED,
+        (_S.WAITING, _I.FENCED): _S.FAILED,
+        (_S.WAITING, _I.DETACHED): _S.WAITING,
+        (_S.WAITING, _I.WITHDRAWN): _S.DETACHED,
+        (_S.READY, _I.SENDING): _S.SENDING,
+        (_S.READY, _I.FENCED): _S.FAILED,
+        (_S.READY, _I.DETACHED): _S.WAITING,
+        (_S.READY, _I.WITHDRAWN): _S.IDLE,
+        (_S.SENDING, _I.ACCEPTED): _S.IDLE,
+        (_S.SENDING, _I.REFUSED): _S.IDLE,
+        (_S.SENDING, _I.REFUSED_FOR_NOW): _S.READY,
+        (_S.SENDING, _I.OUT_OF_ORDER): _S.FAILED,
+        (_S.SENDING, _I.FENCED): _S.FAILED,
+        (_S.SENDING, _I.UNKNOWN): _S.DOUBTFUL,
+        (_S.SENDING, _I.DETACHED): _S.DOUBTFUL,
+        (_S.SENDING, _I.WITHDRAWN): _S.SENDING,
+        (_S.DOUBTFUL, _I.ATTACHED): _S.UNSTORED,
+        (_S.DOUBTFUL, _I.STORED): _S.IDLE,
+        (_S.DOUBTFUL, _I.MISMATCH): _S.FAILED,
+        (_S.DOUBTFUL, _I.FENCED): _S.FAILED,
+        (_S.DOUBTFUL, _I.DETACHED): _S.DOUBTFUL,
+        (_S.DOUBTFUL, _I.WITHDRAWN): _S.DOUBTFUL,
+        (_S.UNSTORED, _I.SENDING): _S.RESENDING,
+        (_S.UNSTORED, _I.FENCED): _S.FAILED,
+        (_S.UNSTORED, _I.DETACHED): _S.DOUBTFUL,
+        (_S.UNSTORED, _I.WITHDRAWN): _S.UNSTORED,
+        (_S.RESENDING, _I.ACCEPTED): _S.IDLE,
+        (_S.RESENDING, _I.REFUSED): _S.DOUBTFUL,
+        (_S.RESENDING, _I.REFUSED_FOR_NOW): _S.UNSTORED,
+        (_S.RESENDING, _I.OUT_OF_ORDER): _S.CONTRADICTED,
+        (_S.RESENDING, _I.FENCED): _S.FAILED,
+        (_S.RESENDING, _I.UNKNOWN): _S.DOUBTFUL,
+        (_S.RESENDING, _I.DETACHED): _S.DOUBTFUL,
+        (_S.RESENDING, _I.WITHDRAWN): _S.RESENDING,
+        (_S.CONTRADICTED, _I.ATTACHED): _S.FAILED,
+        (_S.CONTRADICTED, _I.STORED): _S.IDLE,
+        (_S.CONTRADICTED, _I.MISMATCH): _S.FAILED,
+        (_S.CONTRADICTED, _I.FENCED): _S.FAILED,
+        (_S.CONTRADICTED, _I.DETACHED): _S.CONTRADICTED,
+        (_S.CONTRADICTED, _I.WITHDRAWN): _S.CONTRADICTED,
+        (_S.FAILED, _I.FENCED): _S.FAILED,
+        (_S.FAILED, _I.DETACHED): _S.FAILED,
+        (_S.FAILED, _I.WITHDRAWN): _S.FAILED,
+    }
+)
+"""Every legal step. What is missing cannot happen: the shell would be wrong, and gets a `KeyError`."""
+
+_STEPS: Mapping[SequencerState, Step] = MappingProxyType(
+    {
+        _S.DETACHED: Step.ATTACH,
+        _S.IDLE: Step.REST,
+        _S.WAITING: Step.ATTACH,
+        _S.READY: Step.SEND,
+        _S.SENDING: Step.WAIT,
+        _S.DOUBTFUL: Step.ATTACH,
+        _S.UNSTORED: Step.SEND,
+        _S.RESENDING: Step.WAIT,
+        _S.CONTRADICTED: Step.ATTACH,
+        _S.FAILED: Step.FAIL,
+    }
+)
+
+_MAY_BE_STORED = frozenset({_S.DOUBTFUL, _S.UNSTORED, _S.RESENDING, _S.CONTRADICTED})
+"""Where an earlier transfer of the head is in doubt, whatever becomes of a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """The producer state to attach with: none of the three properties, or all three, null where None (8.2)."""
+
+    producer_id: int | None = None
+    owner_level: int | None = None
+    number: int | None = None
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether none of the properties is sent."""
+        return self.producer_id is None and self.owner_level is None and self.number is None
+
+
+class Publication(Generic[B]):
+    """A batch, from its offer on. Only its sequencer writes to it.
+
+    :ivar batch: whatever was offered.
+    :ivar count: how many events it has.
+    :ivar first: the number of its first event; None as long as, and as soon as, it has none.
+    :ivar outcome: what is known of it.
+    """
+
+    __slots__ = ("batch", "count", "first", "outcome")
+
+    def __init__(self, batch: B, count: int) -> None:
+        self.batch = batch
+        self.count = count
+        self.first: int | None = None
+        self.outcome = Outcome.PENDING
+
+    @property
+    def last(self) -> int | None:
+        """The number of its last event."""
+        return None if self.first is None else advance(self.first, self.count - 1)
+
+    def __repr__(self) -> str:
+        return f"Publication({self.count} events from {self.first}, {self.outcome.value})"
+
+
+class PartitionSequencer(Generic[B]):
+    """Decides which numbers a partition's batches get, and settles those whose outcome is not known.
+
+    :param partition_id: for messages only.
+    :param producer_id: the id to publish with; None to be given one.
+    :param owner_level: the level to publish with; None for the service's.
+    :param starting_number: the number before the first to use, given to the service at the first attach instead of
+        asking it.
+    :param fence: whether to raise the level, once the last number is read under the given id and level.
+    :raises ValueError: a value outside the service's range, or `fence` without an id and a level, or with a number.
+
+    :ivar state: see the module.
+    :ivar head: the batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
+    :ivar producer_id: the id, as given and then as answered.
+    :ivar owner_level: the level, as given and then as answered.
+    :ivar last_number: the last number known to be published (-1 or 0 where none is), None before the first attach.
+    :ivar failure: why the state is FAILED; None in every other.
+    :ivar problem: the failure in words.
+    """
+
+    __slots__ = (
+        "_is_claimed",
+        "_is_raising",
+        "_is_withdrawn",
+        "_starting_number",
+        "_wants_fence",
+        "failure",
+        "head",
+        "last_number",
+        "owner_level",
+        "partition_id",
+        "problem",
+        "producer_id",
+        "state",
+    )
+
+    def __init__(
+        self,
+        partition_id: str,
+        *,
+        producer_id: int | None = None,
+        owner_level: int | None = None,
+        starting_number: int | None = None,
+        fence: bool = False,
+    ) -> None:
+        _check("producer id", producer_id, MAX_PRODUCER_ID)
+        _check("owner level", owner_level, MAX_OWNER_LEVEL - fence)
+        _check("starting number", starting_number, NUMBERS - 1)
+        if fence and (producer_id is None or owner_level is None or starting_number is not None):
+            raise ValueError("fencing takes an id and a level to start from, and reads the number")
+        self.partition_id = partition_id
+        self.state = SequencerState.DETACHED
+        self.head: Publication[B] | None = None
+        self.producer_id = producer_id
+        self.owner_level = owner_level
+        self.last_number: int | None = None
+        self.failure: Failure | None = None
+        self.problem = ""
+        self._starting_number = starting_number
+        self._wants_fence = fence
+        self._is_raising = False
+        self._is_claimed = starting_number is not None
+        self._is_withdrawn = False
+
+    # ------------------------------------------------------------------------------------------ what to do
+
+    @property
+    def step(self) -> Step:
+        """What to do next."""
+        return _STEPS[self.state]
+
+    @property
+    def attach_request(self) -> AttachRequest:
+        """What to attach with, where the step is to attach."""
+        if self.last_number is None:
+            return AttachRequest(self.producer_id, self.owner_level, self._starting_number)
+        if self._is_raising:
+            assert self.owner_level is not None
+            return AttachRequest(self.producer_id, self.owner_level + 1, self.last_number)
+        return AttachRequest(self.producer_id, self.owner_level)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the head is in doubt and its outcome can still be found out."""
+        return self.head is not None and self.head.outcome is Outcome.UNKNOWN and self.failure is None
+
+    def error(self) -> EventPumpError:
+        """Make the error of a failed partition, a new one for each who is told."""
+        if self.failure is Failure.FENCED:
+            return ProducerDisconnectedError(self.problem, entity=f"partition {self.partition_id}")
+        assert self.failure is Failure.INVALID_STATE
+        return InvalidClientStateError(self.partition_id, self.problem)
+
+    # ------------------------------------------------------------------------------------------ the head
+
+    def offer(self, batch: B, count: int) -> Publication[B]:
+        """Put a batch at the head, which must be free. It has its numbers now, or at the first attach.
+
+        :param count: how many events it has, at least 1.
+        :raises EventPumpError: the partition has failed: `error()`.
+        """
+        if self.failure is not None:
+            raise self.error()
+        if not 0 < count < NUMBERS:
+            raise ValueError("a batch has at least one event")
+        self._move(SequencerInput.OFFERED)
+        self.head = Publication(batch, count)
+        self._is_withdrawn = False
+        self._number()
+        return self.head
+
+    def withdraw(self, publication: Publication[B]) -> Outcome:
+        """Note that its caller stops trying: cancelled, or out of retries. Always allowed.
+
+        :returns: REFUSED where nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays
+            there, to be settled. What became of it already, where it did.
+        """
+        if publication is not self.head:
+            return publication.outcome
+        untouched = self.state in (SequencerState.WAITING, SequencerState.READY)
+        self._move(SequencerInput.WITHDRAWN)
+        if untouched:
+            self._free()
+            return Outcome.REFUSED
+        self._is_withdrawn = True
+        publication.outcome = Outcome.UNKNOWN
+        return Outcome.UNKNOWN
+
+    def sending(self) -> int:
+        """Note that the head goes out on the link now. :returns: the number of its first event."""
+        self._move(SequencerInput.SENDING)
+        assert self.head is not None
+        assert self.head.first is not None
+        return self.head.first
+
+    # ------------------------------------------------------------------------------------------ what became of it
+
+    def accepted(self) -> None:
+        """Note that the service has stored it, now or before."""
+        self._move(SequencerInput.ACCEPTED)
+        self._published()
+
+    def refused(self) -> None:
+        """Note that the service has refused this transfer, and will refuse another. That of an earlier one is open."""
+        self._move(SequencerInput.REFUSED)
+        if self.state is SequencerState.IDLE:
+            self._free()
+
+    def refused_for_now(self) -> None:
+        """Note that the service has refused this transfer, but may take the next (throttling)."""
+        self._not_stored()
+
+    def not_sent(self) -> None:
+        """Note that no byte of the transfer has left. Where the link is lost too, tell `detached` after it."""
+        self._not_stored()
+
+    def refused_out_of_order(self) -> None:
+        """Note that the service has refused this transfer as out of order. Final where nothing is there to settle."""
+        self._move(SequencerInput.OUT_OF_ORDER)
+        if self.state is SequencerState.FAILED:
+            assert self.head is not None
+            self._fail(
+                Failure.INVALID_STATE,
+                f"the service refused number {self.head.first} as out of order, after {self.last_number}, and nothing "
+                "sent before explains it; another publisher may have the same id, or the starting number is wrong",
+            )
+            self._free()
+
+    def outcome_unknown(self) -> None:
+        """Note that what became of the transfer is not known: any error that is no refusal."""
+        self._move(SequencerInput.UNKNOWN)
+        self._in_doubt()
+
+    # ------------------------------------------------------------------------------------------ the link
+
+    def attached(self, producer_id: int | None, owner_level: int | None, number: int | None) -> None:
+        """Note what the service answered to an attach with `attach_request`; None for what it left out."""
+        happened, problem = self._judge(producer_id, owner_level, number)
+        before = self.state
+        self._move(happened)
+        if happened is SequencerInput.MISMATCH or self.state is SequencerState.FAILED:
+            self._fail(Failure.INVALID_STATE, problem)
+            if before is SequencerState.WAITING:
+                self._free()
+            return
+        if happened is SequencerInput.STORED:
+            self._published()
+            return
+        if self.last_number is None:
+            self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number
+            self._is_raising = happened is SequencerInput.READ
+            self._number()
+        elif self._is_raising:
+            self.owner_level = owner_level
+            self._is_raising = False
+            self._is_claimed = True
+
+    def detached(self) -> None:
+        """Note that the link is lost. A transfer still out is in doubt."""
+        self._move(SequencerInput.DETACHED)
+        if self.state is SequencerState.DOUBTFUL:
+            self._in_doubt()
+
+    def fenced(self, description: str, *, transfer_refused: bool) -> None:
+        """Note that a publisher with a higher level took over: final.
+
+        :param description: the service's words.
+        :param transfer_refused: whether the transfer that is out was refused for it; False where an attach was, or
+            where the link ended.
+        """
+        before = self.state
+        self._move(SequencerInput.FENCED)
+        if before is SequencerState.FAILED:
+            return
+        self._fail(Failure.FENCED, description)
+        untouched = before in (SequencerState.WAITING, SequencerState.READY)
+        if untouched or (before is SequencerState.SENDING and transfer_refused):
+            self._free()
+        elif self.head is not None:
+            self._in_doubt()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _judge(
+        self, producer_id: int | None, owner_level: int | None, number: int | None
+    ) -> tuple[SequencerInput, str]:
+        asked = self.attach_request
+        if producer_id is None or owner_level is None or number is None:
+            return SequencerInput.MISMATCH, "the service answered without a producer id, owner level or number"
+        if producer_id < 0 or owner_level < 0 or not -1 <= number < NUMBERS:
+            return SequencerInput.MISMATCH, f"the service answered ({producer_id}, {owner_level}, {number})"
+        if asked.producer_id not in (None, producer_id) or asked.owner_level not in (None, owner_level):
+            return SequencerInput.MISMATCH, (
+                f"attached as producer {asked.producer_id} of level {asked.owner_level}, "
+                f"the service answered {producer_id} of level {owner_level}"
+            )
+        if self.last_number is None:
+            return (SequencerInput.READ if self._wants_fence else SequencerInput.ATTACHED), ""
+        if number == self.last_number or (self._is_claimed and not self._is_raising and number in _NOTHING_PUBLISHED):
+            return SequencerInput.ATTACHED, (
+                f"the service refused the numbers after {number} as out of order, and then answered that they come next"
+            )
+        head = self.head
+        if head is not None and number == head.last and self.state in _MAY_BE_STORED:
+            if not self._is_claimed:
+                return SequencerInput.STORED, ""
+            return SequencerInput.ATTACHED, (
+                f"the service refused the numbers up to {number} as out of order, and nothing shows whose they are"
+            )
+        doubt = "" if head is None or self.state not in _MAY_BE_STORED else f" or {head.last}"
+        return SequencerInput.MISMATCH, f"the last number is {self.last_number}{doubt}, the service answered {number}"
+
+    def _not_stored(self) -> None:
+        # A batch nobody waits for, and that is not in doubt, ends with its refusal.
+        if self._is_withdrawn and self.state is SequencerState.SENDING:
+            self.refused()
+        else:
+            self._move(SequencerInput.REFUSED_FOR_NOW)
+
+    def _number(self) -> None:
+        if self.head is not None and self.last_number is not None:
+            self.head.first = advance(self.last_number)
+
+    def _published(self) -> None:
+        head = self.head
+        assert head is not None
+        head.outcome = Outcome.PUBLISHED
+        self.last_number = head.last
+        self._is_claimed = False
+        self.head = None
+
+    def _free(self) -> None:
+        head = self.head
+        assert head is not None
+        head.outcome = Outcome.REFUSED
+        head.first = None
+        self.head = None
+
+    def _in_doubt(self) -> None:
+        assert self.head is not None
+        self.head.outcome = Outcome.UNKNOWN
+
+    def _fail(self, failure: Failure, problem: str) -> None:
+        self.failure = failure
+        self.problem = problem
+
+    def _move(self, happened: SequencerInput) -> None:
+        self.state = TRANSITIONS[self.state, happened]
+
+
+def _check(name: str, value: int | None, maximum: int) -> None:
+    if value is not None and not 0 <= value <= maximum:
+        raise ValueError(f"the {name} lies between 0 and {maximum}, not at {value}")
