@@ -25,9 +25,18 @@ from eventpump.amqp.connection import (
 )
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import AmqpError, Source, Target
+from eventpump.amqp.types import Int, Short
 from eventpump.dialect.addresses import Address, AddressKind, parse_address
 from eventpump.dialect.filters import parse_source_filter
-from eventpump.dialect.names import EPOCH, RECEIVER_NAME, RUNTIME_METRIC
+from eventpump.dialect.names import (
+    EPOCH,
+    IDEMPOTENT_PRODUCER,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+    RECEIVER_NAME,
+    RUNTIME_METRIC,
+)
 from eventpump.emulator.auth import Grant, Grants, Right
 from eventpump.emulator.faults import (
     CloseConnection,
@@ -40,6 +49,7 @@ from eventpump.emulator.faults import (
     Refuse,
     error_of,
 )
+from eventpump.emulator.ledger import ProducerState, claim_of
 from eventpump.emulator.links import PRODUCER_CREDIT, ConsumerEnd, LinkEnd, ProducerEnd, ReceivingEnd
 from eventpump.emulator.log import (
     Hub,
@@ -289,10 +299,7 @@ class ServiceConnection:
             case CloseConnection() as action:
                 self.close(error_of(action))
             case DetachLink() as action:
-                self._attach(link, address, target)
-                end = self._ends.get(link)
-                if end is not None:
-                    end.detach(error_of(action))
+                self._attach(link, address, target, ends_with=error_of(action))
             case _:
                 self.abort()
 
@@ -312,21 +319,32 @@ class ServiceConnection:
         except ValueError:
             raise _RefusedError("amqp:not-found", entity_not_found(text[:200])) from None
 
-    def _attach(self, link: Link, address: Address, target: FaultTarget) -> None:
+    def _attach(self, link: Link, address: Address, target: FaultTarget, *, ends_with: AmqpError | None = None) -> None:
+        """Attach a link, or refuse it. :param ends_with: a fault's error, to detach it with at once."""
         try:
             if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
                 end = self._attach_node(link, address, target)
-            elif link.is_receiver:
-                end = self._attach_producer(link, address, target)
-            else:
+            elif not link.is_receiver:
                 end = self._attach_consumer(link, address, target)
+            elif _is_idempotent(link):
+                self._attach_publisher(link, address, target, ends_with)
+                return
+            else:
+                end = self._attach_producer(link, address, target)
         except _RefusedError as refused:
             link.refuse(refused.error)
+            self._changed()
         else:
-            self._ends[link] = end
-            if link.is_receiver:
-                link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
+            self._attached(end, ends_with)
+
+    def _attached(self, end: LinkEnd, ends_with: AmqpError | None) -> None:
+        """Take a link in that was just accepted."""
+        self._ends[end.link] = end
+        if end.link.is_receiver:
+            end.link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
         self._changed()
+        if ends_with is not None:
+            end.detach(ends_with)
 
     def _attach_node(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
         if address.kind is AddressKind.MANAGEMENT and not self.grants:
@@ -337,14 +355,48 @@ class ServiceConnection:
         return AnswerEnd(self, link, address, target)
 
     def _attach_producer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
+        hub, partition = self._destination(address)
+        self._accept(link)
+        return ProducerEnd(self, link, address, target, hub, partition)
+
+    def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends_with: AmqpError | None) -> None:
+        """Attach an idempotent producer: once its partition's ledger has taken it (wire reference 8.2)."""
+        hub, partition = self._destination(address)
+        if partition is None:
+            raise _RefusedError("amqp:not-allowed", "An idempotent producer sends to one partition.")
+        assert link.remote is not None
+        claim = claim_of(link.remote.properties)
+        if isinstance(claim, Refusal):
+            raise _RefusedError(claim.condition, claim.description)
+        end = ProducerEnd(self, link, address, target, hub, partition, is_idempotent=True)
+        refusal = self.service.attach_publisher(
+            partition, claim, lambda state, number: _AttachTicket(end, state, number, ends_with)
+        )
+        if refusal is not None:
+            raise _RefusedError(refusal.condition, refusal.description)
+
+    def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends_with: AmqpError | None) -> None:
+        """Accept an idempotent producer's link, if it still waits for that."""
+        if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
+            self._accept(end.link, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER])
+            self._attached(end, ends_with)
+        else:
+            end.closed()
+
+    def publisher_failed(self, end: ProducerEnd, reason: str) -> None:
+        """Refuse an idempotent producer's link, as the ledger could not be written."""
+        end.closed()
+        if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
+            end.link.refuse(AmqpError("amqp:internal-error", f"The producer could not be remembered: {reason}"))
+            self._changed()
+
+    def _destination(self, address: Address) -> tuple[Hub, PartitionLog | None]:
         if not self.grants.allow(address, Right.SEND):
             raise self._unauthorized(address, "Send")
         hub = self._hub_of(address)
         if address.kind is AddressKind.CONSUMER:
             raise _RefusedError("amqp:not-allowed", "A consumer group cannot be sent to.")
-        partition = None if address.kind is not AddressKind.PARTITION else self._partition_of(hub, address)
-        self._accept(link)
-        return ProducerEnd(self, link, address, target, hub, partition)
+        return hub, None if address.kind is not AddressKind.PARTITION else self._partition_of(hub, address)
 
     def _attach_consumer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
         if not self.grants.allow(address, Right.LISTEN):
@@ -387,7 +439,13 @@ class ServiceConnection:
         self._accept(link)
         return end
 
-    def _accept(self, link: Link) -> None:
+    def _accept(
+        self,
+        link: Link,
+        *,
+        properties: dict[str, object] | None = None,
+        offered_capabilities: list[str] | None = None,
+    ) -> None:
         remote = link.remote
         assert remote is not None
         source, target = remote.source or Source(), remote.target or Target()
@@ -395,7 +453,13 @@ class ServiceConnection:
         if link.is_receiver:
             target.expiry_policy = target.expiry_policy or "session-end"
             offered = min(remote.max_message_size or limit, limit)
-            link.accept(source=source, target=target, max_message_size=offered)
+            link.accept(
+                source=source,
+                target=target,
+                max_message_size=offered,
+                properties=properties,
+                offered_capabilities=offered_capabilities,
+            )
             # The engine's own limit is looser, so that one message too large is rejected and the link stays.
             link.max_message_size = 0
         else:
@@ -525,6 +589,39 @@ class ServiceConnection:
                         f"ExpiredToken: The token is expired. Resource: '{self.service.address_of(str(end.address))}'.",
                     )
                 )
+
+
+class _AttachTicket:
+    """Answers an idempotent producer's attach.
+
+    :param number: the sequence number to answer.
+    :param ends_with: what a fault detaches the link with at once.
+    """
+
+    __slots__ = ("_ends_with", "_number", "_state", "end")
+
+    def __init__(self, end: ProducerEnd, state: ProducerState, number: int, ends_with: AmqpError | None) -> None:
+        self.end = end
+        self._state = state
+        self._number = number
+        self._ends_with = ends_with
+
+    def stored(self) -> None:
+        """Accept the link, with what the producer is and where it stands."""
+        properties: dict[str, object] = {
+            PRODUCER_ID: self._state.producer_id,
+            PRODUCER_EPOCH: Short(self._state.epoch),
+            PRODUCER_SEQUENCE_NUMBER: Int(self._number),
+        }
+        self.end.connection.publisher_taken(self.end, properties, self._ends_with)
+
+    def failed(self, reason: str) -> None:
+        """Refuse the link."""
+        self.end.connection.publisher_failed(self.end, reason)
+
+
+def _is_idempotent(link: Link) -> bool:
+    return link.remote is not None and IDEMPOTENT_PRODUCER in (link.remote.desired_capabilities or ())
 
 
 def _target_of(link: Link, address: Address) -> FaultTarget:

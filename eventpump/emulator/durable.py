@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eventpump.emulator.config import HubSpec
+from eventpump.emulator.ledger import ProducerState
 from eventpump.emulator.log import Hub, LogEnd, NumberedBatch, PartitionLog, group_names
 from eventpump.errors import ConfigurationError, StoreError
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE hubs (name TEXT PRIMARY KEY COLLATE NOCASE, created_ms INTEGER NOT NULL);
 CREATE TABLE consumer_groups (hub TEXT NOT NULL COLLATE NOCASE, name TEXT NOT NULL COLLATE NOCASE,
@@ -32,6 +33,12 @@ CREATE TABLE partitions (id INTEGER PRIMARY KEY, hub TEXT NOT NULL COLLATE NOCAS
 CREATE TABLE batches (partition INTEGER NOT NULL, sequence_number INTEGER NOT NULL, first_offset INTEGER NOT NULL,
     enqueued_ms INTEGER NOT NULL, sizes BLOB NOT NULL, payload BLOB NOT NULL,
     PRIMARY KEY (partition, sequence_number));
+"""
+# Since version 2.
+_PRODUCERS = """
+CREATE TABLE producers (partition INTEGER NOT NULL, producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    last INTEGER NOT NULL, is_fresh INTEGER NOT NULL, recent BLOB NOT NULL, PRIMARY KEY (partition, producer_id))
+    WITHOUT ROWID
 """
 _GROUP_BYTES = 16 << 20
 
@@ -45,6 +52,21 @@ class Append:
 
     batch: NumberedBatch
     ticket: object
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """What is to be kept of an idempotent producer beside events, or (None) only an answer that waits its turn.
+
+    :param ticket: whatever its owner needs to answer for it.
+    """
+
+    partition: PartitionLog
+    producer: ProducerState | None
+    ticket: object
+
+
+Entry = Append | LedgerEntry
 
 
 class _Signal(enum.Enum):
@@ -82,8 +104,8 @@ class DurableStore:
         directory: Path,
         *,
         fsync: bool,
-        on_committed: Callable[[list[Append]], None],
-        on_failed: Callable[[list[Append], str], None],
+        on_committed: Callable[[list[Entry]], None],
+        on_failed: Callable[[list[Entry], str], None],
         take_back: Callable[[], None],
     ) -> None:
         self._directory = directory
@@ -91,7 +113,7 @@ class DurableStore:
         self._on_committed = on_committed
         self._on_failed = on_failed
         self._take_back = take_back
-        self._inbox: queue.SimpleQueue[Append | _Drop | _AddPartitions | _Signal] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Entry | _Drop | _AddPartitions | _Signal] = queue.SimpleQueue()
         self._rows: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -115,9 +137,9 @@ class DurableStore:
             await self.aclose()
             raise
 
-    def append(self, append: Append) -> None:
-        """Hand a batch over; `on_committed` or `on_failed` answers for it."""
-        self._inbox.put(append)
+    def append(self, entry: Entry) -> None:
+        """Hand a batch or a ledger's entry over; `on_committed` or `on_failed` answers for it, in their order."""
+        self._inbox.put(entry)
 
     def drop(self, partition: PartitionLog) -> None:
         """Forget what lies before the partition's beginning."""
@@ -173,6 +195,8 @@ class DurableStore:
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     database.execute(statement)
+            if version in (0, 1):
+                database.execute(_PRODUCERS)
                 database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
             elif version != _SCHEMA_VERSION:
                 raise ConfigurationError("data", f"{self._directory} was written by another version of the emulator")
@@ -231,6 +255,11 @@ class DurableStore:
             batch = _unpack(log, sequence_number, first_offset, enqueued_ms, sizes, payload)
             if batch.next_sequence_number > beginning:
                 log.restore(batch)
+        producers = database.execute(
+            "SELECT producer_id, epoch, last, is_fresh, recent FROM producers WHERE partition = ?", (row,)
+        )
+        for producer in producers:
+            log.publishing.restore(_unpack_producer(*producer))
         if log.payloads and log.beginning < beginning:
             log.drop_oldest(beginning - log.beginning)
         if log.end != next_sequence_number:
@@ -252,7 +281,7 @@ class DurableStore:
                     size += item.batch.size
             last = group[-1]
             work = [item for item in group if not isinstance(item, _Signal)]
-            appends = [item for item in work if isinstance(item, Append)]
+            entries = [item for item in work if isinstance(item, Append | LedgerEntry)]
             growths = [item.done for item in work if isinstance(item, _AddPartitions)]
             reason: str | None = "an earlier write failed" if failing else None
             if work and not failing:
@@ -263,33 +292,36 @@ class DurableStore:
             if work and reason is not None:
                 for done in growths:
                     self._call(_set_exception, done, StoreError("add partitions", reason))
-                self._call(self._on_failed if failing else self._failed, appends, reason)
+                self._call(self._on_failed if failing else self._failed, entries, reason)
                 failing = True
             else:
                 for done in growths:
                     self._call(_set_result, done, None)
-                if appends:
-                    self._call(self._on_committed, appends)
+                if entries:
+                    self._call(self._on_committed, entries)
             if last is _Signal.RESUME:
                 failing = False
             elif last is _Signal.STOP:
                 return
 
-    def _failed(self, appends: list[Append], reason: str) -> None:
+    def _failed(self, entries: list[Entry], reason: str) -> None:
         self._take_back()
-        self._on_failed(appends, reason)
+        self._on_failed(entries, reason)
         # What was handed over before this fails too, with nothing taken back a second time.
         self._inbox.put(_Signal.RESUME)
 
-    def _commit(self, database: sqlite3.Connection, work: list[Append | _Drop | _AddPartitions]) -> None:
+    def _commit(self, database: sqlite3.Connection, work: list[Entry | _Drop | _AddPartitions]) -> None:
         database.execute("BEGIN IMMEDIATE")
         try:
             ends: dict[int, NumberedBatch] = {}
+            producers: dict[tuple[int, int], ProducerState] = {}
             for item in work:
                 if isinstance(item, Append):
                     batch = item.batch
                     row = self._rows[id(batch.partition)]
                     ends[row] = batch
+                    if batch.producer is not None:
+                        producers[row, batch.producer.producer_id] = batch.producer
                     database.execute(
                         "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
                         (
@@ -301,6 +333,9 @@ class DurableStore:
                             b"".join(batch.payloads),
                         ),
                     )
+                elif isinstance(item, LedgerEntry):
+                    if item.producer is not None:
+                        producers[self._rows[id(item.partition)], item.producer.producer_id] = item.producer
                 elif isinstance(item, _Drop):
                     row = self._rows[id(item.partition)]
                     # The row the beginning lies in stays; the load cuts it.
@@ -323,6 +358,13 @@ class DurableStore:
                 [
                     (batch.next_sequence_number, batch.next_offset, batch.offsets[-1], batch.time_ms, row)
                     for row, batch in ends.items()
+                ],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (row, producer_id, state.epoch, state.last, state.is_fresh, _pack_recent(state.recent))
+                    for (row, producer_id), state in producers.items()
                 ],
             )
             database.execute("COMMIT")
@@ -369,3 +411,13 @@ def _unpack(
         payloads.append(payload[position : position + length])
         position += length
     return NumberedBatch(log, sequence_number, enqueued_ms, payloads, offsets, first_offset + position, position)
+
+
+def _pack_recent(recent: tuple[tuple[int, int], ...]) -> bytes:
+    return array("I", [value for batch in recent for value in batch]).tobytes()
+
+
+def _unpack_producer(producer_id: int, epoch: int, last: int, is_fresh: int, recent: bytes) -> ProducerState:
+    values: array[int] = array("I")
+    values.frombytes(recent)
+    return ProducerState(producer_id, epoch, last, bool(is_fresh), tuple(zip(values[::2], values[1::2], strict=True)))

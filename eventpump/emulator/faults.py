@@ -70,6 +70,14 @@ class DropConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLate:
+    """Cut the connection without a word, and take a producer's message when the fault is removed.
+
+    It is then judged by what was stored in between, and answered to nobody. What came behind it is lost.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class CloseConnection:
     """Close the connection with an error."""
 
@@ -85,7 +93,7 @@ class DetachLink:
     description: str = "The link was force detached by a fault."
 
 
-Action = Refuse | Reject | Delay | Hold | DropConnection | CloseConnection | DetachLink
+Action = Refuse | Reject | Delay | Hold | DropConnection | StoreLate | CloseConnection | DetachLink
 
 
 def error_of(action: Refuse | Reject | CloseConnection | DetachLink) -> AmqpError:
@@ -183,6 +191,8 @@ class Faults:
             raise ValueError("an attach is what can be refused")
         if isinstance(action, Reject) and (on is not Performative.TRANSFER or role in (None, LinkRole.CONSUMER)):
             raise ValueError("a transfer of a producer or of a request is what can be rejected: name the role")
+        if isinstance(action, StoreLate) and (on is not Performative.TRANSFER or role is not LinkRole.PRODUCER):
+            raise ValueError("a producer's transfer is what can be stored late: name the role")
         fault = Fault(
             action,
             on,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.link import Link
@@ -32,10 +33,12 @@ from eventpump.emulator.faults import (
     Hold,
     Performative,
     Reject,
+    StoreLate,
     error_of,
 )
+from eventpump.emulator.ledger import Run, run_of
 from eventpump.emulator.log import Hub, PartitionLog
-from eventpump.emulator.readers import ReaderTable
+from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.emulator.stamping import add_delivery_annotations
 from eventpump.errors import EventTooLargeError
 
@@ -151,6 +154,10 @@ class ReceivingEnd(LinkEnd):
                 self.reject(item, error_of(fault.action))
             elif isinstance(fault.action, DropConnection) and fault.action.stored:
                 self.take(item, drops=True)
+            elif isinstance(fault.action, StoreLate):
+                late = item._replace(delivery_id=None)
+                fault.when_removed(partial(self.take, late))
+                self.connection.abort()
             elif self.strike(fault):
                 self._is_blocked = True
                 self._waiting.appendleft(item)
@@ -169,8 +176,20 @@ class ReceivingEnd(LinkEnd):
         """Finish what the last messages began."""
 
 
-class Ticket:
-    """Answers a producer for one message, once it is stored or could not be."""
+class Ticket(Protocol):
+    """Answers for what was handed to the store, once it is kept or could not be."""
+
+    end: ProducerEnd
+
+    def stored(self) -> None:
+        """Answer that it is kept."""
+
+    def failed(self, reason: str) -> None:
+        """Answer that it is not."""
+
+
+class MessageTicket:
+    """Answers a producer for one message."""
 
     __slots__ = ("delivery_id", "drops", "end")
 
@@ -179,9 +198,20 @@ class Ticket:
         self.delivery_id = delivery_id
         self.drops = drops
 
+    def stored(self) -> None:
+        """Have it accepted."""
+        self.end.stored(self)
+
+    def failed(self, reason: str) -> None:
+        """Have it rejected."""
+        self.end.failed(self, reason)
+
 
 class ProducerEnd(ReceivingEnd):
-    """A link that a producer sends on: to one partition, or (None) to the gateway."""
+    """A link that a producer sends on: to one partition, or (None) to the gateway.
+
+    :param is_idempotent: its events are numbered, and judged by their partition's ledger.
+    """
 
     def __init__(
         self,
@@ -191,11 +221,13 @@ class ProducerEnd(ReceivingEnd):
         target: FaultTarget,
         hub: Hub,
         partition: PartitionLog | None,
+        is_idempotent: bool = False,
     ) -> None:
         super().__init__(connection, link, address, Right.SEND, target)
         self.last_transfer = asyncio.get_running_loop().time()
         self._hub = hub
         self._partition = partition
+        self._is_idempotent = is_idempotent
         self._accepted: list[int] = []
         self._unstored = 0
 
@@ -204,14 +236,12 @@ class ProducerEnd(ReceivingEnd):
         service = self.connection.service
         payload = item.payload
         if len(payload) > service.max_message_size:
-            self.reject(
-                item,
-                AmqpError(
-                    "amqp:link:message-size-exceeded",
-                    f"The received message (delivery-id:{item.delivery_id}, size:{len(payload)} bytes) exceeds the "
-                    f"limit ({service.max_message_size} bytes) currently allowed on the link.",
-                ),
+            error = AmqpError(
+                "amqp:link:message-size-exceeded",
+                f"The received message (delivery-id:{item.delivery_id}, size:{len(payload)} bytes) exceeds the "
+                f"limit ({service.max_message_size} bytes) currently allowed on the link.",
             )
+            self._turn_down(item, error, drops=drops)
             return
         try:
             key = partition_key_of(payload)
@@ -225,17 +255,38 @@ class ProducerEnd(ReceivingEnd):
                 partition = (
                     self._hub.next_partition() if key is None else partitions[partition_for_key(key, len(partitions))]
                 )
-            service.store(partition, events, batch_key, Ticket(self, item.delivery_id, drops))
-            self._unstored += 1
+            refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
+            if refusal is not None:
+                self._turn_down(item, AmqpError(refusal.condition, refusal.description), drops=drops)
         except DecodeError as error:
-            self.reject(item, AmqpError("amqp:decode-error", error.description))
+            self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
+
+    def _store(
+        self, partition: PartitionLog, events: list[bytes], batch_key: str | None, ticket: MessageTicket
+    ) -> Refusal | None:
+        run: Run | None = None
+        if self._is_idempotent:
+            numbered = run_of(events)
+            if isinstance(numbered, Refusal):
+                return numbered
+            run, events = numbered
+        refusal = self.connection.service.store(partition, events, batch_key, ticket, run=run)
+        if refusal is None:
+            self._unstored += 1
+        return refusal
+
+    def _turn_down(self, item: Incoming, error: AmqpError, *, drops: bool) -> None:
+        if drops:
+            self.connection.abort()
+        else:
+            self.reject(item, error)
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Settle the message as rejected."""
         if item.delivery_id is not None:
             self.link.settle(item.delivery_id, item.delivery_id, Rejected(error))
 
-    def stored(self, ticket: Ticket) -> None:
+    def stored(self, ticket: MessageTicket) -> None:
         """Note that a message is stored; `worked` tells the producer."""
         self._unstored -= 1
         if ticket.drops:
@@ -243,7 +294,7 @@ class ProducerEnd(ReceivingEnd):
         elif ticket.delivery_id is not None:
             self._accepted.append(ticket.delivery_id)
 
-    def failed(self, ticket: Ticket, reason: str) -> None:
+    def failed(self, ticket: MessageTicket, reason: str) -> None:
         """Tell the producer that a message could not be stored."""
         self._unstored -= 1
         if self.is_open and ticket.delivery_id is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from eventpump.amqp.types import Timestamp
 from eventpump.dialect.management import NEVER, PartitionFacts
 from eventpump.dialect.names import DEFAULT_CONSUMER_GROUP
+from eventpump.emulator.ledger import ProducerState, PublishingLedger
 from eventpump.emulator.stamping import stamp
 from eventpump.events import EventPosition
 
@@ -33,7 +34,10 @@ class InvalidPositionError(Exception):
 
 @dataclass(slots=True)
 class NumberedBatch:
-    """A batch with its numbers, not visible yet."""
+    """A batch with its numbers, not visible yet.
+
+    :param producer: where the idempotent producer that sent it stands after it.
+    """
 
     partition: PartitionLog
     sequence_number: int
@@ -42,6 +46,7 @@ class NumberedBatch:
     offsets: array[int]
     next_offset: int
     size: int
+    producer: ProducerState | None = None
 
     @property
     def next_sequence_number(self) -> int:
@@ -69,6 +74,7 @@ class PartitionLog:
     `payloads` holds what is retained; the one at index `i` has the sequence number `beginning + i`.
 
     :param resume: where the numbers of an earlier life of it stopped.
+    :ivar publishing: its idempotent producers.
     """
 
     def __init__(self, hub: str, partition_id: str, *, resume: LogEnd | None = None) -> None:
@@ -79,6 +85,7 @@ class PartitionLog:
         self.beginning = end.next_sequence_number
         self.size = 0
         self.dropping_reported = False
+        self.publishing = PublishingLedger()
         self.listeners: set[Callable[[], None]] = set()
         self._offsets: array[int] = array("q")
         self._times: array[int] = array("q")
@@ -108,16 +115,28 @@ class PartitionLog:
         """When the oldest retained event came; None where nothing is retained."""
         return self._times[0] if self._times else None
 
-    def number(self, events: list[bytes], now_ms: int, batch_key: str | None = None) -> NumberedBatch:
+    def number(
+        self, events: list[bytes], now_ms: int, batch_key: str | None = None, producer: ProducerState | None = None
+    ) -> NumberedBatch:
         """Give a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
 
+        :param producer: where its idempotent producer stands after it.
         :raises DecodeError: one event is no AMQP message; no number was given.
         """
         time_ms = max(now_ms, self._clock_ms)
         stamped = stamp(events, self._next_number, self._next_offset, time_ms, batch_key)
         batch = NumberedBatch(
-            self, self._next_number, time_ms, stamped.payloads, stamped.offsets, stamped.next_offset, stamped.size
+            self,
+            self._next_number,
+            time_ms,
+            stamped.payloads,
+            stamped.offsets,
+            stamped.next_offset,
+            stamped.size,
+            producer,
         )
+        if producer is not None:
+            self.publishing.advance(producer)
         self._clock_ms = time_ms
         self._next_number += len(events)
         self._next_offset = stamped.next_offset
@@ -132,6 +151,8 @@ class PartitionLog:
         self._last_offset = batch.offsets[-1]
         self._last_ms = batch.time_ms
         self.size += batch.size
+        if batch.producer is not None:
+            self.publishing.committed(batch.producer)
         for listener in tuple(self.listeners):
             listener()
 
@@ -146,6 +167,7 @@ class PartitionLog:
 
     def take_back(self) -> None:
         """Forget the numbers of every batch that was not published: nobody has seen them."""
+        self.publishing.take_back()
         self._next_number = self.end
         if self.payloads:
             self._next_offset = self._last_offset + len(self.payloads[-1])

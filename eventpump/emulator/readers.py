@@ -34,7 +34,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a reader is not, or no longer, wanted."""
+    """Why a reader, or a producer, is not, or no longer, wanted."""
 
     condition: str
     description: str

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
@@ -49,6 +49,8 @@ class Emulator:
     :param max_message_size: the largest event or batch taken, in bytes.
     :param deadlines: how long idle connections and links are put up with.
     :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
+    :param nothing_published: the last sequence number an idempotent producer is told before its first event. Of the
+        real service both are reported; a client should bear both.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -69,6 +71,7 @@ class Emulator:
         max_message_size: int = 1024 * 1024,
         deadlines: Deadlines | None = None,
         now: Callable[[], float] = time.time,
+        nothing_published: Literal[0, -1] = 0,
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
@@ -91,6 +94,7 @@ class Emulator:
         self._max_message_size = max_message_size
         self._deadlines = deadlines or Deadlines()
         self._now = now
+        self._nothing_published = nothing_published
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -102,6 +106,9 @@ class Emulator:
 
         :raises ConfigurationError: the address cannot be listened on, or the data directory not be used.
         """
+        await self._start(self._requested_port)
+
+    async def _start(self, port: int) -> None:
         if self._server is not None:
             raise RuntimeError("the emulator is started already")
         service = Service(
@@ -110,22 +117,21 @@ class Emulator:
             deadlines=self._deadlines,
             max_message_size=self._max_message_size,
             now=self._now,
+            nothing_published=self._nothing_published,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: _ServedProtocol(ServiceConnection(service)),
                 self._host,
-                self._requested_port,
+                port,
                 ssl=self._tls,
                 backlog=1024,
             )
         except (OSError, UnicodeError) as error:
             await service.aclose()
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise ConfigurationError(
-                "port", f"cannot listen on {self._host}:{self._requested_port}: {reason}"
-            ) from None
+            raise ConfigurationError("port", f"cannot listen on {self._host}:{port}: {reason}") from None
         except BaseException:
             await service.aclose()
             raise
@@ -159,6 +165,18 @@ class Emulator:
         if left:
             await asyncio.wait([connection.closed for connection in left])
         await server.wait_closed()
+
+    async def restart(self) -> None:
+        """Stop, and start again on the same port. With `data` the hubs are there again; memory forgets everything.
+
+        Faults are gone. Cancelled or failed, it is stopped.
+
+        :raises ConfigurationError: the port is somebody else's by now, or the data directory cannot be used.
+        """
+        self._running()
+        port = self._port
+        await self.aclose()
+        await self._start(port)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from eventpump.emulator.auth import KeyRing
 from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
-from eventpump.emulator.durable import Append, DurableStore
+from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
+from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerState, Repeat, Run
 from eventpump.emulator.links import ProducerEnd, Ticket
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
-from eventpump.emulator.readers import ReaderTable
+from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Service:
         deadlines: Deadlines,
         max_message_size: int,
         now: Callable[[], float] = time.time,
+        nothing_published: int = NOTHING_PUBLISHED,
     ) -> None:
         self.keys = keys
         self.faults = Faults()
@@ -66,6 +69,8 @@ class Service:
         self.now = now
         self.authority = ""
         self.connections: set[ServiceConnection] = set()
+        self._nothing_published = nothing_published
+        self._rng = random.Random()
         self._retention = retention
         self._hubs: dict[str, Hub] = {}
         self._partitions: list[PartitionLog] = []
@@ -134,18 +139,61 @@ class Service:
 
     # ----------------------------------------------------------------------------------------------- storing
 
-    def store(self, partition: PartitionLog, events: list[bytes], batch_key: str | None, ticket: Ticket) -> None:
+    def store(
+        self,
+        partition: PartitionLog,
+        events: list[bytes],
+        batch_key: str | None,
+        ticket: Ticket,
+        *,
+        run: Run | None = None,
+    ) -> Refusal | None:
         """Store events, all or none, and answer for them by the ticket: at once, or when they are on disk.
 
+        :param run: what an idempotent producer's events say of themselves. Those that are stored already are answered
+            for as if they were stored now, and no earlier than they really are.
+        :returns: why they are not stored, where the partition's ledger does not take them.
         :raises DecodeError: one of them is no AMQP message; nothing is stored.
         """
-        batch = partition.number(events, self.now_ms(), batch_key)
+        producer: ProducerState | None = None
+        if run is not None:
+            judgement = partition.publishing.judge(run)
+            if isinstance(judgement, Refusal):
+                return judgement
+            if isinstance(judgement, Repeat):
+                self._remember(partition, None, ticket)
+                return None
+            producer = judgement
+        batch = partition.number(events, self.now_ms(), batch_key, producer)
         if self._durable is not None:
             self._durable.append(Append(batch, ticket))
-            return
+            return None
         partition.publish(batch)
-        ticket.end.stored(ticket)
+        ticket.stored()
         self._grown(batch.size)
+        return None
+
+    def attach_publisher(
+        self, partition: PartitionLog, claim: Claim, ticket_for: Callable[[ProducerState, int], Ticket]
+    ) -> Refusal | None:
+        """Let an idempotent producer's link in, by the ticket, once what it was told will not be lost.
+
+        :param ticket_for: makes the ticket from the producer's state and the number to answer.
+        :returns: why it is not let in.
+        """
+        admission = partition.publishing.attach(claim, self._rng, self._nothing_published)
+        if isinstance(admission, Refusal):
+            return admission
+        self._remember(partition, admission.state, ticket_for(*admission))
+        return None
+
+    def _remember(self, partition: PartitionLog, producer: ProducerState | None, ticket: Ticket) -> None:
+        if self._durable is not None:
+            self._durable.append(LedgerEntry(partition, producer, ticket))
+            return
+        if producer is not None:
+            partition.publishing.committed(producer)
+        ticket.stored()
 
     async def add_partitions(self, name: str, count: int) -> None:
         """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
@@ -161,24 +209,25 @@ class Service:
         hub.partitions += added
         self._partitions += added
 
-    def _committed(self, appends: list[Append]) -> None:
+    def _committed(self, entries: list[Entry]) -> None:
         ends: dict[ProducerEnd, None] = {}
-        for append in appends:
-            ticket = append.ticket
-            assert isinstance(ticket, Ticket)
-            append.batch.partition.publish(append.batch)
-            ticket.end.stored(ticket)
+        for entry in entries:
+            ticket = cast("Ticket", entry.ticket)
+            if isinstance(entry, Append):
+                entry.batch.partition.publish(entry.batch)
+                self._grown(entry.batch.size)
+            elif entry.producer is not None:
+                entry.partition.publishing.committed(entry.producer)
+            ticket.stored()
             ends[ticket.end] = None
-            self._grown(append.batch.size)
         self._answer(ends)
 
-    def _not_written(self, appends: list[Append], reason: str) -> None:
+    def _not_written(self, entries: list[Entry], reason: str) -> None:
         _logger.error("events could not be written: %s", reason)
         ends: dict[ProducerEnd, None] = {}
-        for append in appends:
-            ticket = append.ticket
-            assert isinstance(ticket, Ticket)
-            ticket.end.failed(ticket, reason)
+        for entry in entries:
+            ticket = cast("Ticket", entry.ticket)
+            ticket.failed(reason)
             ends[ticket.end] = None
         self._answer(ends)
 

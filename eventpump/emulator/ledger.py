@@ -1,0 +1,319 @@
+"""What a partition remembers of its idempotent producers, and what it therefore takes from them. Pure.
+
+The rules are those of wire reference 8.2 (attach) and 8.5 (messages). Where nothing is known of the service, the
+choice that shows a client's mistake was made; such rows say so.
+
+A ledger has two steps, as the log has: `attach` and `advance` change what later ones are judged by, `committed` says
+that a change is as durable as the hub is, and `take_back` forgets those that are not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from eventpump.amqp import codec
+from eventpump.amqp.message import MESSAGE_ANNOTATIONS, section_spans
+from eventpump.amqp.types import Int, Short
+from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.emulator.readers import Refusal
+
+NUMBERS = 1 << 31
+"""How many sequence numbers there are: after the last comes 0 (wire reference 8.4)."""
+LOOK_BACK = 5
+"""How many batches a repeat is recognised among. The service's own depth is not known; Kafka keeps five."""
+NOTHING_PUBLISHED = 0
+"""What an attach is answered before the first event. An older source says -1 (wire reference 8.2)."""
+
+PRODUCER_EPOCH_STOLEN = "com.microsoft:producer-epoch-stolen"
+OUT_OF_ORDER_SEQUENCE = "com.microsoft:out-of-order-sequence"
+_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
+_ARGUMENT_ERROR = "com.microsoft:argument-error"
+_NOT_ALLOWED = "amqp:not-allowed"
+
+_KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
+_TYPES = (int, Short, Int)
+_ID_BITS = 52
+"""Ids are whole numbers in JavaScript too."""
+_NUMBER_HEAD = codec.encode(PRODUCER_SEQUENCE_NUMBER) + b"\x71"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a link says it publishes as; the service fills in what is None."""
+
+    producer_id: int | None
+    epoch: int | None
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The events of one message, by their annotations.
+
+    :param first: the first one's sequence number; the others follow, with the wrap.
+    """
+
+    producer_id: int
+    epoch: int
+    first: int
+    count: int
+
+    @property
+    def last(self) -> int:
+        """The last one's number."""
+        return (self.first + self.count - 1) % NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """One producer in one partition.
+
+    :param last: the last number published, or the one it said it stands at, or `NOTHING_PUBLISHED`.
+    :param is_fresh: nothing was published in this epoch, so that any number may come first.
+    :param recent: first number and count of the newest batches, oldest first.
+    """
+
+    producer_id: int
+    epoch: int
+    last: int
+    is_fresh: bool = True
+    recent: tuple[tuple[int, int], ...] = ()
+
+
+class Admission(NamedTuple):
+    """An attach that is taken.
+
+    :param state: where the producer stands; to be kept before the attach is answered.
+    :param number: the number to answer: its own where it gave one (8.2), else the last published.
+    """
+
+    state: ProducerState
+    number: int
+
+
+class Repeat:
+    """The run is stored already."""
+
+
+REPEAT = Repeat()
+
+
+class PublishingLedger:
+    """The idempotent producers of one partition. One task mutates it.
+
+    A state is kept for ever: how long the service keeps it is not known.
+    """
+
+    __slots__ = ("_committed", "_states")
+
+    def __init__(self) -> None:
+        self._states: dict[int, ProducerState] = {}
+        self._committed: dict[int, ProducerState] = {}
+
+    def attach(
+        self, claim: Claim, rng: random.Random, nothing_published: int = NOTHING_PUBLISHED
+    ) -> Admission | Refusal:
+        """Answer a link that wants to publish, and remember what it raises or begins.
+
+        :param rng: makes the ids of new producers.
+        :param nothing_published: the number a producer without any stands at.
+        """
+        if any(value is not None and value < 0 for value in (claim.producer_id, claim.epoch, claim.number)):
+            return Refusal(
+                _OUT_OF_RANGE, "The producer's id, epoch and sequence number must be zero or positive numbers."
+            )
+        standing = nothing_published if claim.number is None else claim.number
+        if claim.producer_id is None:
+            state = ProducerState(self._new_id(rng), claim.epoch or 0, standing)
+        else:
+            known = self._states.get(claim.producer_id)
+            if known is None:
+                return _unknown(claim.producer_id)
+            if claim.epoch is None or claim.epoch == known.epoch:
+                # A stale number is told by the first send, not here.
+                state = replace(known, last=claim.number) if known.is_fresh and claim.number is not None else known
+            elif claim.epoch < known.epoch:
+                # Not known of the service; Kafka fences here as well.
+                return _stolen(claim.producer_id, claim.epoch, known.epoch)
+            else:
+                state = ProducerState(known.producer_id, claim.epoch, standing)
+        self._states[state.producer_id] = state
+        return Admission(state, state.last if claim.number is None else claim.number)
+
+    def judge(self, run: Run) -> ProducerState | Repeat | Refusal:
+        """Tell what becomes of a run: the state after storing it, for `advance`; or why it is not to be stored."""
+        state = self._states.get(run.producer_id)
+        if state is None:
+            return _unknown(run.producer_id)
+        if run.epoch < state.epoch:
+            return _stolen(run.producer_id, run.epoch, state.epoch)
+        if run.epoch > state.epoch:
+            # Not known of the service: every client seen raises its epoch by attaching.
+            return Refusal(
+                _NOT_ALLOWED,
+                f"Producer {run.producer_id} has no link of epoch {run.epoch}: the current one is {state.epoch}.",
+            )
+        batch = (run.first, run.count)
+        if not state.is_fresh:
+            expected = (state.last + 1) % NUMBERS
+            ahead = (run.first - expected) % NUMBERS
+            if ahead and batch in state.recent:
+                return REPEAT
+            if ahead:
+                kind = "an old" if ahead >= NUMBERS // 2 else "an out of order"
+                return Refusal(
+                    OUT_OF_ORDER_SEQUENCE,
+                    f"The supplied sequence number is {kind} sequence number. Producer:{run.producer_id} "
+                    f"Received:{run.first} Expected:{expected}",
+                )
+        recent = (*state.recent, batch)[-LOOK_BACK:]
+        return ProducerState(run.producer_id, run.epoch, run.last, is_fresh=False, recent=recent)
+
+    def advance(self, state: ProducerState) -> None:
+        """Judge by a state from now on."""
+        self._states[state.producer_id] = state
+
+    def committed(self, state: ProducerState) -> None:
+        """Note that a state, and the events it tells of, will not be lost."""
+        self._committed[state.producer_id] = state
+
+    def take_back(self) -> None:
+        """Forget everything that was not committed."""
+        self._states = dict(self._committed)
+
+    def restore(self, state: ProducerState) -> None:
+        """Take in a state of an earlier life."""
+        self._states[state.producer_id] = self._committed[state.producer_id] = state
+
+    def _new_id(self, rng: random.Random) -> int:
+        while True:
+            producer_id = rng.getrandbits(_ID_BITS)
+            if producer_id not in self._states:
+                return producer_id
+
+
+def claim_of(properties: Mapping[Any, Any] | None) -> Claim | Refusal:
+    """Read what a link claims from its properties: all three, some of them null, or none."""
+    given = properties or {}
+    values = tuple(given.get(key) for key in _KEYS)
+    if not all(key in given for key in _KEYS) and any(key in given for key in _KEYS):
+        # A rule that clients state; what the service does is not known.
+        return Refusal(_ARGUMENT_ERROR, "A producer gives its id, epoch and sequence number together, or none of them.")
+    if not all(value is None or type(value) is kind for value, kind in zip(values, _TYPES, strict=True)):
+        return Refusal(_ARGUMENT_ERROR, "A producer's id is a long, its epoch a short, its sequence number an int.")
+    return Claim(*values)
+
+
+def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
+    """Read the annotations of a message's events.
+
+    Events without them are refused, as nothing is known of what the service does with them on such a link.
+
+    :param events: encoded messages, one at least.
+    :returns: the run, and the events, without their annotations where these are nothing but the run's.
+    :raises DecodeError: one of them is no AMQP message.
+    """
+    first = _annotations_of(events[0])
+    if isinstance(first, Refusal):
+        return first
+    producer_id, epoch, number = first
+    expected = number
+    layout = _layout_of(events[0], number)
+    is_uniform = layout.split > 0
+    for index, raw in enumerate(events):
+        split = layout.split
+        if split > 0 and raw.startswith(layout.head) and raw.startswith(layout.tail, split + 4):
+            # The same bytes but for the number: nothing else needs to be read.
+            number = int.from_bytes(raw[split : split + 4], "big", signed=True)
+        elif index:
+            found = _annotations_of(raw)
+            if isinstance(found, Refusal):
+                return found
+            if found[:2] != (producer_id, epoch):
+                return Refusal(_ARGUMENT_ERROR, "The events of a batch are of several producers or epochs.")
+            number = found[2]
+            layout = _layout_of(raw, number)
+            is_uniform = False
+        if number != expected:
+            return Refusal(
+                OUT_OF_ORDER_SEQUENCE,
+                f"The sequence numbers of a batch do not follow each other. Producer:{producer_id} "
+                f"Received:{number} Expected:{expected}",
+            )
+        expected = (expected + 1) % NUMBERS
+    run = Run(producer_id, int(epoch), int(first[2]), len(events))
+    # Readers never get them, and without them storing an event costs what a plain one does.
+    end = layout.end
+    if is_uniform and layout.is_bare and min(map(len, events)) > end:
+        return run, [raw[end:] for raw in events]
+    return run, events
+
+
+def _annotations_of(raw: bytes) -> tuple[int, int, int] | Refusal:
+    """Read the id, epoch and sequence number of one event."""
+    annotations: Mapping[Any, Any] = {}
+    for code, start, end in section_spans(raw):
+        if code == MESSAGE_ANNOTATIONS:
+            section, _ = codec.decode(raw, start, end)
+            annotations = section.value if isinstance(section.value, dict) else {}
+        elif code > MESSAGE_ANNOTATIONS:
+            break
+    producer_id, epoch, number = (annotations.get(key) for key in _KEYS)
+    if type(producer_id) is not int or type(epoch) is not Short or type(number) is not Int:
+        return Refusal(
+            _NOT_ALLOWED,
+            "An event on an idempotent producer's link is annotated with its id (long), epoch (short) and sequence "
+            "number (int).",
+        )
+    if producer_id < 0 or epoch < 0 or number < 0:
+        return Refusal(_OUT_OF_RANGE, "An event's producer id, epoch and sequence number must be zero or positive.")
+    return producer_id, epoch, number
+
+
+class _Layout(NamedTuple):
+    """Where an event's number lies.
+
+    :param split: where its four bytes begin; 0 where it is not encoded in four.
+    :param head: the bytes before them.
+    :param tail: the bytes after them, up to `end`.
+    :param end: where the annotations end.
+    :param is_bare: the annotations come first and hold the producer's three only.
+    """
+
+    split: int
+    head: bytes
+    tail: bytes
+    end: int
+    is_bare: bool
+
+
+def _layout_of(raw: bytes, number: int) -> _Layout:
+    spans = [span for span in section_spans(raw) if span[0] <= MESSAGE_ANNOTATIONS]
+    end = spans[-1][2]
+    found = raw.find(_NUMBER_HEAD, 0, end)
+    split = found + len(_NUMBER_HEAD)
+    # Found twice, or beside another number: one of them lies inside some other value.
+    if (
+        found < 0
+        or raw.find(_NUMBER_HEAD, found + 1, end) >= 0
+        or raw[split : split + 4] != number.to_bytes(4, "big")
+        or split + 4 > end
+    ):
+        return _Layout(0, b"", b"", end, is_bare=False)
+    is_bare = len(spans) == 1 and (raw[3:6:2] == b"\xc1\x06" or raw[3:4] + raw[8:12] == b"\xd1\0\0\0\x06")
+    return _Layout(split, raw[:split], raw[split + 4 : end], end, is_bare)
+
+
+def _unknown(producer_id: int) -> Refusal:
+    return Refusal(_NOT_ALLOWED, f"The producer {producer_id} is not known to this partition.")
+
+
+def _stolen(producer_id: int, received: int, current: int) -> Refusal:
+    return Refusal(
+        PRODUCER_EPOCH_STOLEN,
+        f"At least one producer exists with the same id and a higher epoch. Producer:{producer_id} "
+        f"Received:{received} Current:{current}",
+    )
