@@ -37,7 +37,6 @@ _KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 _TYPES = (int, Short, Int)
 _ID_BITS = 52
 """Ids are whole numbers in JavaScript too."""
-_NUMBER_HEAD = codec.encode(PRODUCER_SEQUENCE_NUMBER) + b"\x71"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
         return first
     producer_id, epoch, number = first
     expected = number
-    layout = _layout_of(events[0], number)
+    layout = _layout_of(events[0])
     is_uniform = layout.split > 0
     for index, raw in enumerate(events):
         split = layout.split
@@ -235,7 +234,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
             if found[:2] != (producer_id, epoch):
                 return Refusal(_ARGUMENT_ERROR, "The events of a batch are of several producers or epochs.")
             number = found[2]
-            layout = _layout_of(raw, number)
+            layout = _layout_of(raw)
             is_uniform = False
         if number != expected:
             return Refusal(
@@ -290,20 +289,25 @@ class _Layout(NamedTuple):
     is_bare: bool
 
 
-def _layout_of(raw: bytes, number: int) -> _Layout:
+def _layout_of(raw: bytes) -> _Layout:
+    """Find the number of an event that was read already."""
     spans = [span for span in section_spans(raw) if span[0] <= MESSAGE_ANNOTATIONS]
     end = spans[-1][2]
-    found = raw.find(_NUMBER_HEAD, 0, end)
-    split = found + len(_NUMBER_HEAD)
-    # Found twice, or beside another number: one of them lies inside some other value.
-    if (
-        found < 0
-        or raw.find(_NUMBER_HEAD, found + 1, end) >= 0
-        or raw[split : split + 4] != number.to_bytes(4, "big")
-        or split + 4 > end
-    ):
+    starts = [start for code, start, _ in spans if code == MESSAGE_ANNOTATIONS]
+    if len(starts) > 1:
         return _Layout(0, b"", b"", end, is_bare=False)
-    is_bare = len(spans) == 1 and (raw[3:6:2] == b"\xc1\x06" or raw[3:4] + raw[8:12] == b"\xd1\0\0\0\x06")
+    pos = codec.skip(raw, starts[0] + 1, end)
+    if raw[pos] == 0xC1:
+        count, pos = raw[pos + 2], pos + 3
+    else:
+        count, pos = int.from_bytes(raw[pos + 5 : pos + 9], "big"), pos + 9
+    split = 0
+    for _ in range(count // 2):
+        name, value = codec.decode(raw, pos, end)
+        pos = codec.skip(raw, value, end)
+        if name == PRODUCER_SEQUENCE_NUMBER and raw[value] == 0x71:
+            split = value + 1
+    is_bare = len(spans) == 1 and count == 2 * len(_KEYS)
     return _Layout(split, raw[:split], raw[split + 4 : end], end, is_bare)
 
 
