@@ -290,6 +290,7 @@ class PartitionSequencer(Generic[B]):
     :ivar head: the batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
     :ivar producer_id: the id, as given and then as answered.
     :ivar owner_level: the level, as given and then as answered.
+    :ivar is_raising: whether the number is read, and the next attach raises the level with it.
     :ivar last_number: the last number known to be published (-1 or 0 where none is), None before the first attach.
     :ivar failure: why the state is FAILED; None in every other.
     :ivar problem: the failure in words.
@@ -297,12 +298,12 @@ class PartitionSequencer(Generic[B]):
 
     __slots__ = (
         "_is_claimed",
-        "_is_raising",
         "_is_withdrawn",
         "_starting_number",
         "_wants_fence",
         "failure",
         "head",
+        "is_raising",
         "last_number",
         "owner_level",
         "partition_id",
@@ -335,7 +336,7 @@ class PartitionSequencer(Generic[B]):
         self.problem = ""
         self._starting_number = starting_number
         self._wants_fence = fence
-        self._is_raising = False
+        self.is_raising = False
         self._is_claimed = starting_number is not None
         self._is_withdrawn = False
 
@@ -351,7 +352,7 @@ class PartitionSequencer(Generic[B]):
         """What to attach with, where the step is to attach."""
         if self.last_number is None:
             return AttachRequest(self.producer_id, self.owner_level, self._starting_number)
-        if self._is_raising:
+        if self.is_raising:
             assert self.owner_level is not None
             return AttachRequest(self.producer_id, self.owner_level + 1, self.last_number)
         return AttachRequest(self.producer_id, self.owner_level)
@@ -465,11 +466,11 @@ class PartitionSequencer(Generic[B]):
             return
         if self.last_number is None:
             self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number
-            self._is_raising = happened is SequencerInput.READ
+            self.is_raising = happened is SequencerInput.READ
             self._number()
-        elif self._is_raising:
+        elif self.is_raising:
             self.owner_level = owner_level
-            self._is_raising = False
+            self.is_raising = False
             self._is_claimed = True
 
     def detached(self) -> None:
@@ -513,7 +514,7 @@ class PartitionSequencer(Generic[B]):
             )
         if self.last_number is None:
             return (SequencerInput.READ if self._wants_fence else SequencerInput.ATTACHED), ""
-        if number == self.last_number or (self._is_claimed and not self._is_raising and number in _NOTHING_PUBLISHED):
+        if number == self.last_number or (self._is_claimed and not self.is_raising and number in _NOTHING_PUBLISHED):
             return SequencerInput.ATTACHED, (
                 f"the service refused the numbers after {number} as out of order, and then answered that they come next"
             )
