@@ -203,7 +203,7 @@ def claim_of(properties: Mapping[Any, Any] | None) -> Claim | Refusal:
         return Refusal(_ARGUMENT_ERROR, "A producer gives its id, epoch and sequence number together, or none of them.")
     if not all(value is None or type(value) is kind for value, kind in zip(values, _TYPES, strict=True)):
         return Refusal(_ARGUMENT_ERROR, "A producer's id is a long, its epoch a short, its sequence number an int.")
-    return Claim(*values)
+    return Claim(*(None if value is None else int(value) for value in values))
 
 
 def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:

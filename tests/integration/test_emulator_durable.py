@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from eventpump.amqp.message import Data, Message
 from eventpump.emulator.config import HubSpec
-from eventpump.emulator.durable import Append, DurableStore
+from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
+from eventpump.emulator.ledger import Admission, Claim, ProducerState, PublishingLedger, Run
 from eventpump.emulator.log import Hub, PartitionLog
 from eventpump.errors import ConfigurationError
 
@@ -44,15 +47,16 @@ class Disk:
                 self._answered.clear()
                 await self._answered.wait()
 
-    def _commit(self, appends: list[Append]) -> None:
-        for append in appends:
-            append.batch.partition.publish(append.batch)
-            self.committed.append(append.ticket)
+    def _commit(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if isinstance(entry, Append):
+                entry.batch.partition.publish(entry.batch)
+            self.committed.append(entry.ticket)
         self._answered.set()
 
-    def _fail(self, appends: list[Append], reason: str) -> None:
+    def _fail(self, entries: list[Entry], reason: str) -> None:
         assert reason
-        self.failed += [append.ticket for append in appends]
+        self.failed += [entry.ticket for entry in entries]
         self._answered.set()
 
     def _take_back(self) -> None:
@@ -191,3 +195,56 @@ async def test_a_later_version_is_left_alone(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(ConfigurationError, match="another version"):
         await Disk(tmp_path).open(HubSpec("h", 1))
+
+
+def known(ledger: PublishingLedger, producer_id: int) -> ProducerState:
+    admission = ledger.attach(Claim(producer_id, None, None), random.Random(1))
+    assert isinstance(admission, Admission)
+    return admission.state
+
+
+async def test_producers_are_there_again(tmp_path: Path) -> None:
+    """Where idempotent producers stood comes back whole: with their events, and without any."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 2))
+    states: list[ProducerState] = []
+    for epoch, log in enumerate(hub.partitions):
+        for number in (None, 2**31 - 3):
+            admission = log.publishing.attach(Claim(None, epoch, number), random.Random(epoch))
+            assert isinstance(admission, Admission)
+            disk.store.append(LedgerEntry(log, admission.state, None))
+            state = admission.state
+            for _ in range(3 * epoch):
+                judged = log.publishing.judge(Run(state.producer_id, epoch, (state.last + 1) % 2**31, 2))
+                assert isinstance(judged, ProducerState)
+                state = judged
+                disk.store.append(Append(log.number([event(), event()], 5, None, state), None))
+            states.append(state)
+    disk.store.append(LedgerEntry(hub.partitions[0], None, "turn"))
+    await disk.store.aclose()
+    assert disk.committed[-1] == "turn"
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    found = [known(loaded.partitions[index // 2].publishing, state.producer_id) for index, state in enumerate(states)]
+    assert found == states
+    await again.store.aclose()
+
+
+async def test_hubs_of_before_there_were_producers(tmp_path: Path) -> None:
+    """A directory of the version before is taken over as it is."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    disk.put(hub.partitions[0], b"a")
+    await disk.store.aclose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "hubs.sqlite")) as database:
+        database.execute("DROP TABLE producers")
+        database.execute("PRAGMA user_version=1")
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].payloads == hub.partitions[0].payloads
+    again.store.append(LedgerEntry(loaded.partitions[0], ProducerState(5, 1, 7), None))
+    await again.store.aclose()
+    last = Disk(tmp_path)
+    (loaded,) = await last.open()
+    assert known(loaded.partitions[0].publishing, 5) == ProducerState(5, 1, 7)
+    await last.store.aclose()
