@@ -1,0 +1,439 @@
+"""Accumulating events into batches, and the room for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
+
+
+def accumulator(
+    max_events: int = 3, max_bytes: int = 100, max_wait: float = 5, head_size: int = 0
+) -> BatchAccumulator[str]:
+    """Make one with small limits."""
+    return BatchAccumulator(max_events=max_events, max_bytes=max_bytes, max_wait=max_wait, head_size=head_size)
+
+
+def events(batch: Batch[str] | None) -> str | None:
+    """Give the events of a batch in one word."""
+    return None if batch is None else "".join(batch.events)
+
+
+# ------------------------------------------------------------------------------------------------- by count
+
+
+def test_a_batch_full_by_count_is_ready_at_once() -> None:
+    """The event that fills it makes it ready, and its timer goes."""
+    filling = accumulator(max_events=3)
+    assert [filling.add("0", each, 1, 0) for each in "abc"] == [False, False, True]
+    assert filling.deadline is None
+    batch = filling.take("0")
+    assert events(batch) == "abc"
+    assert filling.take("0") is None
+
+
+def test_what_follows_a_full_batch_waits_on_its_own() -> None:
+    """The next event begins a batch with a wait of its own."""
+    filling = accumulator(max_events=2)
+    for now, each in enumerate("abc"):
+        filling.add("0", each, 1, now)
+    assert filling.deadline == 2 + 5
+    assert events(filling.take("0")) == "ab"
+    assert filling.take("0") is None
+
+
+# ------------------------------------------------------------------------------------------------- by bytes
+
+
+def test_an_event_that_does_not_fit_makes_the_batch_ready() -> None:
+    """A batch never takes more than the limit, its head included; the event begins the next one."""
+    filling = accumulator(max_events=9, max_bytes=10, head_size=2)
+    assert [filling.add("0", each, 3, 0) for each in "abc"] == [False, False, True]
+    batch = filling.take("0")
+    assert batch is not None
+    assert (events(batch), batch.size) == ("ab", 8)
+    assert filling.deadline == 5
+
+
+def test_a_batch_full_to_the_byte_is_ready_at_once() -> None:
+    """Nothing could be added any more."""
+    filling = accumulator(max_events=9, max_bytes=10)
+    assert [filling.add("0", each, 5, 0) for each in "ab"] == [False, True]
+    assert events(filling.take("0")) == "ab"
+
+
+def test_one_event_can_make_two_batches_ready() -> None:
+    """It does not fit the first, and fills the second."""
+    filling = accumulator(max_events=9, max_bytes=10)
+    filling.add("0", "a", 3, 0)
+    assert filling.add("0", "b", 10, 0)
+    assert [events(filling.take("0")) for _ in range(3)] == ["a", "b", None]
+
+
+# ------------------------------------------------------------------------------------------------- by age
+
+
+def test_a_batch_is_due_when_its_first_event_has_waited() -> None:
+    """Later events do not put it off; before that nothing is ready."""
+    filling = accumulator()
+    filling.add("0", "a", 1, 10)
+    filling.add("0", "b", 1, 14)
+    assert [filling.deadline] == [15]
+    assert filling.expire(14.9) == []
+    assert filling.take("0") is None
+    assert filling.expire(15) == ["0"]
+    assert filling.is_ready("0")
+    assert [filling.deadline] == [None]
+    assert events(filling.take("0")) == "ab"
+
+
+def test_a_due_batch_fills_on_until_it_is_taken() -> None:
+    """A partition that is busy sending gets fewer, larger batches; what is taken is fixed."""
+    filling = accumulator(max_events=3)
+    filling.add("0", "a", 1, 0)
+    filling.expire(5)
+    assert filling.add("0", "b", 1, 6) is False
+    batch = filling.take("0")
+    assert events(batch) == "ab"
+    filling.add("0", "c", 1, 7)
+    assert events(batch) == "ab"
+    assert filling.deadline == 7 + 5
+
+
+def test_a_due_batch_that_becomes_full_is_one_batch() -> None:
+    """It is told once, and it is there once."""
+    filling = accumulator(max_events=2)
+    filling.add("0", "a", 1, 0)
+    assert filling.expire(5) == ["0"]
+    assert filling.add("0", "b", 1, 6) is False
+    assert filling.add("0", "c", 1, 6) is False
+    assert [events(filling.take("0")) for _ in range(2)] == ["ab", None]
+    assert filling.deadline == 11
+
+
+def test_there_is_one_deadline_for_all_partitions() -> None:
+    """The earliest; what is due comes in the order of age, and the others go on waiting."""
+    filling = accumulator()
+    for now, partition_id in enumerate("312"):
+        filling.add(partition_id, "a", 1, now)
+    assert filling.deadline == 5
+    assert filling.expire(6) == ["3", "1"]
+    assert filling.deadline == 7
+    assert not filling.is_ready("2")
+
+
+def test_a_wait_of_nothing_is_due_at_once() -> None:
+    """With `max_wait` 0 the deadline is now."""
+    filling = accumulator(max_wait=0)
+    filling.add("0", "a", 1, 3)
+    assert filling.deadline == 3
+    assert filling.expire(3) == ["0"]
+
+
+# ------------------------------------------------------------------------------------------------- flushing
+
+
+def test_flush_makes_everything_ready() -> None:
+    """Whatever its age; a partition with nothing to flush is not named."""
+    filling = accumulator(max_events=2)
+    for partition_id in "0112":
+        filling.add(partition_id, "a", 1, 0)
+    assert filling.flush() == ["0", "2"]
+    assert filling.flush() == []
+    assert filling.deadline is None
+    assert [events(filling.take(each)) for each in "012"] == ["a", "aa", "a"]
+    assert filling.is_empty()
+
+
+def test_flush_of_one_partition_leaves_the_others() -> None:
+    """Only its batch is ready."""
+    filling = accumulator()
+    for partition_id in "01":
+        filling.add(partition_id, "a", 1, 0)
+    assert filling.flush("1") == ["1"]
+    assert filling.flush("7") == []
+    assert not filling.is_ready("0")
+    assert filling.is_ready("1")
+    assert not filling.is_empty()
+
+
+def test_an_unknown_partition_has_nothing() -> None:
+    """Asking about it is no error."""
+    assert accumulator().take("7") is None
+    assert not accumulator().is_ready("7")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_events": 0}, {"max_bytes": 5, "head_size": 5}, {"max_wait": -1}, {"head_size": -1}]
+)
+def test_limits_without_room_are_refused(limits: dict[str, int]) -> None:
+    """A batch of nothing would never go out."""
+    with pytest.raises(ValueError, match="room"):
+        accumulator(**limits)
+
+
+# ------------------------------------------------------------------------------------------------- a model
+
+
+@dataclass
+class _Group:
+    """The events of one batch, as they should be."""
+
+    events: list[int]
+    size: int
+    due_at: float
+    is_due: bool = False
+    is_full: bool = False
+
+
+@dataclass
+class _Plan:
+    groups: list[_Group] = field(default_factory=list)
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """Events come out once, in order, in batches that were ready for a reason, and never too late."""
+
+    @initialize(
+        max_events=st.integers(1, 5), max_bytes=st.integers(10, 40), max_wait=st.integers(0, 6), head=st.integers(0, 5)
+    )
+    def begin(self, max_events: int, max_bytes: int, max_wait: int, head: int) -> None:
+        self.limits = (max_events, max_bytes, max_wait, head)
+        self.filling = BatchAccumulator[int](
+            max_events=max_events, max_bytes=max_bytes, max_wait=max_wait, head_size=head
+        )
+        self.now = 0.0
+        self.count = 0
+        self.plans = {each: _Plan() for each in "012"}
+
+    @rule(partition_id=st.sampled_from("012"), size=st.integers(1, 50), passed=st.integers(0, 3))
+    def add(self, partition_id: str, size: int, passed: int) -> None:
+        max_events, max_bytes, max_wait, head = self.limits
+        self.now += passed
+        groups = self.plans[partition_id].groups
+        ready_before = sum(each.is_due or each.is_full for each in groups)
+        said = self.filling.add(partition_id, self.count, size, self.now)
+        if groups and not groups[-1].is_full and groups[-1].size + size > max_bytes:
+            groups[-1].is_full = True
+        if not groups or groups[-1].is_full:
+            groups.append(_Group([], head, self.now + max_wait))
+        groups[-1].events.append(self.count)
+        groups[-1].size += size
+        groups[-1].is_full = len(groups[-1].events) == max_events or groups[-1].size >= max_bytes
+        assert said == (sum(each.is_due or each.is_full for each in groups) > ready_before)
+        self.count += 1
+
+    @rule(passed=st.integers(0, 5))
+    def expire(self, passed: int) -> None:
+        self.now += passed
+        due = self.filling.expire(self.now)
+        expected = []
+        for partition_id, plan in self.plans.items():
+            for group in plan.groups:
+                if not group.is_due and not group.is_full and group.due_at <= self.now:
+                    group.is_due = True
+                    expected.append(partition_id)
+        assert sorted(due) == sorted(expected)
+
+    @rule(partition_id=st.sampled_from([None, "0", "1", "2"]))
+    def flush(self, partition_id: str | None) -> None:
+        flushed = self.filling.flush(partition_id)
+        expected = []
+        for each, plan in self.plans.items():
+            for group in plan.groups:
+                if partition_id in (None, each) and not group.is_due and not group.is_full:
+                    group.is_due = True
+                    expected.append(each)
+        assert sorted(flushed) == sorted(expected)
+
+    @rule(partition_id=st.sampled_from("012"))
+    def take(self, partition_id: str) -> None:
+        batch = self.filling.take(partition_id)
+        groups = self.plans[partition_id].groups
+        if not groups or not (groups[0].is_due or groups[0].is_full):
+            assert batch is None
+            return
+        assert batch is not None
+        group = groups.pop(0)
+        assert (batch.events, batch.size) == (group.events, group.size)
+        max_events, max_bytes, _, _ = self.limits
+        assert len(batch.events) <= max_events
+        assert batch.size <= max_bytes or len(batch.events) == 1
+
+    @invariant()
+    def the_deadline_is_the_earliest(self) -> None:
+        if hasattr(self, "filling"):
+            waiting = [
+                group.due_at
+                for plan in self.plans.values()
+                for group in plan.groups
+                if not group.is_due and not group.is_full
+            ]
+            assert self.filling.deadline == min(waiting, default=None)
+            for each, plan in self.plans.items():
+                assert self.filling.is_ready(each) == any(group.is_due or group.is_full for group in plan.groups)
+            assert self.filling.is_empty() == (not any(plan.groups for plan in self.plans.values()))
+
+
+TestAnyTraffic = AnyTraffic.TestCase
+TestAnyTraffic.settings = settings(stateful_step_count=40)
+
+
+# ------------------------------------------------------------------------------------------------- room
+
+
+def fill(room: BufferRoom, partition_id: str, size: int = 1) -> int:
+    """Reserve until there is no room. :returns: how many events went in."""
+    count = 0
+    while count < 10_000 and room.reserve(partition_id, size):
+        count += 1
+    return count
+
+
+def test_a_partition_can_take_all_but_the_others_own_parts() -> None:
+    """Half is common; of the other half each partition has its own share."""
+    room = BufferRoom("0123", max_events=80, max_bytes=8000)
+    assert fill(room, "0") == 50
+    assert [fill(room, each) for each in "123"] == [10, 10, 10]
+    assert room.events == 80
+
+
+def test_slow_partitions_never_hold_up_another() -> None:
+    """However many are full, one that holds nothing has its own part."""
+    room = BufferRoom("0123", max_events=800, max_bytes=800)
+    assert sum(fill(room, each, 10) for each in "012") * 10 == 700
+    assert fill(room, "3", 10) == 10
+
+
+def test_a_partition_has_a_limit_of_its_own() -> None:
+    """In events, and in bytes."""
+    room = BufferRoom("01", max_events=100, max_bytes=1000, max_partition_events=7, max_partition_bytes=500)
+    assert fill(room, "0") == 7
+    assert fill(room, "1", 100) == 5
+
+
+def test_an_event_larger_than_the_room_goes_in_alone() -> None:
+    """It would wait for ever otherwise; while it is there, others have their own parts."""
+    room = BufferRoom("01", max_events=100, max_bytes=100)
+    assert fill(room, "0", 1000) == 1
+    assert fill(room, "1", 5) == 5
+    assert room.release("0", 1, 1000)
+    assert fill(room, "1", 5) == 10
+
+
+def test_room_is_given_back() -> None:
+    """All of it; and whether others profit is told."""
+    room = BufferRoom("01", max_events=8, max_bytes=800)
+    assert fill(room, "0") == 6
+    assert room.release("0", 1, 1)
+    assert room.release("0", 3, 3)
+    assert not room.release("0", 2, 2)
+    assert (room.events, room.bytes, room.held("0")) == (0, 0, (0, 0))
+    assert fill(room, "1") == 6
+
+
+def test_more_than_is_held_cannot_be_given_back() -> None:
+    """That would let in more than the bound later."""
+    room = BufferRoom("01", max_events=8, max_bytes=800)
+    room.reserve("0", 10)
+    for events_given, size in ((2, 10), (1, 11)):
+        with pytest.raises(ValueError, match="does not hold"):
+            room.release("0", events_given, size)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "limits"),
+    [
+        ("", {}),
+        ("012", {"max_events": 2}),
+        ("0", {"max_bytes": 0}),
+        ("0", {"max_partition_events": 0}),
+        ("0", {"max_partition_bytes": 0}),
+    ],
+)
+def test_a_buffer_without_room_is_refused(partitions: str, limits: dict[str, int]) -> None:
+    """Each partition needs room for an event."""
+    with pytest.raises(ValueError, match="room"):
+        BufferRoom(partitions, **{"max_events": 10, "max_bytes": 10, **limits})
+
+
+class AnyHolding(RuleBasedStateMachine):
+    """The bounds hold, own parts are there, and room comes back."""
+
+    @initialize(
+        max_events=st.integers(3, 20),
+        max_bytes=st.integers(6, 100),
+        max_partition_events=st.none() | st.integers(1, 20),
+        max_partition_bytes=st.none() | st.integers(1, 100),
+    )
+    def begin(
+        self, max_events: int, max_bytes: int, max_partition_events: int | None, max_partition_bytes: int | None
+    ) -> None:
+        self.room = BufferRoom(
+            "012",
+            max_events=max_events,
+            max_bytes=max_bytes,
+            max_partition_events=max_partition_events,
+            max_partition_bytes=max_partition_bytes,
+        )
+        self.bounds = (max_events, max_bytes)
+        self.own_bytes = min(max_bytes // 6, max_partition_bytes or max_bytes)
+        self.own_events = min(max(1, max_events // 6), max_partition_events or max_events)
+        self.limits = (max_partition_events or max_events, max_partition_bytes or max_bytes)
+        self.held: dict[str, list[int]] = {each: [] for each in "012"}
+
+    @rule(partition_id=st.sampled_from("012"), size=st.integers(1, 40))
+    def reserve(self, partition_id: str, size: int) -> None:
+        held = self.held[partition_id]
+        before = (self.room.events, self.room.bytes)
+        if self.room.reserve(partition_id, size):
+            held.append(size)
+        else:
+            assert held, "an empty partition is let have an event"
+            assert len(held) >= self.own_events or sum(held) + size > self.own_bytes, "its own part is there"
+            assert (self.room.events, self.room.bytes) == before
+
+    @rule(partition_id=st.sampled_from("012"), count=st.integers(1, 5))
+    def release(self, partition_id: str, count: int) -> None:
+        held = self.held[partition_id]
+        gone, self.held[partition_id] = held[:count], held[count:]
+        if gone:
+            self.room.release(partition_id, len(gone), sum(gone))
+
+    @invariant()
+    def the_bounds_hold(self) -> None:
+        if not hasattr(self, "room"):
+            return
+        max_events, max_bytes = self.bounds
+        assert self.room.events == sum(map(len, self.held.values())) <= max_events
+        assert self.room.bytes == sum(map(sum, self.held.values()))
+        # What came into an empty partition and was larger than its own part is beside the bound.
+        beside = sum(max(0, max(held, default=0) - self.own_bytes) for held in self.held.values())
+        assert self.room.bytes <= max_bytes + beside
+        for each, held in self.held.items():
+            assert self.room.held(each) == (len(held), sum(held))
+            assert len(held) <= self.limits[0]
+            assert sum(held) <= self.limits[1] or len(held) == 1 or held[0] > self.limits[1]
+
+    def teardown(self) -> None:
+        if hasattr(self, "room"):
+            for each, held in self.held.items():
+                if held:
+                    self.room.release(each, len(held), sum(held))
+            fresh = self.room.events, self.room.bytes
+            assert fresh == (0, 0)
+            assert fill(self.room, "0") == min(
+                self.bounds[0] - 2 * self.own_events,
+                self.limits[0],
+                self.bounds[1] - 2 * self.own_bytes,
+                self.limits[1],
+            )
+
+
+TestAnyHolding = AnyHolding.TestCase
+TestAnyHolding.settings = settings(stateful_step_count=40)
