@@ -1,0 +1,46 @@
+"""Which partition an event goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from eventpump.events import EventData
+
+
+class PartitionRouter(Protocol):
+    """Chooses a partition for each event that names none."""
+
+    def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+        """Choose a partition.
+
+        Events of one key have to go to one partition for as long as the partitions are the same, or their order is
+        lost.
+
+        :param partition_key: None for an event without key.
+        :param partition_ids: the hub's partitions, in the service's order; one at least.
+        :returns: one of them.
+        """
+
+
+class HashRouter:
+    """Routes keys as the service does, and events without key round robin.
+
+    :param partition_for_key: the service's hash, from key and number of partitions to an index
+        (`dialect.hashing.partition_for_key`).
+    """
+
+    __slots__ = ("_next", "_partition_for_key")
+
+    def __init__(self, partition_for_key: Callable[[str, int], int]) -> None:
+        self._partition_for_key = partition_for_key
+        self._next = 0
+
+    def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+        """Choose a partition: of `PartitionRouter`. An empty key is a key."""
+        count = len(partition_ids)
+        if partition_key is not None:
+            return partition_ids[self._partition_for_key(partition_key, count)]
+        index = self._next % count
+        self._next = index + 1
+        return partition_ids[index]

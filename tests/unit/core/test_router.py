@@ -1,0 +1,40 @@
+"""Routing events to partitions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.events import EventData
+
+EVENT = EventData(b"x")
+
+
+@pytest.mark.parametrize(("key", "index"), [("key0", 2), ("key1", 3), ("key2", 0), ("key3", 0), ("key4", 3), ("", 0)])
+def test_a_key_goes_where_the_service_s_hash_says(key: str, index: int) -> None:
+    """The vectors of wire reference 14; ids are taken in the service's order, whatever they are called."""
+    router: PartitionRouter = HashRouter(partition_for_key)
+    ids = [f"p{9 - each}" for each in range(7)]
+    assert router.route(EVENT, key, ids) == ids[index]
+
+
+def test_events_without_key_go_round_robin() -> None:
+    """Each partition gets its turn, whatever keyed events come between."""
+    router = HashRouter(partition_for_key)
+    chosen = []
+    for _ in range(8):
+        chosen.append(router.route(EVENT, None, "0123"))
+        router.route(EVENT, "key", "0123")
+    assert "".join(chosen) == "01230123"
+
+
+def test_round_robin_goes_on_when_partitions_are_added() -> None:
+    """A hub that grew is used whole; one that is listed shorter is no error."""
+    router = HashRouter(partition_for_key)
+    for _ in range(3):
+        router.route(EVENT, None, "0123")
+    assert Counter(router.route(EVENT, None, "012345") for _ in range(12)) == Counter("012345" * 2)
+    assert router.route(EVENT, None, "0") == "0"
