@@ -16,6 +16,7 @@ from eventpump.emulator.faults import (
     Performative,
     Refuse,
     Reject,
+    StoreLate,
 )
 
 READER = FaultTarget(LinkRole.CONSUMER, "hub", "0", "$default")
@@ -95,3 +96,7 @@ def test_an_action_that_does_not_fit_is_an_error() -> None:
         Faults().add(Reject(), role=LinkRole.CONSUMER)
     with pytest.raises(ValueError, match="role"):
         Faults().add(Reject())
+    with pytest.raises(ValueError, match="late"):
+        Faults().add(StoreLate(), role=LinkRole.CONSUMER)
+    with pytest.raises(ValueError, match="late"):
+        Faults().add(StoreLate(), role=LinkRole.PRODUCER, on=Performative.ATTACH)
