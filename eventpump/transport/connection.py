@@ -28,7 +28,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.session import Session
-from eventpump.dialect.conditions import error_for
+from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS, error_for
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
 from eventpump.settings import ConnectionSettings
 from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol, client_tls, dial
@@ -215,8 +215,8 @@ class ClientConnection:
                         begun.set_result(None)
                 case SessionEnded(session, links, error):
                     self._end_session(session, links, error)
-                case Closed(error):
-                    self._lose(_error(error, None, Recovery.RECONNECT, "the service closed the connection"))
+                case Closed(error, is_local):
+                    self._lose(_closing_error(error, is_local))
                 case _:
                     pass
 
@@ -257,6 +257,13 @@ class ClientConnection:
                 if link.context is not None:
                     link.context.on_detached(error)
         self.on_writable()
+
+
+def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:
+    if error is not None and is_local and error.condition != UNAUTHORIZED_ACCESS:
+        # The condition is what we told the service, not what it told us: its silence is no quota of ours.
+        return ConnectionLostError(f"the connection was given up: {error.description}", condition=str(error.condition))
+    return _error(error, None, Recovery.RECONNECT, "the service closed the connection")
 
 
 def _error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
