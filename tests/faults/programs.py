@@ -27,6 +27,8 @@ from eventpump import (
 )
 from eventpump.emulator.config import HubSpec
 from eventpump.hooks import HostReport
+from eventpump.ports import ConsumerScope
+from eventpump.settings import connection_settings
 from eventpump.testing.processes import ChildProcess
 from tests.faults.evidence import Evidence, Fact, Journal, digest_of, read_log
 
@@ -238,12 +240,40 @@ class Stage:
         """Read what every host has written down."""
         return Evidence.of(self.directory.glob("*.journal"))
 
+    async def opened_store(self) -> SqliteLeaseStore:
+        """Open the leases, as another host does. The caller closes it."""
+        store = self.store()
+        namespace = connection_settings(self.connection_string, HUB).fully_qualified_namespace
+        await store.open(ConsumerScope(namespace, HUB, "$Default"))
+        return store
+
+    async def held_leases(self) -> dict[str, str | None]:
+        """Give the owner of every lease that somebody holds."""
+        store = await self.opened_store()
+        try:
+            return {lease.partition_id: lease.owner for lease in await store.list_leases() if lease.is_held}
+        finally:
+            await store.aclose()
+
+    async def checkpoints(self, partitions: Iterable[str]) -> dict[str, int]:
+        """Give what is stored by partition: the number of the last processed event, -1 for none."""
+        store = await self.opened_store()
+        try:
+            found = {partition_id: await store.read_checkpoint(partition_id) for partition_id in partitions}
+        finally:
+            await store.aclose()
+        return {each: -1 if checkpoint is None else checkpoint.sequence_number for each, checkpoint in found.items()}
+
+    async def read_log(self, published: Publisher) -> set[Fact]:
+        """Read everything the service holds, and check that all it has acknowledged is there."""
+        log = await read_log(self.connection_string, HUB, AUDIT, await published.ends())
+        published.check_kept(log)
+        return log
+
     async def verify(self, published: Publisher, within: float = 30.0) -> Evidence:
         """Wait until everything in the log was processed, then check every promise that holds whatever happened."""
-        ends = await published.ends()
-        log = await read_log(self.connection_string, HUB, AUDIT, ends)
-        published.check_kept(log)
-        await self.progress.until_reached(ends, within)
+        await self.progress.until_reached(await published.ends(), within)
+        log = await self.read_log(published)
         evidence = self.evidence()
         evidence.check(log)
         return evidence
