@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.core.credit import START, CreditWindow
@@ -78,7 +78,6 @@ def _sizes(rng: random.Random, count: int) -> deque[int]:
     return sizes
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     max_events=st.sampled_from([1, 5, 40, 200, 2000]),
@@ -114,7 +113,6 @@ def test_the_stated_bounds_hold(seed: int, max_events: int, max_bytes: int, is_s
             assert held < max_bytes + exposed * LARGEST
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     max_events=st.sampled_from([1, 5, 40, 200]),
