@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from eventpump.amqp.connection import (
@@ -121,19 +121,19 @@ def opened(client: ConnectionConfig | None = None, server: ConnectionConfig | No
     return Pair(client, server).open()
 
 
-def only(events: list[Event], kind: type[_T]) -> _T:
+def only(events: Sequence[Event], kind: type[_T]) -> _T:
     """Give the one event of a kind."""
     found = [event for event in events if isinstance(event, kind)]
     assert len(found) == 1, events
     return found[0]
 
 
-def payloads(events: list[Event]) -> list[bytes]:
+def payloads(events: Sequence[Event]) -> list[bytes]:
     """Give what arrived."""
     return [payload for event in events if isinstance(event, Messages) for payload in event.payloads]
 
 
-def condition(events: list[Event]) -> str | None:
+def condition(events: Sequence[Event]) -> str | None:
     """Give the condition the connection was closed with."""
     error = only(events, Closed).error
     return None if error is None else str(error.condition)
