@@ -45,6 +45,9 @@ for a busy machine."""
 RECONNECT = 2 * IDLE_TIMEOUT + 3.0
 """Seconds within which events flow again after the network does, noticed as late as a dead peer is."""
 
+PACE = 0.02
+"""Seconds between two batches to one partition."""
+
 RETRY = RetryOptions(max_retries=30, base_delay=0.05, max_delay=0.5)
 CONNECTION: dict[str, Any] = {"idle_timeout": IDLE_TIMEOUT, "operation_timeout": 5.0, "auth_timeout": 5.0}
 HOST: dict[str, Any] = {
@@ -158,6 +161,31 @@ class ReportingProcessor(JournalProcessor):
         self._progress.processed(self._host, context.partition_id, context.owner_level, events[-1].sequence_number)
 
 
+class GatedProcessor(ReportingProcessor):
+    """Stops inside its work for some partitions, until it is let go; then, and where cancelled, it goes on."""
+
+    def __init__(self, *args: Any, hold: Iterable[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.hold = set(hold)
+        self.gate = asyncio.Event()
+        self.inside: dict[str, PartitionContext] = {}
+        """The partitions whose work has begun and not ended."""
+        self.cancelled: list[str] = []
+
+    async def work(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self.inside[context.partition_id] = context
+        self._progress.changed()
+        try:
+            if context.partition_id in self.hold:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(context.partition_id)
+            raise
+        finally:
+            del self.inside[context.partition_id]
+            self._progress.changed()
+
+
 @dataclass
 class Stage:
     """One test's hub, leases, journals and hosts. Made by the `stage` fixture.
@@ -189,6 +217,9 @@ class Stage:
 
     def processor(self, host: str, checkpoint_every: int = 2) -> ReportingProcessor:
         return ReportingProcessor(self.journal(host), self.progress, host, checkpoint_every)
+
+    def gated(self, host: str, *, hold: Iterable[str], checkpoint_every: int = 2) -> GatedProcessor:
+        return GatedProcessor(self.journal(host), self.progress, host, checkpoint_every, hold=hold)
 
     def host(self, host: str, processor: EventProcessor, **options: Any) -> ProcessorHost:
         """Make a host in this process; it reports here."""
@@ -342,6 +373,8 @@ class Publisher:
             await progress.until(
                 lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
             )
+            # Neither hosts nor service are to be pushed to their limits here: others have tests to run.
+            await asyncio.sleep(PACE)
             try:
                 await self.publish(partition_id, 20)
             except ServiceError:
