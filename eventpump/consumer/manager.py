@@ -199,6 +199,7 @@ class PartitionManager:
         :param is_read: whether the service is asked, rather than the store.
         """
         backoff = Backoff(0.2, 5.0)
+        before: EventPumpError | None = None
         while not self._is_ending:
             remaining = until - self._clock.monotonic()
             outcome = self._chores.spawn(_settled(call(), max(1.0, remaining)), f"eventpump start: {operation}")
@@ -213,25 +214,24 @@ class PartitionManager:
                 stopping.cancel()
             if error is None:
                 return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
-            failure = self._told(operation, error, is_read)
+            failure = self._own_error(operation, error, is_read)
             is_final = isinstance(failure, ServiceError) and failure.recovery is Recovery.GIVE_UP
             is_ours = not isinstance(failure, ServiceError | StoreError)
             delay = backoff.next(self._around.rng)
             if is_final or is_ours or self._clock.monotonic() + delay >= until:
-                raise failure
+                # The end of the time says less than why the attempts before it failed.
+                raise before if isinstance(error, TimeoutError) and before is not None else failure
+            before = failure
+            kind = ServiceFailed if is_read else StoreFailed
+            self._report(kind(self._around.host_name, None, operation, failure))
             await self._sleep(delay, measured=False)
         return None
 
-    def _told(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
-        """Report a failure at the start, and give it as one of ours."""
-        if is_read:
-            if not isinstance(error, EventPumpError):
-                error = ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
-            self._report(ServiceFailed(self._around.host_name, None, operation, error))
-            return error
-        failure = store_error(error, operation, None, self._settings.startup_timeout)
-        self._report(StoreFailed(self._around.host_name, None, operation, failure))
-        return failure
+    def _own_error(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
+        """Make one of ours of what a call raised at the start."""
+        if is_read and not isinstance(error, EventPumpError):
+            return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
+        return store_error(error, operation, None, self._settings.startup_timeout)
 
     # --------------------------------------------------------------------------------------------- the interval
 

@@ -542,7 +542,8 @@ class PartitionPump:
             # No report: whether it is an ordinary move or a reader outside the fleet, the manager will tell.
             self._is_suspended = True
             self._on_stolen(error)
-        else:
+        elif delay is not None:
+            # Else the feed has ended, and the manager tells or raises the error.
             self._report(LinkFailed, error, delay)
 
     def _blocked(self, duration: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -765,15 +766,19 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
     ids=["hub", "group", "position", "key", "right"],
 )
 async def test_a_wrong_start_is_one_clear_error(
-    break_it: Callable[[Fleet], None], options: dict[str, Any], error: type[EventPumpError]
+    break_it: Callable[[Fleet], None],
+    options: dict[str, Any],
+    error: type[EventPumpError],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A wrong hub, key, consumer group or position ends `run` with its error, soon, and leaves nothing behind."""
+    """A wrong hub, key, group or position ends `run` with its error, soon, without further ado in the log."""
     async with Fleet() as fleet:
         host = fleet.host("a", **options)
         break_it(fleet)
         async with asyncio.timeout(10):
             with pytest.raises(error):
                 await host.run()
+        assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
         assert fleet.transports["a"].is_closed
         assert ("close", None) in fleet.stores["a"].calls
 
