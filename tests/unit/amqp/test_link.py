@@ -246,6 +246,24 @@ def test_wrap_around(start: int) -> None:
     assert sender.credit == 2
 
 
+@pytest.mark.parametrize("start", [MAX - 3, 0x7FFF_FFFF, 5])
+def test_credit_that_crosses_messages(start: int) -> None:
+    """Credit counts from what its giver had received; a drain from what was sent; around 2^32 too (2.6.7)."""
+    pair, sender, receiver = linked(client_sends=True)
+    sender.delivery_count = receiver.delivery_count = start
+    receiver.set_credit(8)
+    pair.run()
+    for _ in range(8):
+        sender.send(b"x", settled=True)
+    receiver.set_credit(20)
+    assert len(payloads(told(pair, receiver))) == 8
+    assert (sender.credit, receiver.credit) == (12, 12)
+    sender.drained()
+    pair.run()
+    assert (sender.credit, receiver.credit) == (0, 0)
+    assert sender.delivery_count == receiver.delivery_count == (start + 20) & MAX
+
+
 @BOTH_WAYS
 def test_drain(client_sends: bool) -> None:
     """A drain uses up the credit: messages if there are any, the rest without (2.6.7)."""
@@ -484,6 +502,19 @@ def test_transfer_to_a_sender() -> None:
     pair, _, receiver = linked(client_sends=False)
     assert receiver.remote_handle == 0
     assert condition(pair.server.receive(frame(0, Transfer(0, 0, b"t"), b"x"))) == "amqp:not-allowed"
+
+
+@pytest.mark.parametrize("sizes", [[10, 10, 1001], [1001], [10] * 5 + [1000, 1000, 1001]])
+def test_too_large_in_a_run(sizes: list[int]) -> None:
+    """Each message of a run is held to the advertised size; what came before a larger one arrives."""
+    pair, receiver = receiving()
+    data = b"".join(frame(0, Transfer(0, at, b"t", 0, True), b"x" * size) for at, size in enumerate(sizes))
+    events = pair.server.receive(data)
+    assert [len(payload) for payload in payloads(events)] == sizes[:-1]
+    error = only(events, LinkDetached).error
+    assert error is not None
+    assert error.condition == "amqp:link:message-size-exceeded"
+    assert not receiver.is_attached
 
 
 def test_endless_delivery() -> None:

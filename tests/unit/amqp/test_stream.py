@@ -264,28 +264,40 @@ def transfers(draw: st.DrawFn) -> bytes:
     return size.to_bytes(4, "big") + bytes(start) + content
 
 
+def read(make: type[Connection], stream: bytes, *, enforce: bool = True) -> Any:
+    """Let an engine with two links read a stream. :returns: all that came of it."""
+    pair = Pair(server=config(enforce_credit=enforce, incoming_window=8, max_frame_size=600))
+    pair.server = make(pair.server.config, Role.SERVER)
+    pair.open()
+    session, _ = pair.session()
+    for name in ("a", "b"):
+        _, theirs = pair.link(session, is_receiver=False, name=name, server_max_message_size=80)
+        theirs.set_credit(12)
+    pair.server.data_to_send()
+    events = pair.server.receive(stream)
+    links = [link for each in pair.server.sessions.values() for link in each.links.values()]
+    counts = [(link.credit, link.allowance, link.delivery_count, link.partial) for link in links]
+    ids = [each.next_incoming_id for each in pair.server.sessions.values()]
+    return story(events), counts, ids, pair.server.state
+
+
 @given(st.lists(transfers(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=20), st.booleans())
 def test_odd_transfers(kinds: list[bytes], order: list[int], enforce: bool) -> None:
     """Whatever transfers a peer writes, the way for runs reads them as the general decoder does."""
     stream = b"".join(kinds[at % len(kinds)] for at in order)
-    stories = []
-    for make in (Connection, General):
-        engine = make(config(enforce_credit=enforce, incoming_window=8, max_frame_size=600), Role.SERVER)
-        peer = Pair(server=engine.config)
-        peer.server = engine
-        peer.open()
-        session, _ = peer.session()
-        for name in ("a", "b"):
-            _, theirs = peer.link(session, is_receiver=False, name=name, server_max_message_size=80)
-            theirs.set_credit(12)
-        engine.data_to_send()
-        events = engine.receive(stream)
-        links = [link for each in engine.sessions.values() for link in each.links.values()]
-        counts = [(link.credit, link.allowance, link.delivery_count, link.partial) for link in links]
-        windows = [(each.incoming_window, each.next_incoming_id) for each in engine.sessions.values()]
-        # A run opens the window once, at its end.
-        stories.append((story(events), counts, [each[1] for each in windows], engine.state))
-    assert stories[0] == stories[1]
+    assert read(Connection, stream, enforce=enforce) == read(General, stream, enforce=enforce)
+
+
+PLAIN = frame(0, Transfer(0, 70_000, b"tag", 0, True), b"payload")
+
+
+@pytest.mark.parametrize("at", range(len(PLAIN)))
+def test_one_byte_differs(at: int) -> None:
+    """A transfer that differs from those before it in any one byte is read as the general decoder reads it."""
+    plain = PLAIN
+    for value in {0, 1, 2, 4, 10, 0x40, 0x41, 0x42, 0x43, 0x52, 0x70, 0xA0, 0xB0, 0xFF, plain[at] ^ 1, plain[at] + 1}:
+        stream = plain * 3 + plain[:at] + bytes([value & 0xFF]) + plain[at + 1 :] + plain
+        assert read(Connection, stream) == read(General, stream)
 
 
 # ------------------------------------------------------------------------------------------------- hostility
@@ -378,6 +390,20 @@ def test_random_bytes(recording: Recording, data: st.DataObject) -> None:
     if engine.role is Role.CLIENT and not engine.output and until == 0:
         engine.start()
     survive(engine, noise)
+
+
+@BOTH
+@pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", b"\x00\x00\x10\x01", b"\x00\x00\x00\x07"])
+def test_size_of_a_frame(recording: Recording, size: bytes) -> None:
+    """A frame of a size that is not allowed is refused as soon as its header is there, not waited for."""
+    flights = [at for at, step in enumerate(recording.steps) if isinstance(step, bytes)]
+    engine, _ = Recording(recording.config, recording.role, recording.steps[: flights[8]]).replay(whole)
+    for byte in size + b"\x02\x00\x00":
+        assert survive(engine, bytes([byte])) == []
+    (event,) = survive(engine, b"\x00")
+    assert isinstance(event, Closed)
+    assert event.error is not None
+    assert event.error.condition == "amqp:connection:framing-error"
 
 
 def test_memory_is_bounded() -> None:
