@@ -9,12 +9,12 @@ import random
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from eventpump.clock import LoopClock
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
@@ -30,18 +30,6 @@ STORE_SHARE = 0.45
 
 CLOSE_TIMEOUT = 5.0
 """Seconds the transport and the store may take each to close."""
-
-
-class LoopClock:
-    """The running loop's time: what the stores count expiry on, and virtual on a virtual loop."""
-
-    def monotonic(self) -> float:
-        """Seconds on the running loop's clock."""
-        return asyncio.get_running_loop().time()
-
-    def time(self) -> float:
-        """Seconds since the Unix epoch."""
-        return time.time()
 
 
 class PartitionHost:
