@@ -188,8 +188,19 @@ class PartitionManager:
         )
         if properties is not None:
             ids = properties.partition_ids
-            await self._at_start("ensure leases", lambda: self._store.ensure_leases(ids), until)
-            self._found(ids)
+            if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
+                self._found(ids)
+
+    async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
+        """Create the leases. False where some cannot be made: they hold up no others, and discovery tries again."""
+        try:
+            await self._store.ensure_leases(partition_ids)
+        except StoreError as error:
+            if error.partition_id is None or not await self._store.list_leases():
+                raise
+            self._report(StoreFailed(self._around.host_name, error.partition_id, "ensure leases", error))
+            return False
+        return True
 
     async def _at_start(
         self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
