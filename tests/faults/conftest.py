@@ -34,7 +34,9 @@ class Remains:
     def left_over(self) -> list[str]:
         current = asyncio.current_task()
         found = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() if task is not current]
-        found += [f"thread {each.name}" for each in set(threading.enumerate()) - self._threads if each.is_alive()]
+        # The loop's own executor ends with the loop.
+        threads = [each for each in set(threading.enumerate()) - self._threads if not each.name.startswith("asyncio_")]
+        found += [f"thread {each.name}" for each in threads]
         found += [f"socket {name}" for _, name in self._open_sockets() - self._sockets]
         found += [f"process {each.pid}" for each in self._process.children() if each.pid not in self._children]
         return found
