@@ -137,8 +137,11 @@ class PartitionFeed:
         if credit is not None and self._link is not None:
             self._link.set_credit(credit)
 
-    async def aclose(self) -> None:
-        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends."""
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
+
+        :param timeout: seconds to wait for the service's answer; the detach goes on without being waited for.
+        """
         self._is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
@@ -148,11 +151,11 @@ class PartitionFeed:
             self._timer = None
         try:
             if self._is_closing:
-                await self._tasks.wait(CLOSE_TIMEOUT)
+                await self._tasks.wait(timeout)
             else:
                 # Once only: a second cancellation would break off the detach.
                 self._is_closing = True
-                await self._tasks.cancel(CLOSE_TIMEOUT)
+                await self._tasks.cancel(timeout)
         finally:
             self._cache.clear()
 

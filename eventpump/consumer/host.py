@@ -31,6 +31,9 @@ STORE_SHARE = 0.45
 CLOSE_TIMEOUT = 5.0
 """Seconds the transport and the store may take each to close."""
 
+LAST_SECOND = 1.0
+"""The same where the host's time to close has run out."""
+
 
 class PartitionHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
@@ -136,7 +139,8 @@ class PartitionHost:
         Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
         for which this would wait: it has `stop`.
 
-        :param deadline: seconds it may take, a second more for releases; None for the close time-out.
+        :param deadline: seconds it may take, and where these do not suffice a second more each to release the leases,
+            to cancel, and to close the connection and the store; None for the close time-out.
         """
         self.stop(deadline)
         if self._main is None or self._main.done():
@@ -179,7 +183,7 @@ class PartitionHost:
         finally:
             for close in (transport.aclose, self._leases.aclose):
                 try:
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                    async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
                         await close()
                 except Exception as error:
                     logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)

@@ -165,6 +165,11 @@ class PartitionManager:
                 slot.pump.stop(CloseReason.SHUTDOWN, within)
 
     @property
+    def remaining(self) -> float:
+        """The seconds left of the time that closing may take; infinite before it is known."""
+        return self._close_by - self._clock.monotonic()
+
+    @property
     def _is_ending(self) -> bool:
         return self._end.is_stopping or self._end.failure is not None
 
