@@ -24,6 +24,9 @@ from tests.faults.programs import CONNECTION, HUB, IDLE_TIMEOUT, RECONNECT, Publ
 CUT_RECOVERY = 3.0
 """Seconds within which events flow again after a reset connection, which is noticed at once."""
 
+CLOSING = 3.0
+"""Seconds a host may take beyond its deadline where nobody answers: to cancel, to give up the connection, and slack."""
+
 
 @pytest.fixture
 async def proxy(nothing_left: None, emulator: Emulator) -> AsyncIterator[FaultProxy]:
@@ -119,8 +122,8 @@ async def test_a_host_closes_in_time_on_a_silent_connection(stage: Stage, proxy:
             group.create_task(host.run())
             await stage.progress.until_reached(await publisher.ends())
             proxy.half_open()
-            async with asyncio.timeout(12.0):
-                await host.aclose(2.0)
+            async with asyncio.timeout(1.0 + CLOSING):
+                await host.aclose(1.0)
         assert await stage.held_leases() == {}
         assert await stage.checkpoints(publisher.partitions) == dict.fromkeys(publisher.partitions, 39)
 
@@ -184,7 +187,7 @@ async def test_a_lost_acknowledgement_stores_twice_rather_than_never(stage: Stag
 
 async def test_a_slow_network_changes_nothing(stage: Stage, proxy: FaultProxy) -> None:
     """*No loss*, *no duplicate and no reorder*: every byte comes late, and everything comes."""
-    proxy.delay(0.1)
+    proxy.delay(0.05)
     async with Publisher(stage, 4) as publisher:
         await publisher.publish_everywhere(300)
 
