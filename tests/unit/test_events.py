@@ -217,6 +217,30 @@ def test_hostile_events(raw: bytes, changes: list[tuple[int, int]], cut: int) ->
     assert [outcome(read) for read in reads] == [outcome(read) for read in reads]
 
 
+_SOUND = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(0)})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        _SOUND + section(0x75, b"x") + _SOUND,
+        _SOUND + section(0x72, []) + section(0x75, b"x"),
+        section(0x72, []) + section(0x75, b"x"),
+        _SOUND + section(0x75, "text"),
+        _SOUND + section(0x75, [1]),
+        _SOUND + b"x",
+    ],
+)
+def test_scan_refuses_what_the_decoder_refuses(raw: bytes) -> None:
+    """What is no message has no sequence number or body either, read first or after a sound one."""
+    for event in (ReceivedEvent(raw), ReceivedEvent(_SOUND + section(0x75, b"y" * 300)), ReceivedEvent(raw)):
+        if event.raw is raw:
+            with pytest.raises(EventError, match="cannot be decoded"):
+                _ = event.sequence_number
+        else:
+            assert event.body == b"y" * 300
+
+
 def test_body_views() -> None:
     """The body reads as text and JSON; what it is not is said."""
     assert build(body='{"a": [1]}').body_as_json() == {"a": [1]}
