@@ -271,6 +271,27 @@ async def test_peer_that_does_not_read(clock: VirtualClock, way: str) -> None:
     assert len(handler.closed) == 1
 
 
+async def test_finished_by_its_handler(clock: VirtualClock) -> None:
+    """A handler may finish the stream from within an event; a peer that does not read is cut off all the same."""
+
+    class Finishing(Recorder):
+        def on_events(self, events: list[Event]) -> None:
+            super().on_events(events)
+            if any(isinstance(event, Opened) for event in events):
+                protocol.finish()
+
+    handler = Finishing()
+    handler.engine = Connection(config(idle_timeout=60.0), Role.SERVER)
+    protocol = ConnectionProtocol(handler.engine, handler)
+    transport = MemoryTransport(protocol)
+    protocol.data_received(OPENING)
+    transport.read(on=False)
+    began = clock.monotonic()
+    protocol.data_received(frame(0, Open("peer", idle_time_out=20_000)))
+    await protocol.wait_closed()
+    assert clock.monotonic() - began == pytest.approx(CLOSE_TIMEOUT, abs=0.1)
+
+
 async def test_last_bytes_of_a_slow_peer() -> None:
     """A peer that reads in time gets the last bytes, and the stream then ends without being cut."""
     protocol, transport, _ = serve()
