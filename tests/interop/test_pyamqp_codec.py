@@ -160,9 +160,7 @@ def theirs_of(kind: Any, **values: Any) -> Any:
 
 
 THEIRS: list[Any] = [
-    theirs_of(
-        performatives.OpenFrame, container_id="c", hostname="h", max_frame_size=65_536, properties={"a": "b"}
-    ),
+    theirs_of(performatives.OpenFrame, container_id="c", hostname="h", max_frame_size=65_536, properties={"a": "b"}),
     theirs_of(performatives.BeginFrame, next_outgoing_id=0, incoming_window=5, outgoing_window=6, handle_max=7),
     theirs_of(
         performatives.FlowFrame, incoming_window=1, next_outgoing_id=2, outgoing_window=3, handle=0, link_credit=300

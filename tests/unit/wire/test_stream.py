@@ -482,9 +482,7 @@ async def test_server_gone() -> None:
     server = await asyncio.get_running_loop().create_server(lambda: Cutting(engine, service), "127.0.0.1", 0)
     client = Client(b"")
     assert client.engine is not None
-    protocol = await dial(
-        client.engine, client, host="127.0.0.1", port=server.sockets[0].getsockname()[1], tls=None
-    )
+    protocol = await dial(client.engine, client, host="127.0.0.1", port=server.sockets[0].getsockname()[1], tls=None)
     async with asyncio.timeout(20):
         await protocol.wait_closed()
     error = only(client.events, Closed).error
