@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,7 +64,8 @@ async def emulator(nothing_left: None) -> AsyncIterator[Emulator]:
 @pytest.fixture
 async def stage(nothing_left: None, emulator: Emulator, tmp_path: Path) -> AsyncIterator[Stage]:
     """A test's hosts and journals, on the emulator in this process."""
-    stage = Stage(tmp_path, emulator.connection_string, random.Random(1))
+    stage = Stage(tmp_path, emulator.connection_string)
+    await stage.witness_checkpoints()
     yield stage
     await stage.aclose()
 

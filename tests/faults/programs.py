@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -192,12 +193,10 @@ class Stage:
 
     :param directory: the test's own.
     :param connection_string: of the service, reached directly.
-    :param rng: seeded by the test.
     """
 
     directory: Path
     connection_string: str = ""
-    rng: random.Random = field(default_factory=lambda: random.Random(1))
     progress: Progress = field(default_factory=Progress)
     children: dict[str, ChildProcess] = field(default_factory=dict)
     reports: list[HostReport] = field(default_factory=list)
@@ -278,6 +277,31 @@ class Stage:
         await store.open(ConsumerScope(namespace, HUB, "$Default"))
         return store
 
+    async def witness_checkpoints(self) -> None:
+        """Have the database itself keep every checkpoint it is given, whoever writes it. Before any host starts."""
+        await (await self.opened_store()).aclose()
+        with closing(sqlite3.connect(self.leases, isolation_level=None)) as database:
+            database.execute(
+                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, sequence_number INTEGER)"
+            )
+            for event in ("INSERT", "UPDATE"):
+                database.execute(
+                    f"CREATE TRIGGER witness_{event} AFTER {event} ON checkpoint BEGIN INSERT INTO witness"
+                    " (partition_id, sequence_number) VALUES (new.partition_id, new.sequence_number); END"
+                )
+
+    def check_witnessed(self) -> None:
+        """Check *monotonic checkpoints* on the store's side: none was ever replaced by an earlier one."""
+        if not self.leases.exists():
+            return
+        reached: dict[str, int] = {}
+        with closing(sqlite3.connect(self.leases)) as database:
+            for partition_id, number in database.execute(
+                "SELECT partition_id, sequence_number FROM witness ORDER BY at"
+            ):
+                assert number >= reached.get(partition_id, -1), f"partition {partition_id} went back to {number}"
+                reached[partition_id] = number
+
     async def held_leases(self) -> dict[str, str | None]:
         """Give the owner of every lease that somebody holds."""
         store = await self.opened_store()
@@ -307,6 +331,7 @@ class Stage:
         log = await self.read_log(published)
         evidence = self.evidence()
         evidence.check(log)
+        self.check_witnessed()
         return evidence
 
     async def aclose(self) -> None:

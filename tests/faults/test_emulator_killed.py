@@ -74,6 +74,7 @@ async def test_hosts_go_on_after_the_service_came_back(bare_stage: Stage, servic
     """*No loss*, *no duplicate*, *recovery*: hosts find the service again, and go on where they were."""
     stage = bare_stage
     stage.connection_string = service.connection_string
+    await stage.witness_checkpoints()
     async with Publisher(stage, 2) as publisher:
         publisher.start()
         child = await stage.start_child("alone")

@@ -9,8 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from eventpump import CloseReason, OwnershipLostError, PartitionReader
+from eventpump import CloseReason, Emulator, OwnershipLostError, PartitionReader
 from eventpump.hooks import LeaseLost, OutsideReader
+from eventpump.testing.proxy import FaultProxy
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for
 
 NOTICED = RENEW_INTERVAL + 0.5
@@ -52,6 +53,67 @@ async def test_a_lease_lost_while_processing_ends_the_work(stage: Stage) -> None
             evidence.check_silent("victim", "0", context.owner_level, since)
 
         await run_for(stage.host("victim", processor), lost)
+
+
+async def test_a_former_owner_moves_no_checkpoint(stage: Stage) -> None:
+    """*Monotonic checkpoints*: the store refuses one who does not know yet that the lease is another's."""
+    processor = stage.gated("former", hold=["0"], checkpoint_every=1)
+    async with Publisher(stage, 4) as publisher:
+        await publisher.publish_everywhere(20)
+
+        async def refused() -> None:
+            await stage.progress.until(lambda: "0" in processor.inside)
+            thief = await stage.opened_store()
+            try:
+                lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+                assert lease is not None
+                processor.gate.set()
+                await stage.progress.until(lambda: stage.count(LeaseLost, "0") == 1, 2.0)
+                assert await thief.read_checkpoint("0") is None
+                await stage.progress.until(lambda: bool(processor.errors), 2.0)
+            finally:
+                await thief.aclose()
+
+        # It would take ten seconds to learn it by a renewal.
+        await run_for(stage.host("former", processor, leases=stage.store(30.0)), refused)
+    assert [(each, type(error)) for each, error in processor.errors] == [("0", OwnershipLostError)]
+
+
+async def test_a_former_owner_that_comes_back_is_refused_by_the_service(stage: Stage, emulator: Emulator) -> None:
+    """*One reader*: the lease's epoch on the link keeps a former owner out, who learns at once that it is one."""
+    processor = stage.processor("former")
+    async with FaultProxy(emulator.port) as proxy, Publisher(stage, 4) as publisher:
+        await publisher.publish_everywhere(40)
+
+        async def comes_back() -> None:
+            await stage.progress.until_reached(await publisher.ends())
+            thief = await stage.opened_store()
+            try:
+                proxy.refuse()
+                proxy.cut()
+                lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+                assert lease is not None
+                heir = PartitionReader(
+                    stage.connection_string, HUB, partition_id="0", owner_level=lease.epoch, **CONNECTION
+                )
+                async with heir:
+                    assert await heir.read(max_wait_time=5.0)
+                    since = time.monotonic()
+                    proxy.restore()
+                    await stage.progress.until(lambda: stage.count(LeaseLost, "0") == 1, 3.0)
+                    await publisher.publish_everywhere(20)
+                    ends = await publisher.ends()
+                    seen = -1
+                    async with asyncio.timeout(5.0):
+                        while seen < ends["0"] - 1:
+                            seen = (await heir.read())[-1].sequence_number
+                    await stage.progress.until_reached({each: ends[each] for each in ("1", "2", "3")}, 5.0)
+            finally:
+                await thief.aclose()
+            stage.evidence().check_silent("former", "0", 1, since)
+
+        host = stage.host("former", processor, leases=stage.store(30.0), custom_endpoint_address=proxy.address)
+        await run_for(host, comes_back)
 
 
 async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(stage: Stage) -> None:

@@ -98,6 +98,28 @@ async def test_a_batch_that_fails_comes_again_until_it_is_processed(stage: Stage
     assert processor.opened.count("0") == 1
 
 
+class Backwards(ReportingProcessor):
+    """Checkpoints the last event of every batch, and then the first one."""
+
+    async def work(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await context.checkpoint()
+        await context.checkpoint(events[0])
+
+
+async def test_a_checkpoint_never_goes_backwards(stage: Stage) -> None:
+    """*Monotonic checkpoints*: an earlier event than what is stored changes nothing, in the store least of all."""
+    processor = Backwards(stage.journal("host"), stage.progress, "host", checkpoint_every=0)
+    async with Publisher(stage, 4) as publisher:
+        await publisher.publish_everywhere(60)
+
+        async def all_came() -> None:
+            await stage.verify(publisher)
+
+        await run_for(stage.host("host", processor), all_came)
+    stage.check_witnessed()
+    assert await stage.checkpoints(publisher.partitions) == dict.fromkeys(publisher.partitions, 59)
+
+
 async def test_under_the_policy_to_stop_the_poison_stays_where_it_is(stage: Stage) -> None:
     """*No loss*, *tidy close*: the host ends with the cause, nothing passes the failed batch, the next host gets it."""
     processor = Failing(stage.journal("first"), stage.progress, "first", checkpoint_every=1)
