@@ -106,6 +106,7 @@ class ClientConnection:
         self._unwritten = 0
         self._held_back: dict[NativeSendLink, None] = {}
         self._heard = 0
+        self._was_of_use = False
         self._unanswered: Asked | None = None
         self.error: ServiceError | None = None
         """Why the connection is over; None while it is not."""
@@ -273,6 +274,7 @@ class ClientConnection:
                 case Outcomes(link, outcomes) if link.context is not None:
                     link.context.on_outcomes(outcomes)
                 case LinkAttached(link):
+                    self._was_of_use = True
                     if link.is_remote_initiated:
                         link.refuse(AmqpError("amqp:not-allowed", "this client takes no links"))
                     elif link.context is not None:
@@ -290,7 +292,14 @@ class ClientConnection:
                 case SessionEnded(session, links, error):
                     self._end_session(session, links, error)
                 case Closed(error, is_local):
-                    self._lose(_closing_error(error, is_local))
+                    lost = _closing_error(error, is_local)
+                    if self._was_of_use and lost.recovery is Recovery.GIVE_UP:
+                        # Silence of ours, a token, a quota of connections: what worked until now may work again, and a
+                        # reason that lasts is told anew, by whatever is refused then.
+                        lost = ConnectionLostError(
+                            lost.description, condition=lost.condition, tracking_id=lost.tracking_id
+                        )
+                    self._lose(lost)
                 case _:
                     pass
 
