@@ -13,6 +13,7 @@ from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
     AuthenticationError,
+    EventPumpError,
     EventTooLargeError,
     LinkDetachedError,
     Recovery,
@@ -127,7 +128,7 @@ class NativeLink:
     def _on_lost(self, error: ServiceError) -> None:
         """A link that was handed over ended, and not because of its owner."""
 
-    def _on_end(self, error: ServiceError) -> None:
+    def _on_end(self, error: EventPumpError) -> None:
         """The link ended, whatever the reason."""
 
     def on_messages(self, event: Messages) -> None:
@@ -276,6 +277,11 @@ class NativeSendLink(NativeLink):
             case _:
                 return RequestRefusedError("the message was rejected without a reason", entity=self.entity)
 
+    def abandon(self, error: EventPumpError) -> None:
+        """Begin to detach, without waiting for the peer. What waits fails with the error."""
+        self._on_end(error)
+        self.detach_now()
+
     def _closed_here(self) -> LinkDetachedError:
         return LinkDetachedError("the link was closed here", entity=self.entity)
 
@@ -289,7 +295,7 @@ class NativeSendLink(NativeLink):
         if self._told is not None:
             self._told(error)
 
-    def _on_end(self, error: ServiceError) -> None:
+    def _on_end(self, error: EventPumpError) -> None:
         for waiting in (*self._queue, *self._unsettled.values()):
             if not waiting.done():
                 waiting.set_exception(error)

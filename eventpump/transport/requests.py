@@ -123,9 +123,10 @@ class RequestLinks:
     def _fail(self, error: EventPumpError) -> None:
         sender, receiver = self._sender, self._receiver
         self._sender = self._receiver = None
-        for link in (sender, receiver):
-            if link is not None:
-                link.detach_now()
+        if sender is not None:
+            sender.abandon(error)
+        if receiver is not None:
+            receiver.detach_now()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)
