@@ -31,7 +31,7 @@ from eventpump.events import EventData, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import ConnectionSettings, Credential, SharedKey, connection_settings
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.conformance.transport import RecordingSink
+from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import NativeReceiveLink, NativeSendLink
 from eventpump.transport.native import NativeTransport
 from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol

@@ -23,7 +23,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.testing.conformance.transport import RecordingSink
+from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import NativeSendLink
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event

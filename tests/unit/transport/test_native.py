@@ -19,7 +19,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.settings import RetryOptions
-from eventpump.testing.conformance.transport import RecordingSink
+from eventpump.testing.sink import RecordingSink
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle
 
