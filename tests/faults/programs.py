@@ -46,9 +46,6 @@ for a busy machine."""
 RECONNECT = 2 * IDLE_TIMEOUT + 3.0
 """Seconds within which events flow again after the network does, noticed as late as a dead peer is."""
 
-PACE = 0.02
-"""Seconds between two batches to one partition."""
-
 RETRY = RetryOptions(max_retries=30, base_delay=0.05, max_delay=0.5)
 CONNECTION: dict[str, Any] = {"idle_timeout": IDLE_TIMEOUT, "operation_timeout": 5.0, "auth_timeout": 5.0}
 HOST: dict[str, Any] = {
@@ -345,12 +342,25 @@ class Publisher:
     """Publishes to every partition, a bounded number of events ahead of what is processed, and knows what was taken.
 
     :param ahead: how many events, by partition.
+    :param size: bytes of a body.
+    :param pace: seconds between two batches to one partition. Neither hosts nor service are to be pushed to their
+        limits where that is not the point: others have tests to run.
     """
 
-    def __init__(self, stage: Stage, partitions: int, *, ahead: int = 200, run: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        partitions: int,
+        *,
+        ahead: int = 200,
+        size: int = 200,
+        pace: float = 0.02,
+        **options: Any,
+    ) -> None:
         self._stage = stage
         self._ahead = ahead
-        self._run = run
+        self._size = size
+        self._pace = pace
         self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
         self._tasks: list[asyncio.Task[None]] = []
         self.partitions = [str(number) for number in range(partitions)]
@@ -365,26 +375,26 @@ class Publisher:
         await self.stop()
         await self._producer.aclose()
 
-    async def publish(self, partition_id: str, count: int, *, batch: int = 20, size: int = 200) -> None:
+    async def publish(self, partition_id: str, count: int, *, batch: int = 20) -> None:
         """Send so many events, in batches, and note each batch once it is acknowledged.
 
         :raises ServiceError: it was not, within the retries.
         """
         while count > 0:
-            bodies = [self._body(partition_id, size) for _ in range(min(batch, count))]
+            bodies = [self._body(partition_id) for _ in range(min(batch, count))]
             await self._producer.send([EventData(body) for body in bodies], partition_id=partition_id)
             self.acknowledged[partition_id].update(map(digest_of, bodies))
             count -= len(bodies)
             self._stage.progress.changed()
 
-    async def publish_everywhere(self, count: int, **options: Any) -> None:
+    async def publish_everywhere(self, count: int) -> None:
         """The same to every partition."""
         for partition_id in self.partitions:
-            await self.publish(partition_id, count, **options)
+            await self.publish(partition_id, count)
 
-    def _body(self, partition_id: str, size: int) -> bytes:
+    def _body(self, partition_id: str) -> bytes:
         self._numbers[partition_id] += 1
-        return f"{self._run}:{partition_id}:{self._numbers[partition_id]}:".encode().ljust(size, b".")
+        return f"{partition_id}:{self._numbers[partition_id]}:".encode().ljust(self._size, b".")
 
     def start(self) -> None:
         """Publish without end, to all partitions at once."""
@@ -398,8 +408,7 @@ class Publisher:
             await progress.until(
                 lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
             )
-            # Neither hosts nor service are to be pushed to their limits here: others have tests to run.
-            await asyncio.sleep(PACE)
+            await asyncio.sleep(self._pace)
             try:
                 await self.publish(partition_id, 20)
             except ServiceError:

@@ -43,6 +43,8 @@ class StorageProxy:
         """The account's URL here."""
         self.answered: Counter[tuple[str, str]] = Counter()
         """By partition, and "ok", "503" or "none": how often."""
+        self.leased: Counter[str] = Counter()
+        """By partition: how many requests about its lease were answered by the service."""
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=2**26)
@@ -102,6 +104,7 @@ class StorageProxy:
             response = web.Response(status=answer.status, body=content, headers=kept)
             if request.method == "HEAD" and (length := answer.headers.get("Content-Length")) is not None:
                 response.content_length = int(length)
+        self.leased[partition_id] += request.query.get("comp") == "lease"
         self._note(partition_id, "ok")
         return response
 

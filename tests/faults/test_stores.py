@@ -64,10 +64,10 @@ async def test_a_store_that_fails_for_one_partition_fails_for_no_other(
             # Now it fails for a partition that is owned: nothing of the others waits for it.
             storage.fail("0", answer)
             failed = stage.count(StoreFailed, "0")
-            renewed = {each: storage.answered[each, "ok"] for each in others}
+            renewed = dict(storage.leased)
             await stage.progress.until(lambda: stage.count(StoreFailed, "0") >= failed + 2, 10.0)
             await stage.progress.until(
-                lambda: all(storage.answered[each, "ok"] > renewed[each] + 2 for each in ("2", "3")), 5.0
+                lambda: all(storage.leased[each] > renewed[each] + 2 for each in ("1", "2", "3")), 5.0
             )
             await stage.progress.until_flowing(["1", "2", "3"], 2.0)
             storage.restore()
