@@ -1,5 +1,7 @@
 """Stream through Azure Event Hubs: an asyncio AMQP 1.0 partition pump, with a local service to run it on."""
 
+from typing import TYPE_CHECKING, Any
+
 from eventpump.assembly import EventProducer, PartitionReader, ProcessorHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -34,9 +36,11 @@ from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued,
 from eventpump.ports import HubProperties, PartitionProperties
 from eventpump.producer.batch import EventBatch
 from eventpump.settings import RetryOptions, SharedKey, SharedSignature
-from eventpump.storage.blob import BlobLeaseStore
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.sqlite import SqliteLeaseStore
+
+if TYPE_CHECKING:
+    from eventpump.storage.blob import BlobLeaseStore
 
 __all__ = [
     "AuthenticationError",
@@ -87,3 +91,12 @@ __all__ = [
     "SqliteLeaseStore",
     "StoreError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The storage SDK takes 40 MiB and most of the import's time; only those who use blobs pay for it.
+    if name == "BlobLeaseStore":
+        from eventpump.storage.blob import BlobLeaseStore
+
+        return BlobLeaseStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.errors import ConfigurationError
 from eventpump.events import EventPosition
 from eventpump.hooks import Hook
 from eventpump.ports import LeaseStore, Transport
@@ -51,6 +52,7 @@ class FeedOptions(ConnectionOptions, total=False):
     max_message_size: int
     reopen_delay: float
     reopen_delay_max: float
+    startup_timeout: float
 
 
 class ReaderOptions(FeedOptions, total=False):
@@ -77,7 +79,6 @@ class HostOptions(FeedOptions, total=False):
     failure_policy: Literal["retry", "stop"]
     retry_delay: float
     retry_delay_max: float
-    startup_timeout: float
 
 
 _CONNECTION = frozenset(ConnectionOptions.__annotations__)
@@ -183,5 +184,8 @@ class EventProducer(HubProducer):
     def __init__(
         self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ConnectionOptions]
     ) -> None:
+        unknown = sorted(options.keys() - _CONNECTION)
+        if unknown:
+            raise ConfigurationError(unknown[0], "there is no such option")
         settings = connection_settings(connection_string, hub, **options)
         super().__init__(make_transport(settings), settings.hub, retry=settings.retry)

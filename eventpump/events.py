@@ -167,8 +167,7 @@ class EventData:
             raise EventError("an event has one body: data, a value or a sequence")
         if properties is not None and not all(isinstance(key, str) for key in properties):
             raise EventError("the names of application properties are text")
-        unknown = standard.keys() - set(_STANDARD)
-        if unknown:
+        if standard and (unknown := standard.keys() - set(_STANDARD)):
             raise EventError(f"{sorted(unknown)[0]} is no standard property; application properties go in `properties`")
         self.body: Data | AmqpSequence | AmqpValue
         if value is not None:

@@ -113,18 +113,17 @@ class PumpOverdue(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LinkFailed(HostReport):
-    """A receive link ended or could not be attached.
+    """A receive link ended or could not be attached, and is opened again.
 
-    :param delay: seconds until it is opened again; None where it is not.
+    :param delay: seconds until then.
     """
 
     level: ClassVar[int] = logging.WARNING
     error: Exception
-    delay: float | None
+    delay: float
 
     def describe(self) -> str:
-        then = "it is not opened again" if self.delay is None else f"opening it again in {self.delay:.1f} s"
-        return f"the receive link failed, {then}: {self.error}"
+        return f"the receive link failed, opening it again in {self.delay:.1f} s: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -542,6 +542,8 @@ class FeedSettings(SettingsModel):
     :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it.
     :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
     :param reopen_delay_max: seconds; no delay is longer.
+    :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
+        reached once is tried for ever.
     """
 
     hub: HubName
@@ -553,6 +555,7 @@ class FeedSettings(SettingsModel):
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
     reopen_delay: Seconds = 0.2
     reopen_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    startup_timeout: Seconds = 60.0
 
     @field_validator("reopen_delay_max")
     @classmethod
@@ -595,7 +598,6 @@ class HostSettings(FeedSettings):
     :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
     :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
     :param retry_delay_max: seconds; no delay is longer.
-    :param startup_timeout: seconds to go on trying to reach the service and the store at the start.
     """
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
@@ -610,7 +612,6 @@ class HostSettings(FeedSettings):
     failure_policy: Literal["retry", "stop"] = "retry"
     retry_delay: Seconds = 0.5
     retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
-    startup_timeout: Seconds = 60.0
 
     @field_validator("retry_delay_max")
     @classmethod

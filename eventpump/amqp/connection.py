@@ -495,14 +495,14 @@ class Connection:
                 run += 1
                 pos = after
                 continue
-            if size < 8 or size > limit:
-                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
-            if after > end:
-                break
             if link is not None:
                 self._end_run(link, run)
                 link = None
                 run = room = 0
+            if size < 8 or size > limit:
+                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
+            if after > end:
+                break
             if is_opened:
                 form = forms.get(data[pos + 4 : pos + 16])
                 if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:

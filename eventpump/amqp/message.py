@@ -411,6 +411,8 @@ def _walk_event(
                 if raw[pos]:
                     raise DecodeError("a message is not a run of sections")
                 code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
+                if code in (DATA, MESSAGE_ANNOTATIONS):
+                    raise DecodeError("a data section holds no binary, or the message annotations are no map")
                 # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
                 pos = skip(raw, pos, end)
                 bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0

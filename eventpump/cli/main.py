@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from eventpump.cli import emulator
 from eventpump.cli.demo import command as demo
@@ -15,9 +16,17 @@ FAILED = 2
 """The exit code for input that cannot work, or a service that refuses it."""
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it, and end with exit code 2."""
+        self.exit(FAILED, f"{self.prog}: {message}\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the command and its subcommands."""
-    made = argparse.ArgumentParser(
+    made: argparse.ArgumentParser = OneLineParser(
         prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
     )
     made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")

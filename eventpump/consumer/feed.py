@@ -33,6 +33,7 @@ class PartitionFeed:
     lost and nothing comes twice.
 
     :param spec: the link; its position is where the first one begins.
+    :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
     :param on_attached: is called each time the link is attached.
     :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
     """
@@ -44,6 +45,7 @@ class PartitionFeed:
         settings: FeedSettings,
         *,
         rng: random.Random,
+        startup_timeout: float | None = None,
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None] | None = None,
     ) -> None:
@@ -51,6 +53,8 @@ class PartitionFeed:
         self._spec = spec
         self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
         self._settled_after = settings.reopen_delay_max
+        self._startup_timeout = startup_timeout
+        self._was_attached = False
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
@@ -137,8 +141,11 @@ class PartitionFeed:
         if credit is not None and self._link is not None:
             self._link.set_credit(credit)
 
-    async def aclose(self) -> None:
-        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends."""
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
+
+        :param timeout: seconds to wait for the service's answer; the detach goes on without being waited for.
+        """
         self._is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
@@ -148,11 +155,11 @@ class PartitionFeed:
             self._timer = None
         try:
             if self._is_closing:
-                await self._tasks.wait(CLOSE_TIMEOUT)
+                await self._tasks.wait(timeout)
             else:
                 # Once only: a second cancellation would break off the detach.
                 self._is_closing = True
-                await self._tasks.cancel(CLOSE_TIMEOUT)
+                await self._tasks.cancel(timeout)
         finally:
             self._cache.clear()
 
@@ -177,6 +184,7 @@ class PartitionFeed:
 
     async def _keep_link(self) -> None:
         loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
             self._link_error = loop.create_future()
             opened_at, newest = loop.time(), self.newest
@@ -190,15 +198,22 @@ class PartitionFeed:
                     return
                 least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
                 delay = self._backoff.next(self._rng, at_least=least)
+                if self._is_too_late(loop.time() - began + delay):
+                    self._end(error)
+                    return
                 if self._on_trouble is not None:
                     self._on_trouble(error, delay)
             await asyncio.sleep(delay)
+
+    def _is_too_late(self, elapsed: float) -> bool:
+        return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
 
     async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
         """Open the link, and raise the error it ends with."""
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         try:
             self._link = link
+            self._was_attached = True
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()

@@ -9,12 +9,12 @@ import random
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from eventpump.clock import LoopClock
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
@@ -31,17 +31,8 @@ STORE_SHARE = 0.45
 CLOSE_TIMEOUT = 5.0
 """Seconds the transport and the store may take each to close."""
 
-
-class LoopClock:
-    """The running loop's time: what the stores count expiry on, and virtual on a virtual loop."""
-
-    def monotonic(self) -> float:
-        """Seconds on the running loop's clock."""
-        return asyncio.get_running_loop().time()
-
-    def time(self) -> float:
-        """Seconds since the Unix epoch."""
-        return time.time()
+LAST_SECOND = 1.0
+"""The same where the host's time to close has run out."""
 
 
 class PartitionHost:
@@ -78,6 +69,8 @@ class PartitionHost:
         self._reporter = Reporter(logger, hooks)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
+        if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
+            raise ConfigurationError("leases", "must be a lease store, such as SqliteLeaseStore")
         duration = leases.lease_duration
         self._renew_interval = duration / 3 if settings.renew_interval is None else settings.renew_interval
         if self._renew_interval >= duration:
@@ -148,7 +141,8 @@ class PartitionHost:
         Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
         for which this would wait: it has `stop`.
 
-        :param deadline: seconds it may take, a second more for releases; None for the close time-out.
+        :param deadline: seconds it may take, and where these do not suffice a second more each to release the leases,
+            to cancel, and to close the connection and the store; None for the close time-out.
         """
         self.stop(deadline)
         if self._main is None or self._main.done():
@@ -191,7 +185,7 @@ class PartitionHost:
         finally:
             for close in (transport.aclose, self._leases.aclose):
                 try:
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                    async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
                         await close()
                 except Exception as error:
                     logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)

@@ -165,6 +165,11 @@ class PartitionManager:
                 slot.pump.stop(CloseReason.SHUTDOWN, within)
 
     @property
+    def remaining(self) -> float:
+        """The seconds left of the time that closing may take; infinite before it is known."""
+        return self._close_by - self._clock.monotonic()
+
+    @property
     def _is_ending(self) -> bool:
         return self._end.is_stopping or self._end.failure is not None
 
@@ -188,8 +193,19 @@ class PartitionManager:
         )
         if properties is not None:
             ids = properties.partition_ids
-            await self._at_start("ensure leases", lambda: self._store.ensure_leases(ids), until)
-            self._found(ids)
+            if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
+                self._found(ids)
+
+    async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
+        """Create the leases. False where some cannot be made: they hold up no others, and discovery tries again."""
+        try:
+            await self._store.ensure_leases(partition_ids)
+        except StoreError as error:
+            if error.partition_id is None or not await self._store.list_leases():
+                raise
+            self._report(StoreFailed(self._around.host_name, error.partition_id, "ensure leases", error))
+            return False
+        return True
 
     async def _at_start(
         self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
@@ -199,6 +215,7 @@ class PartitionManager:
         :param is_read: whether the service is asked, rather than the store.
         """
         backoff = Backoff(0.2, 5.0)
+        before: EventPumpError | None = None
         while not self._is_ending:
             remaining = until - self._clock.monotonic()
             outcome = self._chores.spawn(_settled(call(), max(1.0, remaining)), f"eventpump start: {operation}")
@@ -213,25 +230,24 @@ class PartitionManager:
                 stopping.cancel()
             if error is None:
                 return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
-            failure = self._told(operation, error, is_read)
+            failure = self._own_error(operation, error, is_read)
             is_final = isinstance(failure, ServiceError) and failure.recovery is Recovery.GIVE_UP
             is_ours = not isinstance(failure, ServiceError | StoreError)
             delay = backoff.next(self._around.rng)
             if is_final or is_ours or self._clock.monotonic() + delay >= until:
-                raise failure
+                # The end of the time says less than why the attempts before it failed.
+                raise before if isinstance(error, TimeoutError) and before is not None else failure
+            before = failure
+            kind = ServiceFailed if is_read else StoreFailed
+            self._report(kind(self._around.host_name, None, operation, failure))
             await self._sleep(delay, measured=False)
         return None
 
-    def _told(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
-        """Report a failure at the start, and give it as one of ours."""
-        if is_read:
-            if not isinstance(error, EventPumpError):
-                error = ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
-            self._report(ServiceFailed(self._around.host_name, None, operation, error))
-            return error
-        failure = store_error(error, operation, None, self._settings.startup_timeout)
-        self._report(StoreFailed(self._around.host_name, None, operation, failure))
-        return failure
+    def _own_error(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
+        """Make one of ours of what a call raised at the start."""
+        if is_read and not isinstance(error, EventPumpError):
+            return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
+        return store_error(error, operation, None, self._settings.startup_timeout)
 
     # --------------------------------------------------------------------------------------------- the interval
 

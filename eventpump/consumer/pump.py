@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.watch import Watched
@@ -189,7 +189,7 @@ class PartitionPump:
             self._disown()
             self._clear_timers()
             if self._feed is not None:
-                await self._feed.aclose()
+                await self._feed.aclose(0.0)
             if self._writer is not None:
                 await self._writer.aclose()
             await self._tasks.cancel(self._around.store_timeout)
@@ -357,7 +357,8 @@ class PartitionPump:
             if (dropped := tracker.unwritten) is not None:
                 self._report(CheckpointDropped, dropped)
         if self._feed is not None:
-            await self._feed.aclose()
+            # A service that does not answer must not take the time that closing may.
+            await self._feed.aclose(min(CLOSE_TIMEOUT, max(0.0, life.write_until - self._clock.monotonic())))
         life.closed()
         self._report(PumpClosed, life.reason)
 
@@ -542,7 +543,8 @@ class PartitionPump:
             # No report: whether it is an ordinary move or a reader outside the fleet, the manager will tell.
             self._is_suspended = True
             self._on_stolen(error)
-        else:
+        elif delay is not None:
+            # Else the feed has ended, and the manager tells or raises the error.
             self._report(LinkFailed, error, delay)
 
     def _blocked(self, duration: float) -> None:

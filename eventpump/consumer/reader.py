@@ -89,6 +89,7 @@ class PartitionReader:
             ),
             settings,
             rng=self._rng,
+            startup_timeout=settings.startup_timeout,
         )
         if not self._is_at_end:
             self._feed.start()

@@ -13,7 +13,6 @@ from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
-    EventTooLargeError,
     Recovery,
     ServiceBusyError,
     ServiceError,
@@ -47,7 +46,8 @@ class HubProducer:
         self._rng = rng or random.Random()
         self._links: dict[str | None, SendLink] = {}
         self._opening: dict[str | None, asyncio.Lock] = {}
-        self._is_closed = False
+        self._dropping: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,8 +103,6 @@ class HubProducer:
         message = batch.encode()
 
         async def attempt(link: SendLink) -> None:
-            if len(message) > link.max_message_size:
-                raise EventTooLargeError(len(message), link.max_message_size)
             await link.send(message, message_format=BATCH_MESSAGE_FORMAT)
 
         await self._with_retries(partition_id, attempt)
@@ -123,9 +121,11 @@ class HubProducer:
 
     async def aclose(self) -> None:
         """Close the links and the connection. Sends still waiting fail. Closing twice is fine."""
-        self._is_closed = True
+        self._closed.set()
         self._links.clear()
         await self._transport.aclose()
+        if self._dropping:
+            await asyncio.wait(self._dropping)  # with the connection gone, they have nothing to wait for
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -133,30 +133,47 @@ class HubProducer:
         """Run an attempt on the target's link, again under the retry policy where that can help."""
         backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
         while True:
+            link: SendLink | None = None
             try:
-                return await attempt(await self._link(partition_id))
+                link = await self._link(partition_id)
+                return await attempt(link)
             except ServiceError as error:
-                if error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
-                    await self._drop(partition_id)
+                if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
+                    self._drop(partition_id, link)
                 if error.recovery is Recovery.GIVE_UP or backoff.failures >= self._retry.max_retries:
                     raise
                 wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-                await asyncio.sleep(backoff.next(self._rng, at_least=wait))
+                await self._pause(backoff.next(self._rng, at_least=wait), error)
+
+    async def _pause(self, seconds: float, error: ServiceError) -> None:
+        """Wait before the next try. :raises ServiceError: the one given, where the producer is closed meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+        raise error
 
     async def _link(self, partition_id: str | None) -> SendLink:
-        if self._is_closed:
-            raise ClosedError("producer")
         async with self._opening.setdefault(partition_id, asyncio.Lock()):
+            if self._closed.is_set():
+                raise ClosedError("producer")
             link = self._links.get(partition_id)
             if link is None:
                 link = await self._transport.open_send_link(SendLinkSpec(self._hub, partition_id))
                 self._links[partition_id] = link
             return link
 
-    async def _drop(self, partition_id: str | None) -> None:
-        link = self._links.pop(partition_id, None)
-        if link is not None:
-            await link.aclose()
+    def _drop(self, partition_id: str | None, link: SendLink) -> None:
+        """Let go of a link that failed; another send may have put a new one in its place.
+
+        A service that does not answer the detach holds up nobody.
+        """
+        if self._links.get(partition_id) is link:
+            del self._links[partition_id]
+            task = asyncio.create_task(link.aclose(), name="close a failed send link")
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
 
 
 async def _itself(link: SendLink) -> SendLink:

@@ -21,9 +21,9 @@ from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
+from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.clock import LoopClock
 from eventpump.storage.layout import (
     DEFAULT_SUBSCRIPTION,
     CheckpointRecord,
@@ -198,13 +198,11 @@ class BlobLeaseStore:
                     if refused.answer is not _Answer.TAKEN and refused.answer is not _Answer.CHANGED:
                         raise StoreError("ensure leases", refused.answer.value, partition_id=partition_id) from None
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for partition_id in partition_ids:
-                    if partition_id not in known:
-                        group.create_task(create(partition_id))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+        # Every one is tried: a blob that cannot be made is no reason not to make the others.
+        missing = [create(partition_id) for partition_id in partition_ids if partition_id not in known]
+        for outcome in await asyncio.gather(*missing, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def list_leases(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids; one request for up to 5000 of them.

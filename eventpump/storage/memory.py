@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.clock import LoopClock
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.events import Checkpoint
-from eventpump.storage.clock import LoopClock
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +18,14 @@ from eventpump.dialect.envelope import decode_batch
 from eventpump.dialect.hashing import partition_for_key
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.emulator.readers import Reader, ReaderTable, Refusal
-from eventpump.errors import ClosedError, EventPumpError, EventTooLargeError, LinkDetachedError
+from eventpump.errors import (
+    ClosedError,
+    ConnectionLostError,
+    EventPumpError,
+    EventTooLargeError,
+    LinkDetachedError,
+    Recovery,
+)
 from eventpump.events import (
     ENQUEUED_TIME,
     LAST_ENQUEUED_OFFSET,
@@ -94,6 +101,7 @@ class FakeHub:
         self._refusals: list[_Refusal] = []
         self._stalled: dict[str, asyncio.Event] = {}
         self._turn = 0
+        self._transports: list[FakeTransport] = []
         self.add_partitions(partitions)
 
     # ----------------------------------------------------------------------------------------- what a test does
@@ -136,6 +144,11 @@ class FakeHub:
                 link.end(error or error_for("amqp:link:detach-forced", "detached by the test"))
                 ended += 1
         return ended
+
+    def lose_connections(self) -> None:
+        """Cut every transport off: their links end, and what waits for an answer fails. They may come back at once."""
+        for transport in self._transports:
+            transport.lose(ConnectionLostError("the connection was cut by the test"))
 
     def stall(self, partition_id: str | None = None) -> None:
         """Let links of a partition, or all, be open and silent."""
@@ -184,6 +197,10 @@ class FakeHub:
         return list(map(ReceivedEvent, self._partitions[partition_id].raw))
 
     # ------------------------------------------------------------------------------------ what a transport does
+
+    def join(self, transport: FakeTransport) -> None:
+        """Learn of a transport."""
+        self._transports.append(transport)
 
     async def request(self, operation: str, partition_id: str | None = None) -> None:
         """Let a request take its time, and be refused where a test said so."""
@@ -428,8 +445,9 @@ class FakeSendLink:
     def __init__(self, hub: FakeHub, spec: SendLinkSpec) -> None:
         self._hub = hub
         self._spec = spec
-        self._is_open = True
+        self._error: EventPumpError | None = None
         self._turn = asyncio.Lock()
+        self._waiting: set[asyncio.Task[None]] = set()
 
     @property
     def max_message_size(self) -> int:
@@ -445,15 +463,25 @@ class FakeSendLink:
         """Store a message."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
+        if self._error is not None:
+            raise self._error
+        await _unless_ended(self._store(message, message_format), self._waiting, lambda: self._error)
+
+    async def _store(self, message: bytes, message_format: int) -> None:
         async with self._turn:
-            if not self._is_open:
-                raise LinkDetachedError("the link is closed")
             await self._hub.request("transfer", self._spec.partition_id)
             self._hub.store(message, message_format, self._spec.partition_id)
 
+    def end(self, error: EventPumpError) -> None:
+        """Detach with an error, with which the sends that wait fail."""
+        if self._error is None:
+            self._error = error
+            for waiting in self._waiting:
+                waiting.cancel()
+
     async def aclose(self) -> None:
         """Detach."""
-        self._is_open = False
+        self.end(LinkDetachedError("the link was closed here"))
 
 
 class FakeTransport:
@@ -464,7 +492,10 @@ class FakeTransport:
 
     def __init__(self, hub: FakeHub | None = None) -> None:
         self.hub = FakeHub() if hub is None else hub
+        self.hub.join(self)
         self._links: list[FakeReceiveLink | FakeSendLink] = []
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._lost: EventPumpError | None = None
         self.is_closed = False
 
     @property
@@ -474,23 +505,19 @@ class FakeTransport:
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
         """Read the hub's properties."""
-        self._check()
-        await self.hub.request("hub")
+        await self._ask("hub")
         self.hub.check_hub(hub)
         return self.hub.properties()
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """Read a partition's properties."""
-        self._check()
-        await self.hub.request("partition", partition_id)
+        await self._ask("partition", partition_id)
         self.hub.check_hub(hub)
         return self.hub.partition_properties(partition_id)
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
         """Attach a receive link."""
-        self._check()
-        await self.hub.request("receive", spec.partition_id)
-        self._check()
+        await self._ask("receive", spec.partition_id)
         self.hub.check_hub(spec.hub)
         link = FakeReceiveLink(self.hub, spec, sink)
         self.hub.admit(link)
@@ -499,8 +526,7 @@ class FakeTransport:
 
     async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
         """Attach a send link."""
-        self._check()
-        await self.hub.request("send", spec.partition_id)
+        await self._ask("send", spec.partition_id)
         self.hub.check_hub(spec.hub)
         if spec.partition_id is not None:
             self.hub.partition(spec.partition_id)
@@ -510,17 +536,43 @@ class FakeTransport:
 
     async def aclose(self) -> None:
         """Close every link."""
-        self.is_closed = True
-        for link in self._links:
-            if isinstance(link, FakeReceiveLink):
-                link.end(LinkDetachedError("the transport was closed"))
-            else:
-                await link.aclose()
-        self._links.clear()
+        if not self.is_closed:
+            self.is_closed = True
+            self.lose(ConnectionLostError("the connection was closed here", recovery=Recovery.GIVE_UP))
 
-    def _check(self) -> None:
+    def lose(self, error: EventPumpError) -> None:
+        """End the connection: every link, and what waits for an answer."""
+        self._lost = error
+        for waiting in self._waiting:
+            waiting.cancel()
+        links, self._links = self._links, []
+        for link in links:
+            link.end(error)
+
+    async def _ask(self, operation: str, partition_id: str | None = None) -> None:
         if self.is_closed:
             raise ClosedError("transport")
+        await _unless_ended(self.hub.request(operation, partition_id), self._waiting, lambda: self._lost)
+        if self.is_closed:
+            raise ClosedError("transport")
+
+
+async def _unless_ended(
+    work: Coroutine[None, None, None],
+    waiting: set[asyncio.Task[None]],
+    error: Callable[[], EventPumpError | None],
+) -> None:
+    """Do something that may be cut off meanwhile, by a cancellation of its task. :raises EventPumpError: the error."""
+    task = asyncio.ensure_future(work)
+    waiting.add(task)
+    try:
+        await asyncio.wait({task})
+    finally:
+        waiting.discard(task)
+        task.cancel()
+    if task.cancelled():
+        raise error() or ClosedError("transport")
+    task.result()
 
 
 def _offset(number: int) -> str:

@@ -7,8 +7,9 @@ import itertools
 import platform
 import ssl
 import uuid
+from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from eventpump.amqp.connection import (
     Closed,
@@ -28,17 +29,47 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.session import Session
-from eventpump.dialect.conditions import error_for
-from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS, error_for
+from eventpump.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    ProtocolError,
+    QuotaExceededError,
+    Recovery,
+    ServiceError,
+)
 from eventpump.settings import ConnectionSettings
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol, client_tls, dial
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, client_tls, dial
 
 if TYPE_CHECKING:
-    from eventpump.transport.links import NativeLink
+    from eventpump.transport.links import NativeLink, NativeSendLink
+
+_FLUSH_AT = 256 * 1024
+"""Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
 
 
+class Dial(Protocol):
+    """How a stream is made: :func:`eventpump.wire.stream.dial`, or another in its place."""
+
+    async def __call__(
+        self, connection: Connection, handler: ConnectionHandler, *, host: str, port: int, tls: ssl.SSLContext | None
+    ) -> ConnectionProtocol:
+        """Connect. :raises OSError: no connection."""
+
+
+class Asked(NamedTuple):
+    """When something was asked of the service, and how much it had said until then."""
+
+    at: float
+    heard: int
+
+
+@cache
 def _properties() -> dict[str, str]:
-    version = metadata.version("eventpump")
+    try:
+        version = metadata.version("eventpump")
+    except metadata.PackageNotFoundError:  # run from a checkout or an archive
+        version = "0"
     return {
         "product": "eventpump",
         "version": version,
@@ -72,25 +103,28 @@ class ClientConnection:
         self._sessions: list[Session] = []
         self._spreading = asyncio.Lock()
         self._names = itertools.count()
-        self._writable: asyncio.Future[None] | None = None
+        self._unwritten = 0
+        self._held_back: dict[NativeSendLink, None] = {}
+        self._heard = 0
+        self._was_of_use = False
+        self._unanswered: Asked | None = None
         self.error: ServiceError | None = None
         """Why the connection is over; None while it is not."""
 
     @classmethod
-    async def open(cls, settings: ConnectionSettings) -> ClientConnection:
+    async def open(cls, settings: ConnectionSettings, *, dialer: Dial = dial) -> ClientConnection:
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
+        :raises ConfigurationError: the CA file cannot be used.
         """
+        tls = _tls(settings)
         connection = cls(settings)
         where = f"{settings.host}:{settings.port}"
-        tls = None
         try:
-            if settings.use_tls:
-                tls = client_tls(None if settings.ca_file is None else str(settings.ca_file))
             async with asyncio.timeout(settings.operation_timeout):
                 connection.engine.start()
-                connection._protocol = await dial(
+                connection._protocol = await dialer(
                     connection.engine, connection, host=settings.host, port=settings.port, tls=tls
                 )
                 await connection._opened
@@ -102,6 +136,9 @@ class ClientConnection:
             raise ConnectionLostError(
                 f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
             ) from error
+        except ssl.SSLError as error:
+            reason = (error.reason or str(error)).replace("_", " ").lower()
+            raise ConnectionLostError(f"no TLS connection to {where}: {reason}") from error
         except OSError as error:
             raise ConnectionLostError(f"cannot connect to {where}: {error.strerror or error}") from error
         except BaseException:
@@ -123,7 +160,7 @@ class ClientConnection:
     async def attach(self, owner: NativeLink, name: str, **attach: Any) -> Link:
         """Attach a link on a session that has room for it; the owner learns what comes of it.
 
-        :raises ServiceError: the connection is over.
+        :raises ServiceError: the connection is over, or full.
         """
         async with self._spreading:
             session = next((each for each in self._sessions if each.free_handles > 0), None)
@@ -135,8 +172,12 @@ class ClientConnection:
         return link
 
     async def _begin(self) -> Session:
-        self._require_alive()
-        session = self.engine.begin()
+        if self.error is not None:
+            raise self.error
+        try:
+            session = self.engine.begin()
+        except ProtocolError as error:
+            raise QuotaExceededError(f"the connection takes no more links: {error.description}") from None
         begun = self._begun[session] = self._loop.create_future()
         self.flush_soon()
         try:
@@ -145,21 +186,50 @@ class ClientConnection:
             self._begun.pop(session, None)
         return session
 
-    def _require_alive(self) -> None:
-        if self.error is not None:
-            raise self.error
-
     def flush_soon(self) -> None:
         """Send what the engine has queued, soon."""
         if self._protocol is not None:
             self._protocol.flush_soon()
 
-    async def writable(self) -> None:
-        """Wait while the peer is slow to read."""
-        while self._protocol is not None and self._protocol.is_paused and self.error is None:
-            if self._writable is None:
-                self._writable = self._loop.create_future()
-            await asyncio.shield(self._writable)
+    def queued(self, size: int) -> None:
+        """Send what the engine has queued, a message of so many bytes among it, soon; at once where it is much."""
+        self._unwritten += size
+        if self._unwritten < _FLUSH_AT or self._protocol is None:
+            self.flush_soon()
+            return
+        self._unwritten = 0
+        self._protocol.flush()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the peer is slow to read."""
+        return self._protocol is not None and self._protocol.is_paused
+
+    def hold_back(self, link: NativeSendLink) -> None:
+        """Have a link called, in the order of asking, once the peer reads again."""
+        self._held_back[link] = None
+
+    def asked(self) -> Asked:
+        """Note that an answer is due from now on; see :meth:`unanswered`."""
+        return Asked(self._loop.time(), self._heard)
+
+    def unanswered(self, asked: Asked) -> bool:
+        """Learn that no answer came in time.
+
+        A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
+        even if something before it still sends heartbeats: the connection is dropped.
+
+        :returns: whether it was.
+        """
+        if self.error is not None or asked.heard != self._heard:
+            return self.error is not None
+        if self._unanswered is None or self._unanswered.heard != self._heard:
+            self._unanswered = asked
+        if self._loop.time() - self._unanswered.at < self.settings.idle_timeout:
+            return False
+        self._lose(ConnectionLostError("the service answers nothing any more"))
+        self.abort()
+        return True
 
     def abort(self) -> None:
         """Drop the connection at once."""
@@ -167,11 +237,15 @@ class ClientConnection:
             self._protocol.abort()
 
     async def aclose(self) -> None:
-        """Close in order; a peer that does not answer in time is dropped. Cancelled, the connection is dropped."""
+        """Close in order; a peer that does not answer in time is dropped. Cancelled, the connection is dropped.
+
+        Links still open, and what waits on them, fail with a `ConnectionLostError` to give up on.
+        """
         protocol = self._protocol
         if protocol is None:
             return
         try:
+            self._lose(ConnectionLostError("the connection was closed here", recovery=Recovery.GIVE_UP))
             self.engine.close()
             protocol.flush()
             if self.engine.is_closed:
@@ -189,6 +263,7 @@ class ClientConnection:
 
     def on_events(self, events: list[Event]) -> None:
         """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        self._heard += 1
         for event in events:
             match event:
                 case Messages(link):
@@ -199,6 +274,7 @@ class ClientConnection:
                 case Outcomes(link, outcomes) if link.context is not None:
                     link.context.on_outcomes(outcomes)
                 case LinkAttached(link):
+                    self._was_of_use = True
                     if link.is_remote_initiated:
                         link.refuse(AmqpError("amqp:not-allowed", "this client takes no links"))
                     elif link.context is not None:
@@ -208,23 +284,30 @@ class ClientConnection:
                 case Opened():
                     if not self._opened.done():
                         self._opened.set_result(None)
-                case SessionBegun(session):
+                case SessionBegun(session) if not session.is_remote_initiated:
                     self._sessions.append(session)
                     begun = self._begun.get(session)
                     if begun is not None and not begun.done():
                         begun.set_result(None)
                 case SessionEnded(session, links, error):
                     self._end_session(session, links, error)
-                case Closed(error):
-                    self._lose(_error(error, None, Recovery.RECONNECT, "the service closed the connection"))
+                case Closed(error, is_local):
+                    lost = _closing_error(error, is_local)
+                    if self._was_of_use and lost.recovery is Recovery.GIVE_UP:
+                        # Silence of ours, a token, a quota of connections: what worked until now may work again, and a
+                        # reason that lasts is told anew, by whatever is refused then.
+                        lost = ConnectionLostError(
+                            lost.description, condition=lost.condition, tracking_id=lost.tracking_id
+                        )
+                    self._lose(lost)
                 case _:
                     pass
 
     def on_writable(self) -> None:
         """See :class:`eventpump.wire.stream.ConnectionHandler`."""
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
+        held_back, self._held_back = self._held_back, {}
+        for link in held_back:
+            link.on_writable()
 
     def on_closed(self, error: Exception | None) -> None:
         """See :class:`eventpump.wire.stream.ConnectionHandler`."""
@@ -256,7 +339,23 @@ class ClientConnection:
             for link in list(session.links.values()):
                 if link.context is not None:
                     link.context.on_detached(error)
-        self.on_writable()
+        self._held_back.clear()
+
+
+def _tls(settings: ConnectionSettings) -> ssl.SSLContext | None:
+    if not settings.use_tls:
+        return None
+    try:
+        return client_tls(None if settings.ca_file is None else str(settings.ca_file))
+    except OSError as error:
+        raise ConfigurationError("ca_file", f"cannot be used: {error.strerror or error}") from None
+
+
+def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:
+    if error is not None and is_local and error.condition != UNAUTHORIZED_ACCESS:
+        # The condition is what we told the service, not what it told us: its silence is no quota of ours.
+        return ConnectionLostError(f"the connection was given up: {error.description}", condition=str(error.condition))
+    return _error(error, None, Recovery.RECONNECT, "the service closed the connection")
 
 
 def _error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:

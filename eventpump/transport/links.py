@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from eventpump.amqp.connection import Messages
@@ -12,7 +12,7 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
-    ClosedError,
+    AuthenticationError,
     EventPumpError,
     EventTooLargeError,
     LinkDetachedError,
@@ -23,6 +23,7 @@ from eventpump.errors import (
 )
 from eventpump.ports import ReceiveSink
 from eventpump.transport.connection import ClientConnection
+from eventpump.wire.stream import CLOSE_TIMEOUT
 
 _UNLIMITED = 2**63
 
@@ -31,32 +32,43 @@ class NativeLink:
     """What both directions have in common: attach, detach, and learning of their end.
 
     :ivar entity: the address, for errors.
+    :ivar error: why the link is over; None while it is not.
     """
 
-    def __init__(self, connection: ClientConnection, *, entity: str) -> None:
+    def __init__(
+        self, connection: ClientConnection, *, entity: str, on_expired: Callable[[], None] | None = None
+    ) -> None:
+        """Make one that is not attached yet. :param on_expired: is called where the service ends it for its token."""
         self.connection = connection
         self.entity = entity
         self.link: Link | None = None
         loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
+        self._on_expired = on_expired
+        self._is_open = False
         self._is_closing = False
-        self.error: EventPumpError | None = None
+        self.error: ServiceError | None = None
 
     async def _attach(self, name: str, **attach: Any) -> None:
         timeout = self.connection.settings.operation_timeout
+        asked = self.connection.asked()
         try:
             async with asyncio.timeout(timeout):
                 self.link = await self.connection.attach(self, name, **attach)
                 await self._attached
+            if self.error is not None:
+                raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
         except TimeoutError:
             self.detach_now()
+            recovery = Recovery.RECONNECT if self.connection.unanswered(asked) else Recovery.RELINK
             raise ServiceTimeoutError(
-                f"no answer to the attach within {timeout} s", entity=self.entity, recovery=Recovery.RECONNECT
+                f"no answer to the attach within {timeout} s", entity=self.entity, recovery=recovery
             ) from None
         except BaseException:
             self.detach_now()
             raise
+        self._is_open = True
 
     @property
     def is_usable(self) -> bool:
@@ -82,7 +94,7 @@ class NativeLink:
         if self.link is None or not self.connection.is_alive or self.error is not None:
             return
         try:
-            async with asyncio.timeout(self.connection.settings.operation_timeout):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await asyncio.shield(self._gone)
         except TimeoutError:
             return  # the peer does not answer; the idle time-out will find out whether it is still there
@@ -104,14 +116,19 @@ class NativeLink:
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()
-        elif not self._is_closing:
-            self._on_lost(error)
+        elif isinstance(error, AuthenticationError) and self.connection.is_alive:
+            # It was let in before: its token has ended, and another may do.
+            error.recovery = Recovery.RELINK
+            if self._on_expired is not None:
+                self._on_expired()
         self._on_end(error)
+        if self._is_open and not self._is_closing:
+            self._on_lost(error)
 
     def _on_lost(self, error: ServiceError) -> None:
-        """An attached link ended, and not because of its owner."""
+        """A link that was handed over ended, and not because of its owner."""
 
-    def _on_end(self, error: ServiceError) -> None:
+    def _on_end(self, error: EventPumpError) -> None:
         """The link ended, whatever the reason."""
 
     def on_messages(self, event: Messages) -> None:
@@ -127,8 +144,15 @@ class NativeLink:
 class NativeReceiveLink(NativeLink):
     """A receive link: `eventpump.ports.ReceiveLink`."""
 
-    def __init__(self, connection: ClientConnection, sink: ReceiveSink, *, entity: str) -> None:
-        super().__init__(connection, entity=entity)
+    def __init__(
+        self,
+        connection: ClientConnection,
+        sink: ReceiveSink,
+        *,
+        entity: str,
+        on_expired: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
 
     async def attach(self, **attach: Any) -> None:
@@ -144,21 +168,34 @@ class NativeReceiveLink(NativeLink):
             self.connection.flush_soon()
 
     def on_messages(self, event: Messages) -> None:
+        if self._is_closing:
+            return
         if event.delivery_ids and self.is_usable:
             event.link.settle(event.delivery_ids[0], event.delivery_ids[-1], Accepted())
-        if not self._is_closing:
-            self._sink.messages(event.payloads)
+        self._sink.messages(event.payloads)
 
     def _on_lost(self, error: ServiceError) -> None:
         self._sink.detached(error)
 
 
 class NativeSendLink(NativeLink):
-    """A send link: `eventpump.ports.SendLink`. Sends wait for credit in the order of their calls."""
+    """A send link: `eventpump.ports.SendLink`.
 
-    def __init__(self, connection: ClientConnection, *, entity: str) -> None:
-        super().__init__(connection, entity=entity)
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    Messages stand in one queue, which is sent from whenever there is credit and the peer reads.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        *,
+        entity: str,
+        on_expired: Callable[[], None] | None = None,
+        on_lost: Callable[[ServiceError], None] | None = None,
+    ) -> None:
+        """Make one that is not attached yet. :param on_lost: is called where it ends for a reason not ours."""
+        super().__init__(connection, entity=entity, on_expired=on_expired)
+        self._told = on_lost
+        self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
     async def attach(self, **attach: Any) -> None:
@@ -175,60 +212,48 @@ class NativeSendLink(NativeLink):
         """See the port."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
-        timeout = self.connection.settings.operation_timeout
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(timeout):
-                await self.connection.writable()
-                await self._credit()
-                link = self._require_usable()
-                delivery_id = link.send(message, message_format=message_format)
-                self._unsettled[delivery_id] = outcome
-                self.connection.flush_soon()
-                try:
-                    await outcome
-                finally:
-                    self._unsettled.pop(delivery_id, None)
-        except TimeoutError:
-            raise ServiceTimeoutError(f"no outcome within {timeout} s", entity=self.entity) from None
-
-    def _require_usable(self) -> Link:
         if self.error is not None:
             raise self.error
-        if self._is_closing or self.link is None:
-            raise ClosedError("send link")
-        return self.link
-
-    async def _credit(self) -> None:
-        """Wait for a turn with credit, in the order of the calls."""
-        link = self._require_usable()
-        if link.credit > 0 and not self._waiting:
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        if self._is_closing:
+            raise self._closed_here()
+        timeout = self.connection.settings.operation_timeout
+        asked = self.connection.asked()
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[outcome] = (message, message_format)
+        self._pump()
         try:
-            await turn
-        except BaseException:
-            self._waiting.remove(turn)
-            self._grant(link.credit)  # a turn that came in the moment of a cancellation goes to the next
-            raise
-        self._waiting.remove(turn)
+            async with asyncio.timeout(timeout):
+                await outcome
+        except TimeoutError:
+            what = "no credit" if outcome in self._queue else "no outcome"
+            recovery = Recovery.RECONNECT if self.connection.unanswered(asked) else Recovery.RELINK
+            raise ServiceTimeoutError(
+                f"{what} for the message within {timeout} s", entity=self.entity, recovery=recovery
+            ) from None
+        finally:
+            self._queue.pop(outcome, None)
 
-    def _grant(self, turns: int) -> None:
-        """Give the first `turns` of those who wait their turn; some may have it and not have run yet."""
-        for turn in self._waiting:
-            if turns <= 0:
+    def _pump(self) -> None:
+        """Send what credit and the stream allow. In `_unsettled`, who gave up waiting stays until the outcome comes."""
+        link, connection, queue = self.link, self.connection, self._queue
+        while queue and link is not None and link.credit > 0 and link.is_attached:
+            if connection.is_paused:
+                connection.hold_back(self)
                 return
-            if not turn.done():
-                turn.set_result(None)
-            turns -= 1
+            outcome, (message, message_format) = queue.popitem(last=False)
+            if not outcome.done():
+                self._unsettled[link.send(message, message_format=message_format)] = outcome
+                connection.queued(len(message))
+
+    def on_writable(self) -> None:
+        """The peer reads again."""
+        self._pump()
 
     def on_credit(self) -> None:
+        self._pump()
         assert self.link is not None
         if self.link.drain:
             self.link.drained()
-            return
-        self._grant(self.link.credit)
 
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         for delivery_id, outcome in outcomes:
@@ -252,13 +277,27 @@ class NativeSendLink(NativeLink):
             case _:
                 return RequestRefusedError("the message was rejected without a reason", entity=self.entity)
 
+    def abandon(self, error: EventPumpError) -> None:
+        """Begin to detach, without waiting for the peer. What waits fails with the error."""
+        self._on_end(error)
+        self.detach_now()
+
+    def _closed_here(self) -> LinkDetachedError:
+        return LinkDetachedError("the link was closed here", entity=self.entity)
+
     async def aclose(self) -> None:
         """See the port."""
         self._is_closing = True
-        self._on_end(LinkDetachedError("the link was closed here", entity=self.entity))
+        self._on_end(self._closed_here())
         await super().aclose()
 
-    def _on_end(self, error: ServiceError) -> None:
-        for waiting in (*self._waiting, *self._unsettled.values()):
+    def _on_lost(self, error: ServiceError) -> None:
+        if self._told is not None:
+            self._told(error)
+
+    def _on_end(self, error: EventPumpError) -> None:
+        for waiting in (*self._queue, *self._unsettled.values()):
             if not waiting.done():
                 waiting.set_exception(error)
+        self._queue.clear()
+        self._unsettled.clear()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
+from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.core.backoff import Backoff
 from eventpump.dialect import management
@@ -19,7 +24,7 @@ from eventpump.dialect.names import (
     RECEIVER_NAME,
     RUNTIME_METRIC,
 )
-from eventpump.errors import ClosedError, EventPumpError
+from eventpump.errors import ClosedError, ProtocolError, ServiceError
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,
@@ -28,10 +33,13 @@ from eventpump.ports import (
     SendLinkSpec,
 )
 from eventpump.settings import ConnectionSettings
-from eventpump.transport.connection import ClientConnection
+from eventpump.transport.connection import ClientConnection, Dial
 from eventpump.transport.links import NativeReceiveLink, NativeSendLink
 from eventpump.transport.requests import RequestLinks
 from eventpump.transport.tokens import Authorizer, TokenSource
+from eventpump.wire.stream import dial
+
+_T = TypeVar("_T")
 
 
 class _Live:
@@ -44,9 +52,21 @@ class _Live:
             source, RequestLinks(connection, CBS_NODE), auth_timeout=connection.settings.auth_timeout, rng=rng
         )
 
+        self.is_proven = False
+
     async def aclose(self) -> None:
-        await self.authorizer.aclose()
+        """End it in order. Cancelled, it is dropped."""
+        try:
+            await self.authorizer.aclose()
+        except asyncio.CancelledError:
+            self.connection.abort()
+            raise
         await self.connection.aclose()
+
+    async def drop(self) -> None:
+        """Clear away what is over already."""
+        self.connection.abort()
+        await self.authorizer.aclose()
 
 
 class NativeTransport:
@@ -54,12 +74,22 @@ class NativeTransport:
 
     :param settings: where to connect, and as whom.
     :param rng: spreads the back-off.
+    :param dialer: makes the stream.
+    :param now: the time in seconds since the Unix epoch, for tokens.
     """
 
-    def __init__(self, settings: ConnectionSettings, *, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        rng: random.Random | None = None,
+        dialer: Dial = dial,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._settings = settings
         self._rng = rng or random.Random()
-        self._source = TokenSource(settings.credential)
+        self._dialer = dialer
+        self._source = TokenSource(settings.credential, now=now)
         self._backoff = Backoff(settings.retry.base_delay, settings.retry.max_delay)
         self._not_before = 0.0
         self._live: _Live | None = None
@@ -76,9 +106,12 @@ class NativeTransport:
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> NativeReceiveLink:
         """See the port."""
         live = await self._connected()
-        await live.authorizer.authorize(self._audience(spec.hub, spec.consumer_group))
+        resource = self._audience(spec.hub, spec.consumer_group)
+        await live.authorizer.authorize(resource)
         address = consumer_address(spec.hub, spec.consumer_group, spec.partition_id)
-        link = NativeReceiveLink(live.connection, sink, entity=address)
+        link = NativeReceiveLink(
+            live.connection, sink, entity=address, on_expired=partial(live.authorizer.forget, resource)
+        )
         name = live.connection.new_name(address)
         properties: dict[str, object] = {}
         if spec.owner_level is not None:
@@ -93,15 +126,16 @@ class NativeTransport:
             properties=properties,
             desired_capabilities=[GEOREPLICATION, *([RUNTIME_METRIC] if spec.track_last_enqueued else [])],
         )
-        self._backoff.reset()
+        self._succeeded(live)
         return link
 
     async def open_send_link(self, spec: SendLinkSpec) -> NativeSendLink:
         """See the port."""
         live = await self._connected()
-        await live.authorizer.authorize(self._audience(spec.hub))
+        resource = self._audience(spec.hub)
+        await live.authorizer.authorize(resource)
         address = producer_address(spec.hub, spec.partition_id)
-        link = NativeSendLink(live.connection, entity=address)
+        link = NativeSendLink(live.connection, entity=address, on_expired=partial(live.authorizer.forget, resource))
         name = live.connection.new_name(address)
         await link.attach(
             name=name,
@@ -110,7 +144,7 @@ class NativeTransport:
             properties=spec.properties,
             desired_capabilities=[GEOREPLICATION, *spec.desired_capabilities],
         )
-        self._backoff.reset()
+        self._succeeded(live)
         return link
 
     def _audience(self, hub: str, consumer_group: str | None = None) -> str:
@@ -120,30 +154,18 @@ class NativeTransport:
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
         """See the port."""
-        live = await self._connected()
-        token = await live.authorizer.authorize(self._audience(hub))
-        name = str(uuid.uuid4())
-        answer = await live.management.request(
-            lambda reply_to: management.hub_request(hub, message_id=name, reply_to=reply_to, security_token=token),
-            name,
-            timeout=self._settings.operation_timeout,
+        facts = await self._read(
+            hub, partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
         )
-        facts = management.parse_hub_response(answer, hub=hub)
         return HubProperties(facts.name, facts.created_at, facts.partition_ids)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """See the port."""
-        live = await self._connected()
-        token = await live.authorizer.authorize(self._audience(hub))
-        name = str(uuid.uuid4())
-        answer = await live.management.request(
-            lambda reply_to: management.partition_request(
-                hub, partition_id, message_id=name, reply_to=reply_to, security_token=token
-            ),
-            name,
-            timeout=self._settings.operation_timeout,
+        facts = await self._read(
+            hub,
+            partial(management.partition_request, hub, partition_id),
+            partial(management.parse_partition_response, hub=hub, partition_id=partition_id),
         )
-        facts = management.parse_partition_response(answer, hub=hub, partition_id=partition_id)
         return PartitionProperties(
             facts.hub,
             facts.partition_id,
@@ -154,6 +176,22 @@ class NativeTransport:
             facts.is_empty,
         )
 
+    async def _read(self, hub: str, make: Callable[..., Message], parse: Callable[[Message], _T]) -> _T:
+        live = await self._connected()
+        token = await live.authorizer.authorize(self._audience(hub))
+        name = str(uuid.uuid4())
+        answer = await live.management.request(
+            lambda reply_to: make(message_id=name, reply_to=reply_to, security_token=token),
+            name,
+            timeout=self._settings.operation_timeout,
+        )
+        try:
+            facts = parse(answer)
+        except ProtocolError as error:
+            raise ServiceError(error.description, condition=error.condition, entity=hub) from error
+        self._succeeded(live)
+        return facts
+
     # -------------------------------------------------------------------------------------- connection
 
     async def _connected(self) -> _Live:
@@ -162,10 +200,14 @@ class NativeTransport:
             raise ClosedError("transport")
         if self._live is not None and self._live.connection.is_alive:
             return self._live
-        if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect(), name="connect")
-            self._connecting.add_done_callback(self._connected_or_not)
-        return await asyncio.shield(self._connecting)
+        task = self._connecting
+        if task is None:
+            task = self._connecting = asyncio.create_task(self._connect(), name="connect")
+            task.add_done_callback(self._connected_or_not)
+        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
+        if task.cancelled():
+            raise ClosedError("transport")
+        return task.result()
 
     def _connected_or_not(self, task: asyncio.Task[_Live]) -> None:
         self._connecting = None
@@ -174,29 +216,36 @@ class NativeTransport:
 
     async def _connect(self) -> _Live:
         loop = asyncio.get_running_loop()
-        old, self._live = self._live, None
-        if old is not None:
-            await old.aclose()
+        if self._live is not None:
+            await self._live.drop()
         await asyncio.sleep(self._not_before - loop.time())
-        # The next attempt, should this one or what it brings fail, comes no sooner; a link that attaches resets it.
         try:
-            connection = await ClientConnection.open(self._settings)
-        except EventPumpError:
+            connection = await ClientConnection.open(self._settings, dialer=self._dialer)
+        finally:
+            # The next attempt comes no sooner, should this one fail, or what it brings; see `_succeeded`.
             self._not_before = loop.time() + self._backoff.next(self._rng)
-            raise
-        self._not_before = loop.time() + self._backoff.next(self._rng)
         self._live = _Live(connection, self._source, self._rng)
         return self._live
 
+    def _succeeded(self, live: _Live) -> None:
+        """Learn that a connection is of use: the waits before further ones begin small again."""
+        if not live.is_proven:
+            live.is_proven = True
+            self._backoff.reset()
+            soon = asyncio.get_running_loop().time() + self._rng.uniform(0, self._settings.retry.base_delay)
+            self._not_before = min(self._not_before, soon)
+
     async def aclose(self) -> None:
-        """See the port."""
+        """See the port. Cancelled, the connection is dropped instead of closed in order."""
         self._is_closed = True
-        connecting, live = self._connecting, self._live
+        connecting = self._connecting
         if connecting is not None:
             connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
-        if live is None:
-            live = self._live
-        self._live = None
-        if live is not None:
-            await live.aclose()
+            try:
+                await asyncio.wait({connecting})
+            except asyncio.CancelledError:
+                if self._live is not None:
+                    self._live.connection.abort()
+                raise
+        if self._live is not None:
+            await self._live.aclose()

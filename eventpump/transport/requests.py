@@ -8,7 +8,7 @@ from collections.abc import Callable
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.dialect.requests import correlation_id
-from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, ServiceTimeoutError
+from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, Recovery, ServiceTimeoutError
 from eventpump.transport.connection import ClientConnection
 from eventpump.transport.links import NativeReceiveLink, NativeSendLink
 
@@ -27,6 +27,12 @@ class RequestLinks:
         self._receiver: NativeReceiveLink | None = None
         self._reply_to = ""
         self._received = 0
+        self._answers = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the connection is."""
+        return self._connection.is_alive
 
     async def request(self, make: Callable[[str], Message], message_id: str, *, timeout: float) -> Message:
         """Send a request and wait for its answer.
@@ -38,14 +44,23 @@ class RequestLinks:
         :raises ServiceError: the links could not be attached, or ended.
         """
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        asked, answers = self._connection.asked(), self._answers
         try:
             async with asyncio.timeout(timeout):
                 sender = await self._attached()
                 self._waiting[message_id] = answer
                 await sender.send(make(self._reply_to).encode())
                 return await answer
-        except TimeoutError:
-            raise ServiceTimeoutError(f"no answer within {timeout} s", entity=self._node) from None
+        except (TimeoutError, ServiceTimeoutError):
+            is_dropped = self._connection.unanswered(asked)
+            if self._answers == answers:
+                # Nobody was answered meanwhile: these links are stuck, and the next request tries other ones.
+                self._fail(ServiceTimeoutError("the node answers nobody", entity=self._node))
+            raise ServiceTimeoutError(
+                f"no answer within {timeout} s",
+                entity=self._node,
+                recovery=Recovery.RECONNECT if is_dropped else Recovery.RETRY,
+            ) from None
         finally:
             self._waiting.pop(message_id, None)
             if answer.done() and not answer.cancelled():
@@ -53,7 +68,7 @@ class RequestLinks:
 
     async def _attached(self) -> NativeSendLink:
         async with self._opening:
-            if self._sender is not None and self._receiver is not None and self._sender.is_usable:
+            if self._sender is not None and self._sender.is_usable:
                 return self._sender
             self._reply_to = self._connection.new_name(self._node)
             receiver = NativeReceiveLink(self._connection, self, entity=self._node)
@@ -63,18 +78,21 @@ class RequestLinks:
                 target=Target(address=self._reply_to),
                 max_message_size=1024 * 1024,
             )
-            self._received = 0
-            receiver.set_credit(_CREDIT)
-            sender = NativeSendLink(self._connection, entity=self._node)
+            sender = NativeSendLink(self._connection, entity=self._node, on_lost=self.detached)
             try:
                 await sender.attach(
                     name=self._connection.new_name(self._node),
                     source=Source(address=self._reply_to),
                     target=Target(address=self._node),
                 )
+                if receiver.error is not None:
+                    sender.detach_now()
+                    raise receiver.error
             except BaseException:
                 receiver.detach_now()
                 raise
+            self._received = 0
+            receiver.set_credit(_CREDIT)
             self._receiver, self._sender = receiver, sender
             return sender
 
@@ -82,13 +100,15 @@ class RequestLinks:
 
     def messages(self, batch: list[bytes]) -> None:
         """Hand answers to those who wait for them; one that nobody waits for came too late."""
+        self._answers += 1
         for raw in batch:
             try:
                 message = Message.decode(raw)
             except ProtocolError as error:
                 self._fail(LinkDetachedError(f"an answer cannot be decoded: {error}", entity=self._node))
                 return
-            waiting = self._waiting.get(correlation_id(message))
+            name = correlation_id(message)
+            waiting = self._waiting.get(name) if isinstance(name, str) else None
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
         self._received += len(batch)
@@ -103,9 +123,10 @@ class RequestLinks:
     def _fail(self, error: EventPumpError) -> None:
         sender, receiver = self._sender, self._receiver
         self._sender = self._receiver = None
-        for link in (sender, receiver):
-            if link is not None:
-                link.detach_now()
+        if sender is not None:
+            sender.abandon(error)
+        if receiver is not None:
+            receiver.detach_now()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -12,13 +12,23 @@ from dataclasses import dataclass, field
 
 from eventpump.core.backoff import Backoff
 from eventpump.dialect import cbs, sas
-from eventpump.dialect.names import CBS_NODE, JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
-from eventpump.errors import AuthenticationError, EventPumpError
+from eventpump.dialect.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.errors import (
+    AuthenticationError,
+    ClosedError,
+    EventPumpError,
+    ProtocolError,
+    Recovery,
+    ServiceError,
+    ServiceTimeoutError,
+)
 from eventpump.settings import Credential, SharedKey, SharedSignature
 from eventpump.transport.requests import RequestLinks
 
 SAS_LIFETIME = 3600
 """Seconds a signed token lives."""
+_LEAST_DELAY = 1.0
+"""Seconds between renewals at least, however short a life a credential's tokens have."""
 
 _log = logging.getLogger("eventpump.transport")
 
@@ -61,20 +71,27 @@ class TokenSource:
             return Token(credential.token.get_secret_value(), SAS_TOKEN_TYPE, credential.expires_at, None)
         try:
             given = await credential.get_token(JWT_SCOPE)
+            text, ends = str(given.token), float(given.expires_on)
         except EventPumpError:
             raise
         except Exception as error:
-            # Only the kind is told: a credential's words may hold what it was made of.
+            # Only the kind is told: a credential's words may hold what it was made of. Where the credential itself was
+            # refused, azure.identity says so by this class; the rest, such as a network that is away, may pass.
+            is_refused = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)
             raise AuthenticationError(
-                f"the credential gave no token: {type(error).__name__}", entity=audience
+                f"the credential gave no token: {type(error).__name__}",
+                entity=audience,
+                recovery=Recovery.GIVE_UP if is_refused else Recovery.RETRY,
             ) from error
-        remaining = given.expires_on - self._now()
+        remaining = ends - self._now()
         if remaining <= 0:
             raise AuthenticationError("the credential gave an expired token", entity=audience)
         # azure-identity hands out its cached token until five minutes before it ends.
-        return Token(
-            given.token, JWT_TOKEN_TYPE, given.expires_on, remaining - 300 if remaining > 600 else remaining / 2
-        )
+        return Token(text, JWT_TOKEN_TYPE, ends, remaining - 300 if remaining > 600 else remaining / 2)
+
+    def has_ended(self, token: Token) -> bool:
+        """Tell whether a token is past its end."""
+        return token.expires_at <= self._now()
 
 
 class Authorizer:
@@ -82,6 +99,8 @@ class Authorizer:
 
     The tasks it starts end with :meth:`aclose`. A renewal that fails is tried again until the token ends; then the
     service drops the links, which is how their owners learn of it.
+
+    :param auth_timeout: seconds to get a token and put it.
     """
 
     def __init__(self, source: TokenSource, links: RequestLinks, *, auth_timeout: float, rng: random.Random) -> None:
@@ -89,36 +108,60 @@ class Authorizer:
         self._links = links
         self._timeout = auth_timeout
         self._rng = rng
-        self._first: dict[str, asyncio.Task[None]] = {}
+        self._putting: dict[str, asyncio.Task[Token]] = {}
         self._current: dict[str, Token] = {}
-        self._renewals: set[asyncio.Task[None]] = set()
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     async def authorize(self, audience: str) -> str:
-        """Put a token for the audience, once; a second caller waits for the first's.
+        """Put a token for the audience, unless one is in force; a second caller waits for the first's.
 
         :returns: the text of the current token.
         :raises ServiceError: no token, or refused. Cancelled, the request goes on for those who ask next.
         """
-        task = self._first.get(audience)
+        token = self._current.get(audience)
+        if token is not None and not self._source.has_ended(token):
+            return token.text
+        if self._is_closed:
+            raise ClosedError("connection")
+        task = self._putting.get(audience)
         if task is None:
-            task = self._first[audience] = asyncio.create_task(self._authorize(audience), name=f"authorize {audience}")
-            task.add_done_callback(lambda done: self._forget(audience, done))
-        await asyncio.shield(task)
-        return self._current[audience].text
+            task = self._putting[audience] = asyncio.create_task(self._put(audience), name=f"put token {audience}")
+            task.add_done_callback(lambda done: self._put_or_not(audience, done))
+        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
+        if task.cancelled():
+            raise ClosedError("connection")
+        return task.result().text
 
-    def _forget(self, audience: str, task: asyncio.Task[None]) -> None:
-        if (task.cancelled() or task.exception() is not None) and self._first.get(audience) is task:
-            del self._first[audience]
+    def _put_or_not(self, audience: str, task: asyncio.Task[Token]) -> None:
+        del self._putting[audience]
+        if task.cancelled() or task.exception() is not None or self._is_closed:
+            return  # told to those who waited, if any still do
+        delay = task.result().refresh_after
+        if delay is None:
+            return
+        if (renewal := self._renewals.pop(audience, None)) is not None:
+            renewal.cancel()
+        renewal = asyncio.create_task(self._renew(audience, delay), name=f"renew token {audience}")
+        self._renewals[audience] = renewal
+        renewal.add_done_callback(lambda done: self._renewed(audience, done))
 
-    async def _authorize(self, audience: str) -> None:
-        token = await self._put(audience)
-        if token.refresh_after is not None:
-            renewal = asyncio.create_task(self._renew(audience, token.refresh_after), name=f"renew {audience}")
-            self._renewals.add(renewal)
-            renewal.add_done_callback(self._renewals.discard)
+    def _renewed(self, audience: str, task: asyncio.Task[None]) -> None:
+        if self._renewals.get(audience) is task:
+            del self._renewals[audience]
+
+    def forget(self, audience: str) -> None:
+        """Learn that the service takes the token in force for ended: who asks next puts another."""
+        self._current.pop(audience, None)
 
     async def _put(self, audience: str) -> Token:
-        token = await self._source.token(audience)
+        try:
+            async with asyncio.timeout(self._timeout):
+                token = await self._source.token(audience)
+        except TimeoutError:
+            raise ServiceTimeoutError(
+                f"the credential gave no token within {self._timeout} s", entity=audience
+            ) from None
         name = str(uuid.uuid4())
         answer = await self._links.request(
             lambda reply_to: cbs.put_token_request(
@@ -132,17 +175,26 @@ class Authorizer:
             name,
             timeout=self._timeout,
         )
-        cbs.check_response(answer, entity=audience)
+        try:
+            cbs.check_response(answer, entity=audience)
+        except ProtocolError as error:
+            raise ServiceError(f"the answer to a token: {error.description}", entity=audience) from error
         self._current[audience] = token
         return token
 
     async def _renew(self, audience: str, delay: float) -> None:
+        """Put a token before the last one ends, for as long as it has not ended."""
         backoff = Backoff(1.0, 30.0)
         while True:
-            await asyncio.sleep(max(delay, 0.05))
+            await asyncio.sleep(max(delay, _LEAST_DELAY))
+            current = self._current.get(audience)
+            if current is None:
+                return  # the service ended it; who needs it asks
             try:
                 token = await self._put(audience)
             except EventPumpError as error:
+                if self._source.has_ended(current) or not self._links.is_alive:
+                    return
                 delay = backoff.next(self._rng)
                 _log.warning("the token for %s was not renewed, next try in %.1f s: %s", audience, delay, error)
                 continue
@@ -152,13 +204,9 @@ class Authorizer:
             delay = token.refresh_after
 
     async def aclose(self) -> None:
-        """End every task."""
-        tasks = [*self._first.values(), *self._renewals]
+        """End every task. Those who wait for a token fail with `ClosedError`."""
+        self._is_closed = True
+        tasks = [*self._putting.values(), *self._renewals.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def node(self) -> str:
-        """The node tokens are put to."""
-        return CBS_NODE

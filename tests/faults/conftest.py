@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +33,9 @@ class Remains:
     def left_over(self) -> list[str]:
         current = asyncio.current_task()
         found = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() if task is not current]
-        found += [f"thread {each.name}" for each in set(threading.enumerate()) - self._threads if each.is_alive()]
+        # The loop's own executor ends with the loop.
+        threads = [each for each in set(threading.enumerate()) - self._threads if not each.name.startswith("asyncio_")]
+        found += [f"thread {each.name}" for each in threads]
         found += [f"socket {name}" for _, name in self._open_sockets() - self._sockets]
         found += [f"process {each.pid}" for each in self._process.children() if each.pid not in self._children]
         return found
@@ -63,7 +64,8 @@ async def emulator(nothing_left: None) -> AsyncIterator[Emulator]:
 @pytest.fixture
 async def stage(nothing_left: None, emulator: Emulator, tmp_path: Path) -> AsyncIterator[Stage]:
     """A test's hosts and journals, on the emulator in this process."""
-    stage = Stage(tmp_path, emulator.connection_string, random.Random(1))
+    stage = Stage(tmp_path, emulator.connection_string)
+    await stage.witness_checkpoints()
     yield stage
     await stage.aclose()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
-from eventpump import PartitionContext, ProcessorHost, ReceivedEvent, RetryOptions, SqliteLeaseStore
+from eventpump import CheckpointPolicy, PartitionContext, ProcessorHost, ReceivedEvent, RetryOptions, SqliteLeaseStore
 from eventpump.hooks import HostReport
 from tests.faults.evidence import Journal
 from tests.faults.programs import HUB, JournalProcessor
@@ -69,6 +69,7 @@ async def main(settings: dict[str, Any]) -> None:
         host_name=settings["host"],
         hooks=[reported],
         retry=RetryOptions(**settings["retry"]),
+        checkpoint_policy=CheckpointPolicy(on_close=settings.get("checkpoint_on_close", False)),
         **settings["options"],
     )
     async with host:

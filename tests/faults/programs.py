@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,8 @@ from eventpump import (
 )
 from eventpump.emulator.config import HubSpec
 from eventpump.hooks import HostReport
+from eventpump.ports import ConsumerScope
+from eventpump.settings import connection_settings
 from eventpump.testing.processes import ChildProcess
 from tests.faults.evidence import Evidence, Fact, Journal, digest_of, read_log
 
@@ -156,18 +159,41 @@ class ReportingProcessor(JournalProcessor):
         self._progress.processed(self._host, context.partition_id, context.owner_level, events[-1].sequence_number)
 
 
+class GatedProcessor(ReportingProcessor):
+    """Stops inside its work for some partitions, until it is let go; then, and where cancelled, it goes on."""
+
+    def __init__(self, *args: Any, hold: Iterable[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.hold = set(hold)
+        self.gate = asyncio.Event()
+        self.inside: dict[str, PartitionContext] = {}
+        """The partitions whose work has begun and not ended."""
+        self.cancelled: list[str] = []
+
+    async def work(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self.inside[context.partition_id] = context
+        self._progress.changed()
+        try:
+            if context.partition_id in self.hold:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(context.partition_id)
+            raise
+        finally:
+            del self.inside[context.partition_id]
+            self._progress.changed()
+
+
 @dataclass
 class Stage:
     """One test's hub, leases, journals and hosts. Made by the `stage` fixture.
 
     :param directory: the test's own.
     :param connection_string: of the service, reached directly.
-    :param rng: seeded by the test.
     """
 
     directory: Path
     connection_string: str = ""
-    rng: random.Random = field(default_factory=lambda: random.Random(1))
     progress: Progress = field(default_factory=Progress)
     children: dict[str, ChildProcess] = field(default_factory=dict)
     reports: list[HostReport] = field(default_factory=list)
@@ -187,6 +213,9 @@ class Stage:
 
     def processor(self, host: str, checkpoint_every: int = 2) -> ReportingProcessor:
         return ReportingProcessor(self.journal(host), self.progress, host, checkpoint_every)
+
+    def gated(self, host: str, *, hold: Iterable[str], checkpoint_every: int = 2) -> GatedProcessor:
+        return GatedProcessor(self.journal(host), self.progress, host, checkpoint_every, hold=hold)
 
     def host(self, host: str, processor: EventProcessor, **options: Any) -> ProcessorHost:
         """Make a host in this process; it reports here."""
@@ -238,14 +267,68 @@ class Stage:
         """Read what every host has written down."""
         return Evidence.of(self.directory.glob("*.journal"))
 
+    async def opened_store(self) -> SqliteLeaseStore:
+        """Open the leases, as another host does. The caller closes it."""
+        store = self.store()
+        namespace = connection_settings(self.connection_string, HUB).fully_qualified_namespace
+        await store.open(ConsumerScope(namespace, HUB, "$Default"))
+        return store
+
+    async def witness_checkpoints(self) -> None:
+        """Have the database itself keep every checkpoint it is given, whoever writes it. Before any host starts."""
+        await (await self.opened_store()).aclose()
+        with closing(sqlite3.connect(self.leases, isolation_level=None)) as database:
+            database.execute(
+                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, sequence_number INTEGER)"
+            )
+            for event in ("INSERT", "UPDATE"):
+                database.execute(
+                    f"CREATE TRIGGER witness_{event} AFTER {event} ON checkpoint BEGIN INSERT INTO witness"
+                    " (partition_id, sequence_number) VALUES (new.partition_id, new.sequence_number); END"
+                )
+
+    def check_witnessed(self) -> None:
+        """Check *monotonic checkpoints* on the store's side: none was ever replaced by an earlier one."""
+        if not self.leases.exists():
+            return
+        reached: dict[str, int] = {}
+        with closing(sqlite3.connect(self.leases)) as database:
+            for partition_id, number in database.execute(
+                "SELECT partition_id, sequence_number FROM witness ORDER BY at"
+            ):
+                assert number >= reached.get(partition_id, -1), f"partition {partition_id} went back to {number}"
+                reached[partition_id] = number
+
+    async def held_leases(self) -> dict[str, str | None]:
+        """Give the owner of every lease that somebody holds."""
+        store = await self.opened_store()
+        try:
+            return {lease.partition_id: lease.owner for lease in await store.list_leases() if lease.is_held}
+        finally:
+            await store.aclose()
+
+    async def checkpoints(self, partitions: Iterable[str]) -> dict[str, int]:
+        """Give what is stored by partition: the number of the last processed event, -1 for none."""
+        store = await self.opened_store()
+        try:
+            found = {partition_id: await store.read_checkpoint(partition_id) for partition_id in partitions}
+        finally:
+            await store.aclose()
+        return {each: -1 if checkpoint is None else checkpoint.sequence_number for each, checkpoint in found.items()}
+
+    async def read_log(self, published: Publisher) -> set[Fact]:
+        """Read everything the service holds, and check that all it has acknowledged is there."""
+        log = await read_log(self.connection_string, HUB, AUDIT, await published.ends())
+        published.check_kept(log)
+        return log
+
     async def verify(self, published: Publisher, within: float = 30.0) -> Evidence:
         """Wait until everything in the log was processed, then check every promise that holds whatever happened."""
-        ends = await published.ends()
-        log = await read_log(self.connection_string, HUB, AUDIT, ends)
-        published.check_kept(log)
-        await self.progress.until_reached(ends, within)
+        await self.progress.until_reached(await published.ends(), within)
+        log = await self.read_log(published)
         evidence = self.evidence()
         evidence.check(log)
+        self.check_witnessed()
         return evidence
 
     async def aclose(self) -> None:
@@ -259,12 +342,25 @@ class Publisher:
     """Publishes to every partition, a bounded number of events ahead of what is processed, and knows what was taken.
 
     :param ahead: how many events, by partition.
+    :param size: bytes of a body.
+    :param pace: seconds between two batches to one partition. Neither hosts nor service are to be pushed to their
+        limits where that is not the point: others have tests to run.
     """
 
-    def __init__(self, stage: Stage, partitions: int, *, ahead: int = 200, run: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        partitions: int,
+        *,
+        ahead: int = 200,
+        size: int = 200,
+        pace: float = 0.02,
+        **options: Any,
+    ) -> None:
         self._stage = stage
         self._ahead = ahead
-        self._run = run
+        self._size = size
+        self._pace = pace
         self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
         self._tasks: list[asyncio.Task[None]] = []
         self.partitions = [str(number) for number in range(partitions)]
@@ -279,26 +375,26 @@ class Publisher:
         await self.stop()
         await self._producer.aclose()
 
-    async def publish(self, partition_id: str, count: int, *, batch: int = 20, size: int = 200) -> None:
+    async def publish(self, partition_id: str, count: int, *, batch: int = 20) -> None:
         """Send so many events, in batches, and note each batch once it is acknowledged.
 
         :raises ServiceError: it was not, within the retries.
         """
         while count > 0:
-            bodies = [self._body(partition_id, size) for _ in range(min(batch, count))]
+            bodies = [self._body(partition_id) for _ in range(min(batch, count))]
             await self._producer.send([EventData(body) for body in bodies], partition_id=partition_id)
             self.acknowledged[partition_id].update(map(digest_of, bodies))
             count -= len(bodies)
             self._stage.progress.changed()
 
-    async def publish_everywhere(self, count: int, **options: Any) -> None:
+    async def publish_everywhere(self, count: int) -> None:
         """The same to every partition."""
         for partition_id in self.partitions:
-            await self.publish(partition_id, count, **options)
+            await self.publish(partition_id, count)
 
-    def _body(self, partition_id: str, size: int) -> bytes:
+    def _body(self, partition_id: str) -> bytes:
         self._numbers[partition_id] += 1
-        return f"{self._run}:{partition_id}:{self._numbers[partition_id]}:".encode().ljust(size, b".")
+        return f"{partition_id}:{self._numbers[partition_id]}:".encode().ljust(self._size, b".")
 
     def start(self) -> None:
         """Publish without end, to all partitions at once."""
@@ -312,6 +408,7 @@ class Publisher:
             await progress.until(
                 lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
             )
+            await asyncio.sleep(self._pace)
             try:
                 await self.publish(partition_id, 20)
             except ServiceError:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from eventpump import Emulator, EventData, EventProducer, PartitionReader, ReceivedEvent
+from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.amqp.types import Array, Byte, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from eventpump.emulator.config import HubSpec
 from tests.interop.peers.driver import AzurePeer, PeerEvent, event
 from tests.interop.reading import exact, read_partition
 
@@ -143,20 +147,23 @@ async def test_both_see_the_same_facts_of_an_event(emulator: Emulator, azure: Az
         ]
 
 
-async def send_apart(producer: EventProducer, count: int, emulator: Emulator, hub: str) -> list[ReceivedEvent]:
-    """Send events of different enqueued times, and give them as stored."""
-    for n in range(count):
-        before = datetime.now(UTC)
-        await producer.send(EventData(f"{n}"), partition_id="0")
-        while datetime.now(UTC) - before < timedelta(milliseconds=2):
-            await asyncio.sleep(0)
-    return await read_partition(emulator, hub, "0")
+@pytest.fixture
+def ticking() -> Callable[[], float]:
+    """A clock that a millisecond passes on whenever it is looked at."""
+    ticks = itertools.count(int(time.time() * 1000))
+    return lambda: next(ticks) / 1000
 
 
-async def test_it_reads_from_every_position(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_it_reads_from_every_position(azure: AzurePeer, ticking: Callable[[], float]) -> None:
     """Start, offset, sequence number and enqueued time, exclusive and inclusive, give exactly what lies after."""
-    async with EventProducer(emulator.connection_string, hub) as producer:
-        stored = await send_apart(producer, 6, emulator, hub)
+    async with (
+        Emulator([HubSpec("telemetry", 1, ("second",))], now=ticking) as emulator,
+        EventProducer(emulator.connection_string, "telemetry") as producer,
+    ):
+        for n in range(6):
+            await producer.send(EventData(f"{n}"), partition_id="0")
+        stored = await read_partition(emulator, "telemetry", "0")
+        assert len({received.enqueued_time for received in stored}) == 6
         third = stored[3]
         positions: list[tuple[Any, bool, int]] = [
             ("-1", False, 0),
@@ -174,7 +181,7 @@ async def test_it_reads_from_every_position(emulator: Emulator, azure: AzurePeer
             *(
                 azure.consumer(
                     emulator.connection_string,
-                    hub,
+                    "telemetry",
                     group="$Default" if number < 5 else "second",
                     partition_id="0",
                     starting_position=position,
@@ -187,9 +194,9 @@ async def test_it_reads_from_every_position(emulator: Emulator, azure: AzurePeer
             *(consumer.receive(6 - first) for consumer, (_, _, first) in zip(consumers, positions, strict=True))
         )
         await producer.send(EventData("6"), partition_id="0")
-    for consumer, (position, inclusive, first) in zip(consumers, positions, strict=True):
-        received = await consumer.receive(7 - first)
-        assert bodies(received) == [str(n) for n in range(first, 7)], (position, inclusive)
+        for consumer, (position, inclusive, first) in zip(consumers, positions, strict=True):
+            received = await consumer.receive(7 - first)
+            assert bodies(received) == [str(n) for n in range(first, 7)], (position, inclusive)
 
 
 async def test_it_reads_from_the_latest(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
@@ -210,23 +217,23 @@ async def test_it_reads_from_the_latest(emulator: Emulator, azure: AzurePeer, hu
     assert received == expected[-len(received) :]
 
 
-@pytest.mark.parametrize("prefetch", [300, 3000])
-async def test_it_reads_all_in_order_at_any_prefetch(
-    emulator: Emulator, azure: AzurePeer, hub: str, prefetch: int
-) -> None:
+async def test_it_reads_all_in_order_at_any_prefetch(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """More events than its credit arrive, each once, in order and unharmed; large ones in several frames too."""
     sent: list[bytes] = []
     async with EventProducer(emulator.connection_string, hub) as producer:
         for n in range(9):
-            bodies = [f"{n}-{m}-".encode() + b"x" * (m % 100) for m in range(400)] + [bytes([n]) * 150_000] * 2
-            await producer.send([EventData(body) for body in bodies], partition_id="0")
-            sent += bodies
-    consumer = await azure.consumer(
-        emulator.connection_string, hub, partition_id="0", starting_position="-1", prefetch=prefetch
-    )
-    received = await consumer.receive(len(sent))
-    assert [each.sequence_number for each in received] == list(range(len(sent)))
-    assert [hashlib.sha256(each.data).digest() for each in received] == [hashlib.sha256(body).digest() for body in sent]
+            run = [f"{n}-{m}-".encode() + b"x" * (m % 100) for m in range(400)] + [bytes([n]) * 150_000] * 2
+            await producer.send([EventData(body) for body in run], partition_id="0")
+            sent += run
+    for prefetch in (300, 3000):
+        consumer = await azure.consumer(
+            emulator.connection_string, hub, partition_id="0", starting_position="-1", prefetch=prefetch
+        )
+        received = await consumer.receive(len(sent))
+        assert [each.sequence_number for each in received] == list(range(len(sent))), prefetch
+        assert [hashlib.sha256(each.data).digest() for each in received] == [
+            hashlib.sha256(body).digest() for body in sent
+        ], prefetch
 
 
 async def test_it_is_told_of_the_newest_event(emulator: Emulator, azure: AzurePeer, hub: str) -> None:

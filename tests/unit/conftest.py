@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -24,3 +25,24 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 def clock() -> VirtualClock:
     """The time of the loop that runs the test."""
     return VirtualClock()
+
+
+class _Errors(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_unhandled_errors() -> Iterator[None]:
+    """Fail a test whose loop saw what nobody handled: a failed task or callback, a future never asked."""
+    errors, logger = _Errors(), logging.getLogger("asyncio")
+    logger.addHandler(errors)
+    try:
+        yield
+    finally:
+        logger.removeHandler(errors)
+    assert not errors.messages, f"the event loop saw an unhandled error: {errors.messages[0]}"

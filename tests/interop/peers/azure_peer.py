@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from azure.eventhub import EventData
+from azure.eventhub import EventData, TransportType
 from azure.eventhub._buffered_producer._partition_resolver import generate_hash_code
 from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
@@ -45,6 +45,10 @@ STANDARD = (
 def say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+def client_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: TransportType[value] if key == "transport_type" else value for key, value in options.items()}
 
 
 def described(error: BaseException) -> list[str]:
@@ -111,7 +115,7 @@ class Peer:
 
             options = {**options, "buffered_mode": True, "on_success": on_success, "on_error": on_error}
         self.producers[name] = EventHubProducerClient.from_connection_string(
-            connection_string, eventhub_name=hub, **options
+            connection_string, eventhub_name=hub, **client_options(options)
         )
 
     async def send(self, name: str, events: list[dict[str, Any]], how: str, target: dict[str, Any]) -> None:
@@ -162,17 +166,14 @@ class Peer:
         connection_string: str,
         hub: str,
         group: str,
-        client_options: dict[str, Any],
+        options: dict[str, Any],
         receive_options: dict[str, Any],
         store: list[str] | None,
     ) -> None:
         if store is not None:
-            client_options = {
-                **client_options,
-                "checkpoint_store": BlobCheckpointStore.from_connection_string(store[0], store[1]),
-            }
+            options = {**options, "checkpoint_store": BlobCheckpointStore.from_connection_string(store[0], store[1])}
         client = EventHubConsumerClient.from_connection_string(
-            connection_string, group, eventhub_name=hub, **client_options
+            connection_string, group, eventhub_name=hub, **client_options(options)
         )
         self.consumers[name] = client
 
@@ -200,15 +201,13 @@ class Peer:
         async def on_partition_close(context: Any, reason: Any) -> None:
             say({"note": "closed", "name": name, "partition": context.partition_id, "reason": reason.name})
 
-        options = {key: unpack(value) for key, value in receive_options.items()}
-
         async def receive() -> None:
             await client.receive_batch(
                 on_event_batch,
                 on_error=on_error,
                 on_partition_initialize=on_partition_initialize,
                 on_partition_close=on_partition_close,
-                **options,
+                **{key: unpack(value) for key, value in receive_options.items()},
             )
 
         self.receiving[name] = asyncio.create_task(receive())

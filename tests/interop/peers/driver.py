@@ -275,7 +275,7 @@ class AzurePeer:
             hub=hub,
             group=group,
             store=store,
-            client_options=client or {},
+            options=client or {},
             receive_options={key: pack(value) for key, value in options.items()},
         )
         return PeerConsumer(self, name)
@@ -292,6 +292,8 @@ class AzurePeer:
         assert self._process is not None
         assert self._process.stdout is not None
         while text := await self._process.stdout.readline():
+            if not text.endswith(b"\n"):
+                break  # it was killed while it spoke
             line = json.loads(text)
             if "note" in line:
                 async with self._changed:

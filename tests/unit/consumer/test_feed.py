@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.consumer.feed import PartitionFeed
@@ -118,7 +118,6 @@ async def test_a_link_that_ends_is_opened_again(error: EventPumpError) -> None:
     assert len(hub.attached) == 2
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     cuts=st.lists(st.floats(0.001, 3.0), max_size=6),
     batch=st.integers(1, 100),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -763,15 +766,19 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
     ids=["hub", "group", "position", "key", "right"],
 )
 async def test_a_wrong_start_is_one_clear_error(
-    break_it: Callable[[Fleet], None], options: dict[str, Any], error: type[EventPumpError]
+    break_it: Callable[[Fleet], None],
+    options: dict[str, Any],
+    error: type[EventPumpError],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A wrong hub, key, consumer group or position ends `run` with its error, soon, and leaves nothing behind."""
+    """A wrong hub, key, group or position ends `run` with its error, soon, without further ado in the log."""
     async with Fleet() as fleet:
         host = fleet.host("a", **options)
         break_it(fleet)
         async with asyncio.timeout(10):
             with pytest.raises(error):
                 await host.run()
+        assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
         assert fleet.transports["a"].is_closed
         assert ("close", None) in fleet.stores["a"].calls
 
@@ -1029,6 +1036,32 @@ async def test_a_processor_may_stop_its_host() -> None:
         async with asyncio.timeout(10):
             await hosts[0].run()
         assert fleet.checkpoint("0") == 9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_a_signal_closes_the_host_that_asked_for_it(number: signal.Signals) -> None:
+    """With `handle_signals`, a signal ends `run` in order, and afterwards the signal has its own effect again."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        before = signal.getsignal(number)
+        host = fleet.host("a")
+        running = asyncio.create_task(host.run(handle_signals=True))
+        await asyncio.sleep(5)
+        assert signal.getsignal(number) is not before
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(10):
+            await running
+        assert fleet.owner("0") is None
+        assert signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}
+
+
+async def test_signals_are_left_alone_otherwise() -> None:
+    """A host that was not asked to installs no signal handler."""
+    before = signal.getsignal(signal.SIGTERM)
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 async def test_after_close_the_context_is_dead() -> None:

@@ -80,7 +80,7 @@ class CacheAgainstModel(RuleBasedStateMachine):
 
 
 TestCacheAgainstModel = CacheAgainstModel.TestCase
-TestCacheAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheAgainstModel.settings = settings(stateful_step_count=30)
 
 
 def test_a_batch_is_handed_over_without_a_copy() -> None:

@@ -99,7 +99,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
 
 TestTrackerAgainstModel = TrackerAgainstModel.TestCase
-TestTrackerAgainstModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTrackerAgainstModel.settings = settings(stateful_step_count=40)
 
 
 def _handle(tracker: CheckpointTracker, number: int, count: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The clock a store uses unless it is given one."""
+"""The clock that stores and hosts use unless they are given one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class LoopClock:
-    """The running loop's time, so that leases on a loop with virtual time expire in virtual time."""
+    """The running loop's time, so that on a loop with virtual time leases expire in virtual time."""
 
     def monotonic(self) -> float:
         """Seconds on the running loop's clock."""

@@ -1,0 +1,68 @@
+"""A sink that keeps what a receive link tells it, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from eventpump.errors import EventPumpError, ServiceError
+from eventpump.events import ReceivedEvent
+
+PATIENCE = 10.0
+"""Seconds to wait for what must come."""
+
+
+class RecordingSink:
+    """A `ReceiveSink` that keeps what it is told.
+
+    :ivar batches: what arrived, as it was handed over.
+    :ivar errors: why the link ended.
+    :ivar late: what was told after the end.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+        self.errors: list[EventPumpError] = []
+        self.late = 0
+        self._changed = asyncio.Event()
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Keep a batch."""
+        self.late += bool(self.errors)
+        self.batches.append(batch)
+        self._changed.set()
+
+    def detached(self, error: EventPumpError) -> None:
+        """Keep the end."""
+        self.late += bool(self.errors)
+        self.errors.append(error)
+        self._changed.set()
+
+    @property
+    def events(self) -> list[ReceivedEvent]:
+        """What arrived."""
+        return [ReceivedEvent(raw) for batch in self.batches for raw in batch]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of what arrived."""
+        return [event.body for event in self.events]
+
+    async def until(self, found: Callable[[], bool]) -> None:
+        """Wait for something that is told here."""
+        async with asyncio.timeout(PATIENCE):
+            while not found():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def received(self, count: int) -> list[bytes]:
+        """Wait for so many events. :returns: all bodies so far."""
+        await self.until(lambda: len(self.events) >= count)
+        return self.bodies
+
+    async def ended(self) -> ServiceError:
+        """Wait for the end. :returns: why."""
+        await self.until(lambda: bool(self.errors))
+        (error,) = self.errors
+        assert isinstance(error, ServiceError)
+        return error

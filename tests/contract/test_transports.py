@@ -1,0 +1,82 @@
+"""The contract of transports, over every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.register_assert_rewrite("eventpump.testing.conformance.transport")
+
+from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402 - after the registration
+from eventpump.emulator.server import Emulator  # noqa: E402
+from eventpump.settings import connection_settings  # noqa: E402
+from eventpump.testing.conformance.transport import HUB, TransportContract, TransportHarness  # noqa: E402
+from eventpump.testing.transport import FakeHub, FakeTransport  # noqa: E402
+from eventpump.transport.native import NativeTransport  # noqa: E402
+
+if TYPE_CHECKING:
+    from eventpump.ports import Transport
+
+    def _are_ports(native: NativeTransport, fake: FakeTransport) -> list[Transport]:
+        return [native, fake]
+
+
+class NativeHarness:
+    """Native transports to one emulator."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+        self.transports: list[NativeTransport] = []
+
+    def new_transport(self) -> NativeTransport:
+        transport = NativeTransport(connection_settings(self.emulator.connection_string, HUB))
+        self.transports.append(transport)
+        return transport
+
+    def hold(self, operation: str) -> Callable[[], None]:
+        on = Performative.TRANSFER if operation == "transfer" else Performative.ATTACH
+        role = LinkRole.CONSUMER if operation == "receive" else LinkRole.PRODUCER
+        return self.emulator.faults.add(Hold(), on=on, role=role, count=None).remove
+
+    def lose_connections(self) -> None:
+        self.emulator.drop_connections()
+
+
+class FakeHarness:
+    """Transports in memory to one hub."""
+
+    def __init__(self) -> None:
+        self.fake_hub = FakeHub(HUB, 4)
+
+    def new_transport(self) -> FakeTransport:
+        return FakeTransport(self.fake_hub)
+
+    def hold(self, operation: str) -> Callable[[], None]:
+        self.fake_hub.hang(operation)
+        return lambda: self.fake_hub.answer(operation)
+
+    def lose_connections(self) -> None:
+        self.fake_hub.lose_connections()
+
+
+class TestNativeTransport(TransportContract):
+    """On sockets, to the emulator."""
+
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[TransportHarness]:
+        async with Emulator({HUB: 4}) as emulator:
+            harness = NativeHarness(emulator)
+            yield harness
+            emulator.faults.clear()
+            for transport in harness.transports:
+                await transport.aclose()
+
+
+class TestFakeTransport(TransportContract):
+    """In memory."""
+
+    @pytest.fixture
+    def harness(self) -> TransportHarness:
+        return FakeHarness()

@@ -1,0 +1,436 @@
+"""What a user gets wrong is said in one clear `EventPumpError`, or one line of the command, with no secret in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpump import (
+    AuthenticationError,
+    BlobLeaseStore,
+    CheckpointPolicy,
+    ConfigurationError,
+    ConnectionLostError,
+    Emulator,
+    EntityNotFoundError,
+    EventData,
+    EventPosition,
+    EventProcessor,
+    EventProducer,
+    EventPumpError,
+    MemoryLeaseStore,
+    PartitionContext,
+    PartitionReader,
+    ProcessorHost,
+    ReceivedEvent,
+    RequestRefusedError,
+    RetryOptions,
+    SqliteLeaseStore,
+    StoreError,
+)
+
+KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
+WRONG_KEY = "AnotherSecretKeyOfTheUser+/0123456789abcdef="
+STRING = f"Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=name;SharedAccessKey={KEY}"
+LIMIT = 10.0
+"""Seconds after which something that was got wrong counts as a hang."""
+
+
+@pytest.fixture
+async def service() -> Any:
+    """A service with a key of its own, one hub and one group."""
+    async with Emulator({"telemetry": 2}, key=KEY) as emulator:
+        yield emulator
+
+
+class Nothing(EventProcessor):
+    """Processes events by doing nothing."""
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
+async def run_host(connection_string: str, hub: str | None, **options: Any) -> None:
+    options.setdefault("leases", MemoryLeaseStore())
+    options.setdefault("processor", Nothing())
+    options.setdefault("startup_timeout", 1.0)
+    async with ProcessorHost(connection_string, hub, **options) as host:
+        await host.run()
+
+
+async def read(connection_string: str, hub: str | None, **options: Any) -> None:
+    options.setdefault("partition_id", "0")
+    options.setdefault("startup_timeout", 1.0)
+    async with PartitionReader(connection_string, hub, **options) as reader:
+        await reader.read()
+
+
+async def send(connection_string: str, hub: str | None, *, partition_id: str | None = None, **options: Any) -> None:
+    options.setdefault("retry", RetryOptions(max_retries=0))
+    async with EventProducer(connection_string, hub, **options) as producer:
+        await producer.send(EventData(b"x"), partition_id=partition_id)
+
+
+CLIENTS = [run_host, read, send]
+Client = Callable[..., Awaitable[None]]
+
+
+async def refused(
+    caplog: pytest.LogCaptureFixture, kind: type[EventPumpError], says: str, work: Callable[[], Awaitable[None]]
+) -> None:
+    """Check that something is refused in time, clearly, and without a secret anywhere."""
+    with pytest.raises(kind) as raised:
+        async with asyncio.timeout(LIMIT):
+            await work()
+    error = raised.value
+    assert says in str(error)
+    assert "\n" not in str(error)
+    everything = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error)) + caplog.text
+    for secret in (KEY, WRONG_KEY):
+        for text in (secret, secret[:20], secret[-20:]):
+            assert text not in everything
+
+
+# ----------------------------------------------------------------------------------------------- connection strings
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "Endpoint"),
+        ("nonsense", "key=value"),
+        (KEY, "Endpoint"),
+        (f"SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),
+        (f"Endpoint=;SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),
+        (f"Endpoint=sb://{KEY}/;SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),
+        (
+            f"Endpoint=sb://example.windows.net:70000/;SharedAccessKeyName=n;SharedAccessKey={KEY}",
+            "Endpoint",
+        ),
+        (f"Endpoint=sb://example.servicebus.windows.net/;SharedAccessKey={KEY}", "SharedAccessKeyName"),
+        ("Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=name", "SharedAccessKey"),
+        ("Endpoint=sb://example.servicebus.windows.net/", "SharedAccessKey"),
+        (f"{STRING};SharedAccessKey={WRONG_KEY}", "SharedAccessKey"),
+        (f"{STRING};SharedAccessSignature=SharedAccessSignature sr={KEY}", "SharedAccess"),
+        ("Endpoint=sb://example.servicebus.windows.net/;SharedAccessSignature=" + KEY, "SharedAccessSignature"),
+        (f"{STRING};UseDevelopmentEmulator=perhaps", "UseDevelopmentEmulator"),
+        (f"{STRING};EntityPath=other", "hub"),
+        (f"{STRING}\ud800", "connection_string"),
+    ],
+)
+async def test_a_wrong_connection_string(
+    client: Client, text: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong with it is said before anything is connected, and no value of it is shown."""
+    await refused(caplog, ConfigurationError, says, lambda: client(text, "telemetry"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_no_hub(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A connection string without `EntityPath` needs a hub beside it."""
+    await refused(caplog, ConfigurationError, "hub", lambda: client(STRING, None))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("hub", ["", "a b", "a;b", "$x", "/", KEY + "?", "x" * 300])
+async def test_a_hub_that_cannot_be(client: Client, hub: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A hub's name is checked, and not shown: people paste secrets into the wrong field."""
+    await refused(caplog, ConfigurationError, "hub", lambda: client(STRING, hub))
+
+
+# ---------------------------------------------------------------------------------------------------------- service
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_wrong_key(service: Emulator, client: Client, is_named: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A key that the service refuses, or a rule it does not know, ends the work instead of being tried for ever."""
+    string = service.connection_string_for("RootManageSharedAccessKey" if is_named else "nobody", WRONG_KEY)
+    await refused(caplog, AuthenticationError, "", lambda: client(string, "telemetry"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_signature_that_has_expired(
+    service: Emulator, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ready-made signature whose time is over is refused, and not shown."""
+    signature = f"SharedAccessSignature sr=x&sig={KEY.replace('=', '%3d').replace('+', '%2b')}&se=1&skn=name"
+    endpoint = service.connection_string.split(";")[0]
+    string = f"{endpoint};SharedAccessSignature={signature};UseDevelopmentEmulator=true"
+    await refused(caplog, EventPumpError, "expired", lambda: client(string, "telemetry"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_hub_that_is_not_there(service: Emulator, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The error names the hub."""
+    await refused(caplog, EntityNotFoundError, "nowhere", lambda: client(service.connection_string, "nowhere"))
+
+
+@pytest.mark.parametrize("client", [run_host, read])
+async def test_a_group_that_is_not_there(service: Emulator, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The error names the consumer group."""
+    await refused(
+        caplog,
+        EntityNotFoundError,
+        "strangers",
+        lambda: client(service.connection_string, "telemetry", consumer_group="strangers"),
+    )
+
+
+@pytest.mark.parametrize("client", [read, send])
+@pytest.mark.parametrize("partition_id", ["2", "-1", "first"])
+async def test_a_partition_that_is_not_there(
+    service: Emulator, client: Client, partition_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the partition."""
+    await refused(
+        caplog,
+        EventPumpError,
+        partition_id,
+        lambda: client(service.connection_string, "telemetry", partition_id=partition_id),
+    )
+
+
+@pytest.mark.parametrize(("client", "option"), [(run_host, "initial_position"), (read, "position")])
+@pytest.mark.parametrize("position", ["4711", "no offset"])
+async def test_a_position_that_is_not_there(
+    service: Emulator, client: Client, option: str, position: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An offset the partition does not have is refused by the service, and that ends the work."""
+    options = {option: EventPosition.at_offset(position)}
+    await refused(caplog, RequestRefusedError, "", lambda: client(service.connection_string, "telemetry", **options))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_service_that_is_not_there(
+    unused_tcp_port: int, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody listens: that is said within the retries or the start-up time, with the address."""
+    string = (
+        f"Endpoint=sb://127.0.0.1:{unused_tcp_port};SharedAccessKeyName=name;SharedAccessKey={KEY}"
+        ";UseDevelopmentEmulator=true"
+    )
+    await refused(caplog, ConnectionLostError, f"127.0.0.1:{unused_tcp_port}", lambda: client(string, "telemetry"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_service_that_speaks_something_else(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A web server at the other end is refused as clearly as nobody."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        string = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=name;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+        )
+        await refused(caplog, ConnectionLostError, "", lambda: client(string, "telemetry"))
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"idle_timeout": 0}, "idle_timeout"),
+        ({"idle_timeout": float("nan")}, "idle_timeout"),
+        ({"operation_timeout": "soon"}, "operation_timeout"),
+        ({"auth_timeout": -1}, "auth_timeout"),
+        ({"transport": "pigeon"}, "transport"),
+        ({"retry": 3}, "retry"),
+        ({"custom_endpoint_address": "http://x y"}, "custom_endpoint_address"),
+        ({"custom_endpoint_address": f"amqps://name:{KEY}@host"}, "custom_endpoint_address"),
+        ({"custom_endpoint_address": "amqp://host"}, "custom_endpoint_address"),
+        ({"ca_file": "/no/such/file"}, "ca_file"),
+        ({"credential": KEY}, "credential"),
+        ({"fully_qualified_namespace": "example.servicebus.windows.net"}, "fully_qualified_namespace"),
+        ({"no_such_option": KEY}, "no_such_option"),
+    ],
+)
+async def test_a_wrong_connection_option(
+    client: Client, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the option, also one that does not exist."""
+    await refused(caplog, ConfigurationError, says, lambda: client(STRING, "telemetry", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"consumer_group": ""}, "consumer_group"),
+        ({"cache_events": 0}, "cache_events"),
+        ({"cache_bytes": "many"}, "cache_bytes"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"max_wait_time": 0}, "max_wait_time"),
+        ({"initial_position": None}, "initial_position"),
+        ({"initial_position": True}, "initial_position"),
+        ({"initial_position": ""}, "initial_position"),
+        ({"initial_position": "x' or '1"}, "initial_position"),
+        ({"initial_position": datetime(2024, 1, 1)}, "initial_position"),
+        ({"initial_position": {0: "-1"}}, "initial_position"),
+        ({"checkpoint_policy": "always"}, "checkpoint_policy"),
+        ({"failure_policy": "hope"}, "failure_policy"),
+        ({"host_name": ""}, "host_name"),
+        ({"retry_delay": 5, "retry_delay_max": 1}, "retry_delay_max"),
+        ({"renew_interval": 31.0}, "renew_interval"),
+        ({"processor": None}, "processor"),
+        ({"processor": dict}, "processor"),
+        ({"processor": EventProcessor}, "processor"),
+        ({"processor": lambda: "no processor", "initial_position": "-1"}, "processor"),
+        ({"leases": None}, "leases"),
+        ({"leases": MemoryLeaseStore}, "leases"),
+    ],
+)
+async def test_a_wrong_host_option(
+    service: Emulator, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the option."""
+    await refused(caplog, ConfigurationError, says, lambda: run_host(service.connection_string, "telemetry", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"partition_id": ""}, "partition_id"),
+        ({"partition_id": 0}, "partition_id"),
+        ({"position": None}, "position"),
+        ({"position": ""}, "position"),
+        ({"end": "4711"}, "end"),
+        ({"end": datetime(2024, 1, 1)}, "end"),
+        ({"owner_level": -1}, "owner_level"),
+        ({"owner_level": "high"}, "owner_level"),
+    ],
+)
+async def test_a_wrong_reader_option(options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The error names the option."""
+    await refused(caplog, ConfigurationError, says, lambda: read(STRING, "telemetry", **options))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CheckpointPolicy(every_events=0), "every_events"),
+        (lambda: CheckpointPolicy(every_seconds=-1), "every_seconds"),
+        (lambda: RetryOptions(max_retries=-1), "max_retries"),
+        (lambda: SqliteLeaseStore("x.db", lease_duration=0), "lease_duration"),
+        (lambda: BlobLeaseStore("container", connection_string="nonsense"), "connection_string"),
+        (lambda: BlobLeaseStore("container"), ""),
+        (lambda: BlobLeaseStore("container", connection_string="x", lease_duration=5), "lease_duration"),
+        (lambda: Emulator({"telemetry": 0}), "hub"),
+        (lambda: Emulator({"tele metry": 1}), "hub"),
+        (lambda: Emulator({}), "hub"),
+        (lambda: Emulator({"telemetry": 1}, port=70_000), "port"),
+        (lambda: Emulator({"telemetry": 1}, key=f"{KEY};"), "key"),
+    ],
+)
+async def test_a_wrong_part(make: Callable[[], object], says: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What a host or a service is made of says no by itself."""
+
+    async def work() -> None:
+        make()
+
+    await refused(caplog, ConfigurationError, says, work)
+
+
+async def test_leases_that_cannot_be_kept(service: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that cannot be opened, or is no database, is said once the start-up time is over."""
+    (tmp_path / "text.db").write_text("this is no database, however long it is" * 100)
+    for path in (tmp_path / "missing" / "leases.db", tmp_path / "text.db"):
+        leases = SqliteLeaseStore(path)
+        await refused(
+            caplog,
+            StoreError,
+            "open",
+            lambda leases=leases: run_host(service.connection_string, "telemetry", leases=leases, startup_timeout=0.5),  # type: ignore[misc]  # the default is the type
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+_CONFIGS = {
+    "no object": "[]",
+    "no user config": "{}",
+    "two namespaces": {"UserConfig": {"NamespaceConfig": [{}, {}]}},
+    "no hub": {"UserConfig": {"NamespaceConfig": [{"Type": "EventHub", "Name": "n", "Entities": []}]}},
+    "another kind": {"UserConfig": {"NamespaceConfig": [{"Type": "ServiceBus", "Name": "n", "Entities": []}]}},
+    "no partitions": {
+        "UserConfig": {
+            "NamespaceConfig": [
+                {"Type": "EventHub", "Name": "n", "Entities": [{"Name": "telemetry", "PartitionCount": 0}]}
+            ]
+        }
+    },
+    "a bad name": {
+        "UserConfig": {
+            "NamespaceConfig": [
+                {"Type": "EventHub", "Name": "n", "Entities": [{"Name": "tele metry", "PartitionCount": 1}]}
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["--fly"], "COMMAND"),
+        (["emulator", "--fly"], "--fly"),
+        (["emulator", "--hub"], "--hub"),
+        (["emulator", "--hub", "telemetry"], "--hub"),
+        (["emulator", "--hub", "telemetry:0"], "hub"),
+        (["emulator", "--hub", "telemetry:1", "--port", "many"], "--port"),
+        (["emulator", "--hub", "telemetry:1", "--key", f"{KEY};"], "key"),
+        (["emulator", "--config", "/no/such/file", "--key", KEY], "/no/such/file"),
+        *((["emulator", "--key", KEY, "--config", name], "config") for name in _CONFIGS),
+        (["demo", "--events", "many"], "--events"),
+        (["demo", "--events", "-5"], "--events"),
+        (["demo", "--partitions", "0"], "--partitions"),
+        (["demo", "--fly"], "--fly"),
+    ],
+    ids=lambda value: " ".join(value).replace(KEY, "KEY") if isinstance(value, list) else "",
+)
+async def test_wrong_arguments_of_the_command(arguments: list[str], says: str, tmp_path: Path) -> None:
+    """One line on stderr that names what is wrong, nothing on stdout, and exit code 2; at once."""
+    for name, config in _CONFIGS.items():
+        (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config))
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "eventpump.cli.main",
+        *arguments,
+        cwd=tmp_path,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(30):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    lines = err.decode().splitlines()
+    assert (process.returncode, out, len(lines)) == (2, b"", 1), err.decode()
+    assert lines[0].startswith("eventpump")
+    assert says in lines[0]
+    assert KEY not in lines[0]
+    assert time.monotonic() - began < LIMIT

@@ -1,0 +1,174 @@
+"""A client and a server engine back to back, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from eventpump.amqp.connection import (
+    Closed,
+    Connection,
+    ConnectionConfig,
+    Event,
+    LinkAttached,
+    Messages,
+    Role,
+    SaslRequested,
+    SessionBegun,
+)
+from eventpump.amqp.link import Link
+from eventpump.amqp.performatives import Composite, Source, Target
+from eventpump.amqp.session import Session
+
+_T = TypeVar("_T")
+
+
+def config(**changes: Any) -> ConnectionConfig:
+    """Give a config with some fields set."""
+    return ConnectionConfig(**{"container_id": "test", "hostname": "host", **changes})
+
+
+def frame(channel: int, performative: Composite, payload: bytes = b"", *, kind: int = 0) -> bytes:
+    """Write a frame by hand."""
+    body = performative.encode() + payload
+    return (len(body) + 8).to_bytes(4, "big") + bytes([2, kind]) + channel.to_bytes(2, "big") + body
+
+
+class Pair:
+    """Both ends of one connection; `run` carries bytes until both are quiet.
+
+    :ivar to_server: every flight of the client's bytes; likewise `to_client`.
+    :ivar client_events: everything the client was told; likewise `server_events`.
+    """
+
+    def __init__(
+        self, client: ConnectionConfig | None = None, server: ConnectionConfig | None = None, *, is_welcome: bool = True
+    ) -> None:
+        self.client = Connection(client or config(), Role.CLIENT)
+        self.server = Connection(server or config(), Role.SERVER)
+        self.is_welcome = is_welcome
+        self.to_server: list[bytes] = []
+        self.to_client: list[bytes] = []
+        self.client_events: list[Event] = []
+        self.server_events: list[Event] = []
+
+    def run(self) -> tuple[list[Event], list[Event]]:
+        """Exchange bytes until there are none. :returns: what the client and the server were told."""
+        told: tuple[list[Event], list[Event]] = ([], [])
+        while True:
+            up, down = self.client.data_to_send(), self.server.data_to_send()
+            if not up and not down:
+                break
+            if up:
+                self.to_server.append(up)
+                told[1].extend(self._serve(up))
+            if down:
+                self.to_client.append(down)
+                told[0].extend(self.client.receive(down))
+        self.client_events += told[0]
+        self.server_events += told[1]
+        return told
+
+    def _serve(self, data: bytes) -> list[Event]:
+        events = self.server.receive(data)
+        if any(isinstance(event, SaslRequested) for event in events):
+            self.server.sasl_outcome(ok=self.is_welcome)
+            events += self.server.receive(b"")
+        return events
+
+    def open(self) -> Pair:
+        """Open the connection."""
+        self.client.start()
+        self.run()
+        assert self.client.is_open
+        assert self.server.is_open
+        return self
+
+    def session(self) -> tuple[Session, Session]:
+        """Begin a session. :returns: the client's and the server's end."""
+        mine = self.client.begin()
+        _, told = self.run()
+        return mine, only(told, SessionBegun).session
+
+    def link(
+        self,
+        session: Session,
+        *,
+        is_receiver: bool,
+        name: str = "link",
+        max_message_size: int | None = None,
+        server_max_message_size: int | None = None,
+    ) -> tuple[Link, Link]:
+        """Attach a link from the client. :returns: the client's and the server's end."""
+        mine = session.attach(
+            name,
+            is_receiver=is_receiver,
+            source=Source("here"),
+            target=Target("there"),
+            max_message_size=max_message_size,
+        )
+        _, told = self.run()
+        theirs = only(told, LinkAttached).link
+        theirs.accept(max_message_size=server_max_message_size)
+        self.run()
+        assert mine.is_attached
+        assert theirs.is_attached
+        return mine, theirs
+
+
+def opened(client: ConnectionConfig | None = None, server: ConnectionConfig | None = None) -> Pair:
+    """Give an open pair."""
+    return Pair(client, server).open()
+
+
+def only(events: Sequence[Event], kind: type[_T]) -> _T:
+    """Give the one event of a kind."""
+    found = [event for event in events if isinstance(event, kind)]
+    assert len(found) == 1, events
+    return found[0]
+
+
+def payloads(events: Sequence[Event]) -> list[bytes]:
+    """Give what arrived."""
+    return [payload for event in events if isinstance(event, Messages) for payload in event.payloads]
+
+
+def condition(events: Sequence[Event]) -> str | None:
+    """Give the condition the connection was closed with."""
+    error = only(events, Closed).error
+    return None if error is None else str(error.condition)
+
+
+def story(events: list[Event]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Give what happened in a form that does not depend on how bytes came: messages by link, the rest in order."""
+    rest: list[str] = []
+    messages: dict[str, list[Any]] = {}
+    for event in events:
+        if isinstance(event, Messages):
+            assert not event.delivery_ids or len(event.delivery_ids) == len(event.payloads)
+            assert event.formats is None or len(event.formats) == len(event.payloads)
+            ids: list[int | None] = list(event.delivery_ids) or [None] * len(event.payloads)
+            formats = event.formats or [0] * len(event.payloads)
+            messages.setdefault(_name(event.link), []).extend(zip(event.payloads, ids, formats, strict=True))
+        else:
+            rest.append(_text(event))
+    return rest, messages
+
+
+def _name(link: Link) -> str:
+    return f"{link.name}/{link.session.channel}"
+
+
+def _text(event: Event) -> str:
+    parts = []
+    for name in type(event).__slots__:
+        value: Any = getattr(event, name)
+        show: Callable[[Any], str] = repr
+        if isinstance(value, Link):
+            show = _name
+        elif isinstance(value, Session):
+            value = value.channel
+        elif name == "links":
+            value = [_name(link) for link in value]
+        parts.append(f"{name}={show(value)}")
+    return f"{type(event).__name__}({', '.join(parts)})"

@@ -1,0 +1,323 @@
+"""Opening, closing and deadlines of a connection, in both roles."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpump.amqp.connection import (
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    SASL_HEADER,
+    Closed,
+    Connection,
+    Opened,
+    Role,
+    SaslRequested,
+    SessionBegun,
+    SessionEnded,
+)
+from eventpump.amqp.performatives import (
+    AmqpError,
+    Begin,
+    Close,
+    Detach,
+    End,
+    Flow,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    Transfer,
+)
+from eventpump.amqp.types import Symbol
+from eventpump.errors import ClosedError
+from tests.unit.amqp.pair import Pair, condition, config, frame, only, opened, payloads
+
+MECHANISMS = [("ANONYMOUS", b""), ("PLAIN", b"\0name\0key"), ("MSSBCBS", b""), ("EXTERNAL", b"")]
+
+
+@pytest.mark.parametrize(("mechanism", "response"), MECHANISMS)
+def test_opening(mechanism: str, response: bytes) -> None:
+    """Every SASL mechanism opens the connection, and the server sees what the client said."""
+    pair = Pair(config(mechanism=mechanism, initial_response=response, container_id="me"), config(container_id="you"))
+    pair.open()
+    asked = only(pair.server_events, SaslRequested)
+    assert (asked.mechanism, asked.response, asked.hostname) == (mechanism, response, "host")
+    assert only(pair.server_events, Opened).open.container_id == "me"
+    assert only(pair.client_events, Opened).open.container_id == "you"
+
+
+def test_the_offer() -> None:
+    """The server offers its mechanisms in order, as an array of symbols (wire reference, 2.2)."""
+    pair = opened()
+    offered = b"MSSBCBS", b"PLAIN", b"ANONYMOUS", b"EXTERNAL"
+    places = [pair.to_client[0].index(name) for name in offered]
+    assert places == sorted(places)
+    assert pair.to_client[0].startswith(SASL_HEADER)
+
+
+def test_refused_credential() -> None:
+    """A refused credential is told at both ends, and nothing more is sent."""
+    pair = Pair(is_welcome=False)
+    pair.client.start()
+    client, server = pair.run()
+    assert condition(client) == condition(server) == "amqp:unauthorized-access"
+    assert pair.client.is_closed
+    assert pair.server.is_closed
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(1, "amqp:unauthorized-access"), (2, "amqp:internal-error"), (4, "amqp:internal-error")]
+)
+def test_outcome_codes(code: int, expected: str) -> None:
+    """Only code 1 speaks of the credential (5.3.3.6)."""
+    client = Connection(config(), Role.CLIENT)
+    client.start()
+    client.receive(SASL_HEADER + frame(0, SaslMechanisms([Symbol("ANONYMOUS")]), kind=1))
+    assert condition(client.receive(frame(0, SaslOutcome(code), kind=1))) == expected
+
+
+def test_mechanism_not_offered() -> None:
+    """A client that cannot use what is offered gives up; a server refuses what it does not offer."""
+    pair = Pair(config(mechanism="PLAIN"), config(mechanisms=("ANONYMOUS",)))
+    pair.client.start()
+    assert condition(pair.run()[0]) == "amqp:unauthorized-access"
+    server = Connection(config(mechanisms=("ANONYMOUS",)), Role.SERVER)
+    events = server.receive(SASL_HEADER + frame(0, SaslInit("PLAIN"), kind=1))
+    assert condition(events) == "amqp:unauthorized-access"
+    assert server.data_to_send().endswith(frame(0, SaslOutcome(1), kind=1))
+
+
+def test_pipelining_client() -> None:
+    """A client may send everything at once: what came after its SASL choice waits for the answer (2.4.1)."""
+    server = Connection(config(), Role.SERVER)
+    pipelined = (
+        SASL_HEADER
+        + frame(0, SaslInit("ANONYMOUS"), kind=1)
+        + AMQP_HEADER
+        + frame(0, Open("me"))
+        + frame(0, Begin(None, 0, 10, 10))
+        + frame(0, End())
+        + frame(0, Close())
+    )
+    assert [type(event) for event in server.receive(pipelined)] == [SaslRequested]
+    server.sasl_outcome(ok=True)
+    assert [type(event) for event in server.receive(b"")] == [Opened, SessionBegun, SessionEnded, Closed]
+
+
+def test_too_much_before_the_answer() -> None:
+    """What a client may send before the SASL outcome is bounded."""
+    server = Connection(config(max_frame_size=1000), Role.SERVER)
+    server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + b"x" * 900)
+    assert condition(server.receive(b"x" * 101)) == "amqp:connection:framing-error"
+
+
+@pytest.mark.parametrize("header", [AMQP_HEADER, b"AMQP\x00\x00\x09\x01", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"B"])
+def test_another_header_at_the_server(header: bytes) -> None:
+    """A client that begins in another way is told what is spoken here (2.2)."""
+    server = Connection(config(), Role.SERVER)
+    assert condition(server.receive(header)) == "amqp:connection:framing-error"
+    assert server.data_to_send() == SASL_HEADER
+
+
+@pytest.mark.parametrize("header", [AMQP_HEADER, b"AMQP\x00\x00\x09\x01", b"HTTP/1.1", b"x"])
+def test_another_header_at_the_client(header: bytes) -> None:
+    """A server of another protocol is an error that says so."""
+    client = Connection(config(), Role.CLIENT)
+    client.start()
+    assert condition(client.receive(header)) == "amqp:connection:framing-error"
+
+
+@pytest.mark.parametrize("closer", ["client", "server"])
+@pytest.mark.parametrize("error", [None, AmqpError("amqp:connection:forced", "bye", {Symbol("why"): 1})])
+def test_close(closer: str, error: AmqpError | None) -> None:
+    """Either end closes, with or without an error, and both are told once."""
+    pair = opened()
+    getattr(pair, closer).close(error)
+    getattr(pair, closer).close(error)
+    client, server = pair.run()
+    told, answered = (server, client) if closer == "client" else (client, server)
+    assert only(told, Closed) == Closed(error)
+    assert only(answered, Closed) == Closed(None)
+    assert pair.client.receive_eof() == pair.server.receive_eof() == []
+
+
+def test_closes_that_cross() -> None:
+    """Closes that cross need no answer."""
+    pair = opened()
+    pair.client.close()
+    pair.server.close()
+    client, server = pair.run()
+    assert only(client, Closed) == only(server, Closed) == Closed(None)
+
+
+def test_close_in_the_middle_of_a_frame() -> None:
+    """A close while half a frame has arrived loses no place in the stream."""
+    pair = opened()
+    half = frame(0, Begin(None, 0, 10, 10))
+    assert pair.client.receive(half[:20]) == []
+    pair.client.close()
+    assert pair.client.receive(half[20:] + frame(0, Close())) == [Closed(None)]
+
+
+def test_close_before_open() -> None:
+    """A connection that never opened is simply over."""
+    client = Connection(config(), Role.CLIENT)
+    client.start()
+    client.close()
+    assert client.is_closed
+    assert client.receive(SASL_HEADER) == []
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_eof(closing: bool) -> None:
+    """The end of the stream is an error, unless the connection was closing."""
+    pair = opened()
+    if closing:
+        pair.client.close()
+    (event,) = pair.client.receive_eof()
+    assert isinstance(event, Closed)
+    assert event.is_local
+    assert (event.error is None) is closing
+    assert pair.client.receive_eof() == []
+
+
+def test_deadlines() -> None:
+    """Half of the own idle time-out is advertised, and heartbeats come at half of the peer's (2.4.5)."""
+    pair = opened(config(idle_timeout=60.0), config(idle_timeout=480.0))
+    assert only(pair.server_events, Opened).open.idle_time_out == 30_000
+    assert pair.client.idle_timeout == 60.0
+    assert pair.client.heartbeat_interval == 120.0
+    assert pair.server.heartbeat_interval == 15.0
+    silent = opened(server=config(idle_timeout=None))
+    assert silent.server.idle_timeout is None
+    assert silent.client.heartbeat_interval is None
+
+
+def test_heartbeat() -> None:
+    """A heartbeat is an empty frame, and says nothing to who gets it."""
+    pair = opened()
+    pair.client.heartbeat()
+    assert pair.client.data_to_send() == EMPTY_FRAME
+    assert pair.server.receive(EMPTY_FRAME * 3) == []
+    pair.client.close()
+    pair.client.data_to_send()
+    pair.client.heartbeat()
+    assert pair.client.data_to_send() == b""
+
+
+def test_time_out() -> None:
+    """A peer silent for too long is closed, once."""
+    pair = opened()
+    assert condition(pair.client.time_out()) == "amqp:resource-limit-exceeded"
+    assert pair.client.time_out() == []
+    assert condition(pair.run()[1]) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize("bad", [Open("x", max_frame_size=511), Open("x", idle_time_out=1)])
+@pytest.mark.parametrize("role", list(Role))
+def test_bad_open(bad: Open, role: Role) -> None:
+    """An open that cannot be kept to closes the connection with an open of its own."""
+    engine = Connection(config(), role)
+    if role is Role.CLIENT:
+        engine.start()
+        engine.receive(SASL_HEADER + frame(0, SaslMechanisms([Symbol("ANONYMOUS")]), kind=1))
+        engine.receive(frame(0, SaslOutcome(0), kind=1))
+    else:
+        engine.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1))
+        engine.sasl_outcome(ok=True)
+    events = engine.receive(AMQP_HEADER + frame(0, bad))
+    assert condition(events) in ("amqp:invalid-field", "amqp:not-allowed")
+    sent = engine.data_to_send()
+    assert sent.index(b"\x00\x53\x10") < sent.index(b"\x00\x53\x18")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\x00\x00\x00\x07\x02\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\xff\xff\xff\xff\x02\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x08\x01\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x08\x03\x00\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x08\x02\x01\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x08\x02\x02\x00\x00", "amqp:connection:framing-error"),
+        (b"\x00\x00\x00\x09\x02\x00\x00\x00\x40", "amqp:decode-error"),
+        (frame(0, Begin(None, 0, 1, 1), b"x"), "amqp:connection:framing-error"),
+        (frame(0, Open("again")), "amqp:not-allowed"),
+        (frame(7, End()), "amqp:not-allowed"),
+        (frame(7, Flow(None, 1, 1, 1)), "amqp:not-allowed"),
+        (frame(7, Transfer(0)), "amqp:not-allowed"),
+        (frame(256, Begin(None, 0, 1, 1)), "amqp:not-allowed"),
+        (frame(0, Begin(3, 0, 1, 1)), "amqp:not-allowed"),
+        (frame(0, Begin(None, 0, 1, 1)) * 2, "amqp:not-allowed"),
+        (frame(0, Begin(None, 0, 1, 1)) + frame(0, Detach(0)), "amqp:session:unattached-handle"),
+        (frame(0, Begin(None, 0, 1, 1)) + frame(0, Transfer(0)), "amqp:session:unattached-handle"),
+        (frame(0, Begin(None, 0, 1, 1)) + frame(0, Flow(None, 1, 1, 1, 9)), "amqp:session:unattached-handle"),
+        (frame(0, Begin(None, 0, 1, 1)) + frame(0, Open("again")), "amqp:illegal-state"),
+    ],
+)
+def test_broken_rules(data: bytes, expected: str) -> None:
+    """A broken rule closes the connection with its condition, which the peer is told; the rest is not read."""
+    pair = opened()
+    assert condition(pair.server.receive(data + data)) == expected
+    assert pair.server.receive(data) == []
+    assert expected.encode() in pair.server.data_to_send()
+
+
+def test_sessions_fill_the_channels() -> None:
+    """Channels are used up to the lower channel-max of the two, and again when a session has ended."""
+    pair = opened(config(channel_max=9), config(channel_max=1))
+    first, _ = pair.session()
+    second, _ = pair.session()
+    assert (first.channel, second.channel) == (0, 1)
+    first.end()
+    pair.run()
+    third, _ = pair.session()
+    assert third.channel == 0
+
+
+@pytest.mark.parametrize("ender", [0, 1])
+@pytest.mark.parametrize("error", [None, AmqpError("amqp:session:window-violation", "too much")])
+def test_session_end(ender: int, error: AmqpError | None) -> None:
+    """Either end ends a session, with or without an error, and both are told once, with the links."""
+    pair = opened()
+    sessions = pair.session()
+    link, _ = pair.link(sessions[0], is_receiver=True)
+    sessions[ender].end(error)
+    sessions[ender].end(error)
+    told = pair.run()
+    ended = only(told[1 - ender], SessionEnded)
+    assert ended.error == error
+    assert [each.name for each in ended.links] == ["link"]
+    assert only(told[ender], SessionEnded).error is None
+    assert not link.is_attached
+    assert pair.client.sessions == pair.server.sessions == {}
+    with pytest.raises(ClosedError):
+        sessions[0].attach("late", is_receiver=True, source=None, target=None)  # type: ignore[arg-type]  # not read
+
+
+def test_begin_needs_an_open_connection() -> None:
+    """A session on a connection that is not open is refused."""
+    with pytest.raises(ClosedError):
+        Connection(config(), Role.CLIENT).begin()
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither the config nor the event shows the credential."""
+    assert "key" not in repr(config(initial_response=b"\0name\0key")) + repr(SaslRequested("PLAIN", b"key", None))
+
+
+def test_large_frame_in_many_pieces() -> None:
+    """A frame of the largest size comes whole from any number of pieces, without each copying all before it."""
+    pair = opened(server=config(max_frame_size=1 << 20))
+    mine, _ = pair.session()
+    sender, receiver = pair.link(mine, is_receiver=False)
+    receiver.set_credit(1)
+    pair.run()
+    payload = bytes(range(256)) * 4000
+    sender.send(payload, settled=True)
+    data = pair.client.data_to_send()
+    events = []
+    for start in range(0, len(data), 7):
+        events += pair.server.receive(data[start : start + 7])
+    assert payloads(events) == [payload]

@@ -1,0 +1,172 @@
+"""Messages: every section there and back, in any order, and bad ones."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import DecodeError, encode
+from eventpump.amqp.message import (
+    AmqpSequence,
+    AmqpValue,
+    Data,
+    Header,
+    Message,
+    Properties,
+    encode_data,
+    section,
+    section_spans,
+)
+from eventpump.amqp.types import Described, Symbol, ULong
+from tests.unit.amqp.values import SCALARS, symbol_maps, symbols, texts, values
+
+ids = st.one_of(texts, SCALARS["ulong"], st.uuids(), SCALARS["binary"], st.none())
+headers = st.builds(
+    Header,
+    durable=st.booleans() | st.none(),
+    priority=SCALARS["ubyte"] | st.none(),
+    ttl=SCALARS["uint"] | st.none(),
+    first_acquirer=st.booleans() | st.none(),
+    delivery_count=SCALARS["uint"] | st.none(),
+)
+properties = st.builds(
+    Properties,
+    message_id=ids,
+    user_id=SCALARS["binary"] | st.none(),
+    to=texts | st.none(),
+    subject=texts | st.none(),
+    reply_to=texts | st.none(),
+    correlation_id=ids,
+    content_type=symbols | st.none(),
+    content_encoding=symbols | st.none(),
+    absolute_expiry_time=SCALARS["timestamp"] | st.none(),
+    creation_time=SCALARS["timestamp"] | st.none(),
+    group_id=texts | st.none(),
+    group_sequence=SCALARS["uint"] | st.none(),
+    reply_to_group_id=texts | st.none(),
+)
+bodies = st.one_of(
+    st.none(),
+    st.lists(SCALARS["binary"], min_size=1, max_size=3).map(lambda parts: Data(tuple(parts))),
+    st.lists(st.lists(values, max_size=3), min_size=1, max_size=3).map(lambda parts: AmqpSequence(tuple(parts))),
+    values.map(AmqpValue),
+)
+messages = st.builds(
+    Message,
+    body=bodies,
+    properties=st.none() | properties,
+    application_properties=st.none() | st.dictionaries(texts, values, max_size=3),
+    message_annotations=st.none() | symbol_maps,
+    delivery_annotations=st.none() | symbol_maps,
+    header=st.none() | headers,
+    footer=st.none() | symbol_maps,
+)
+
+
+@given(messages)
+def test_round_trip(message: Message) -> None:
+    """A message decodes to what was encoded, every section and type."""
+    assert repr(Message.decode(message.encode())) == repr(message)
+
+
+@given(messages, st.data())
+def test_sections_in_any_order(message: Message, data: st.DataObject) -> None:
+    """Sections are found wherever they stand; those of the body keep their own order."""
+    raw = message.encode()
+    spans = section_spans(raw)
+    assert [start for _, start, _ in spans[1:]] == [end for _, _, end in spans[:-1]]
+    shuffled = data.draw(st.permutations(spans))
+    body = iter([span for span in spans if 0x75 <= span[0] <= 0x77])
+    ordered = [next(body) if 0x75 <= span[0] <= 0x77 else span for span in shuffled]
+    assert repr(Message.decode(b"".join(raw[start:end] for _, start, end in ordered))) == repr(message)
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 70_000])
+def test_data(size: int) -> None:
+    """A data section takes 5 bytes beside its payload up to 255 bytes, 8 above (wire reference, 7.3)."""
+    payload = b"x" * size
+    assert len(encode_data(payload)) == size + (5 if size < 256 else 8)
+    assert encode_data(payload) == section(0x75, payload)
+
+
+def test_no_body_is_no_section() -> None:
+    """A message without a body has no body section, and an empty one no section at all."""
+    assert Message().encode() == b""
+    assert Message.decode(b"") == Message()
+
+
+def test_symbolic_and_wide_descriptors() -> None:
+    """Descriptors may be symbols or eight bytes wide."""
+    symbolic = encode(Described(Symbol("amqp:data:binary"), b"a"))
+    wide = b"\x00\x80" + (0x75).to_bytes(8, "big") + encode(b"b")
+    assert Message.decode(symbolic + wide) == Message(Data((b"a", b"b")))
+
+
+def test_ids_take_their_types() -> None:
+    """A plain number as an id goes as a ulong; a user id must be bytes."""
+    found = Message.decode(Message(properties=Properties(message_id=5, correlation_id=300)).encode()).properties
+    assert found is not None
+    assert (type(found.message_id), type(found.correlation_id)) == (ULong, ULong)
+    for bad in (5, "text"):
+        with pytest.raises(TypeError):
+            Message(properties=Properties(user_id=bad)).encode()  # type: ignore[arg-type]  # the case
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"text",
+        b"\x00",
+        b"\x00\x53",
+        b"\x00\x53\x75",
+        b"\x00\x53\x75\xa0\x05x",
+        b"\x00\x53\x10\x45",
+        b"\x00\x53\x79\x45",
+        section(0x75, "text"),
+        section(0x76, {}),
+        section(0x72, []),
+        section(0x70, {}),
+        section(0x73, [None] * 14),
+        encode(Described(Symbol("amqp:other:list"), [])),
+        encode(Described([1], b"")),
+        encode_data(b"a") + section(0x77, 1),
+        section(0x77, 1) * 2,
+        section(0x76, []) + section(0x77, 1),
+        section(0x72, {}) * 2,
+        section(0x70, []) * 2,
+    ],
+)
+def test_bad_messages(raw: bytes) -> None:
+    """What is no message is refused by `DecodeError`."""
+    with pytest.raises(DecodeError):
+        Message.decode(raw)
+
+
+@given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), max_size=3), messages)
+def test_hostile_messages(noise: bytes, changes: list[tuple[int, int]], message: Message) -> None:
+    """Random and damaged bytes decode, or raise `DecodeError`."""
+    raw = bytearray(message.encode() + noise)
+    for at, value in changes if raw else ():
+        raw[at % len(raw)] = value
+    for call in (Message.decode, section_spans):
+        try:
+            call(bytes(raw))
+        except DecodeError as error:
+            assert error.condition == "amqp:decode-error"  # noqa: PT017 - either way is fine
+
+
+def test_cut_anywhere() -> None:
+    """A message cut within a section is refused; between sections it is a shorter message."""
+    message: Any = Message(Data((b"body",)), Properties(message_id="m"), {"k": 1}, {Symbol("a"): 1}, None, Header(True))
+    raw = message.encode()
+    ends = {0, *itertools.chain.from_iterable((start, end) for _, start, end in section_spans(raw))}
+    for cut in range(len(raw)):
+        if cut in ends:
+            Message.decode(raw[:cut])
+        else:
+            with pytest.raises(DecodeError):
+                Message.decode(raw[:cut])

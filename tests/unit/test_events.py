@@ -1,0 +1,366 @@
+"""Events: encoded and decoded, however they are written, and what a bad one may do."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from datetime import UTC, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import encode
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties, section, section_spans
+from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
+from eventpump.errors import EventError
+from eventpump.events import (
+    ENQUEUED_TIME,
+    OFFSET,
+    PARTITION_KEY,
+    SEQUENCE_NUMBER,
+    Checkpoint,
+    EventData,
+    EventPosition,
+    LastEnqueued,
+    ReceivedEvent,
+)
+
+NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
+texts = st.text(max_size=20)
+longs = st.integers(-(2**63), 2**63 - 1)
+simple = st.one_of(texts, longs, st.booleans(), st.binary(max_size=20), st.uuids(), st.none())
+moments = st.datetimes(timezones=st.just(UTC)).map(
+    lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+)
+standards = st.fixed_dictionaries(
+    {},
+    optional={
+        "message_id": texts | st.uuids() | st.integers(0, 2**64 - 1),
+        "user_id": st.binary(max_size=9),
+        "to": texts,
+        "subject": texts,
+        "reply_to": texts,
+        "correlation_id": texts | st.uuids(),
+        "content_type": st.sampled_from(["application/json", ""]),
+        "content_encoding": st.just("utf-8"),
+        "absolute_expiry_time": moments,
+        "creation_time": moments,
+        "group_id": texts,
+        "group_sequence": st.integers(0, 2**32 - 1),
+        "reply_to_group_id": texts,
+    },
+)
+bodies = st.one_of(
+    st.fixed_dictionaries({"body": st.binary(max_size=300) | texts}),
+    st.fixed_dictionaries({"value": texts | st.integers(0, 5) | st.dictionaries(texts, simple, max_size=2)}),
+    st.fixed_dictionaries({"sequence": st.lists(simple, max_size=3)}),
+    st.just({}),
+)
+
+
+def expected_body(body: dict[str, Any]) -> Any:
+    """Give what `value` must be."""
+    if "body" in body:
+        return body["body"].encode() if isinstance(body["body"], str) else body["body"]
+    return body.get("value", body.get("sequence", b""))
+
+
+def build(**changes: Any) -> ReceivedEvent:
+    """Make an event with some fields set."""
+    return ReceivedEvent.build(**{"offset": "100", "sequence_number": 5, "enqueued_time": NOW, **changes})
+
+
+@given(bodies, st.dictionaries(texts, simple, max_size=3), standards, st.none() | texts)
+def test_event_data(
+    body: dict[str, Any], properties: dict[str, Any], standard: dict[str, Any], key: str | None
+) -> None:
+    """What is sent decodes to every body kind, property and key that was given, by azure-eventhub's names."""
+    event = EventData(**body, properties=properties, **standard)
+    message = Message.decode(event.encode(key))
+    assert (message.message_annotations or {}).get(PARTITION_KEY) == key
+    assert (message.header is not None and message.header.durable is True) is (key is not None)
+    found = ReceivedEvent(event.encode(key))
+    assert found.value == expected_body(body)
+    assert found.properties == properties
+    for name, value in standard.items():
+        given_back = getattr(message.properties, name)
+        assert (given_back.to_datetime() if isinstance(given_back, Timestamp) else given_back) == value
+        assert found.system_properties[name.replace("_", "-")] == given_back
+
+
+@given(
+    bodies,
+    st.dictionaries(texts, simple, max_size=3),
+    standards,
+    st.none() | texts,
+    texts,
+    st.integers(-(2**63), 2**63 - 1),
+    moments,
+)
+def test_received_event(
+    body: dict[str, Any],
+    properties: dict[str, Any],
+    standard: dict[str, Any],
+    key: str | None,
+    offset: str,
+    sequence_number: int,
+    enqueued_time: datetime.datetime,
+) -> None:
+    """A built event reads as what it was built of, to the millisecond."""
+    event = ReceivedEvent.build(
+        **body,
+        offset=offset,
+        sequence_number=sequence_number,
+        enqueued_time=enqueued_time,
+        partition_key=key,
+        properties=properties,
+        **standard,
+    )
+    assert (event.offset, event.sequence_number, event.enqueued_time) == (offset, sequence_number, enqueued_time)
+    assert event.partition_key == key
+    assert event.properties == properties
+    assert event.value == expected_body(body)
+    assert event.message_id == standard.get("message_id")
+    assert event.correlation_id == standard.get("correlation_id")
+    assert event.content_type == standard.get("content_type")
+    if "value" in body or "sequence" in body:
+        with pytest.raises(EventError, match="value"):
+            _ = event.body
+    else:
+        assert event.body == expected_body(body)
+
+
+@st.composite
+def written(draw: st.DrawFn) -> bytes:
+    """Write events as other engines may: annotations in any order and form, sections in any order, parts missing."""
+    entries: list[tuple[Any, Any]] = [
+        (SEQUENCE_NUMBER, draw(st.sampled_from([0, 127, 128, -1, 2**40, Int(7), ULong(8), "no number", None]))),
+        (OFFSET, draw(st.sampled_from(["0", "-1", "é" * 200, "x" * 300, Symbol("sym"), 5]))),
+        (ENQUEUED_TIME, draw(st.sampled_from([Timestamp(0), Timestamp(1_700_000_000_123), Timestamp(-(2**63)), 5]))),
+        (draw(st.sampled_from([PARTITION_KEY, Symbol("x" * 300), ULong(3), "plain"])), draw(simple)),
+        (Symbol("nested"), draw(st.sampled_from([[1, [2]], {}, Described(ULong(1), 2), Array([UInt(1)])]))),
+    ]
+    annotations = dict(draw(st.permutations(entries))[: draw(st.sampled_from([5, 5, 5, 4, 3]))])
+    raw = Message(
+        draw(
+            st.sampled_from(
+                [None, Data((b"",)), Data((b"x" * 300,)), Data((b"a", b"b")), AmqpValue(5), AmqpSequence(([1], [2]))]
+            )
+        ),
+        draw(st.sampled_from([None, Properties(message_id="m")])),
+        draw(st.sampled_from([None, {"k": 1}])),
+        annotations,
+        draw(st.sampled_from([None, {Symbol("d"): 1}])),
+        draw(st.sampled_from([None, Header(durable=True)])),
+        draw(st.sampled_from([None, {Symbol("f"): 1}])),
+    ).encode()
+    spans = section_spans(raw)
+    head = [span for span in spans if span[0] < 0x75]
+    tail = [span for span in spans if span[0] >= 0x75]
+    ordered = draw(st.permutations(head)) + tail if draw(st.booleans()) else tail + draw(st.permutations(head))
+    return b"".join(raw[start:end] for _, start, end in ordered)
+
+
+@given(st.lists(written(), min_size=1, max_size=4))
+def test_fields_agree_with_the_general_decoder(events: list[bytes]) -> None:
+    """The fields read by the scan, whatever it has seen before, are those that the general decoder finds."""
+    for raw in events * 2:
+        message = Message.decode(raw)
+        annotations = message.message_annotations or {}
+        sequence, offset, enqueued = (annotations.get(name) for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
+        event = ReceivedEvent(raw)
+        if isinstance(sequence, int) and isinstance(offset, str) and isinstance(enqueued, Timestamp):
+            assert event.sequence_number == sequence
+            assert event.offset == offset
+            assert event.enqueued_time == enqueued.to_datetime()
+            if isinstance(message.body, Data):
+                assert event.body == b"".join(message.body.parts)
+            else:
+                with pytest.raises(EventError, match="no data"):
+                    _ = event.body
+        else:
+            for name in ("sequence_number", "offset", "enqueued_time", "body"):
+                with pytest.raises(EventError, match="lacks"):
+                    getattr(event, name)
+        assert event.raw_message == message
+
+
+_READS = [
+    *("sequence_number", "offset", "enqueued_time", "body", "value", "body_type", "properties", "system_properties"),
+    *("partition_key", "message_id", "correlation_id", "content_type", "raw_message", "last_enqueued"),
+]
+
+
+@given(
+    written() | st.binary(max_size=60),
+    st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), max_size=3),
+    st.integers(0, 50),
+)
+def test_hostile_events(raw: bytes, changes: list[tuple[int, int]], cut: int) -> None:
+    """Whatever the bytes, reading an event gives a value or raises `EventError`, and again the same."""
+    damaged = bytearray(raw[: len(raw) - cut] if cut < 25 else raw)
+    for at, value in changes if damaged else ():
+        damaged[at % len(damaged)] = value
+    event = ReceivedEvent(bytes(damaged))
+    repr(event)
+
+    def outcome(read: Any) -> str:
+        try:
+            return repr(read())
+        except EventError as error:
+            return str(error)
+
+    reads: list[Any] = [lambda name=name: getattr(event, name) for name in _READS]
+    reads += [event.body_as_str, event.body_as_json]
+    assert [outcome(read) for read in reads] == [outcome(read) for read in reads]
+
+
+_SOUND = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(0)})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        _SOUND + section(0x75, b"x") + _SOUND,
+        _SOUND + section(0x72, []) + section(0x75, b"x"),
+        section(0x72, []) + section(0x75, b"x"),
+        _SOUND + section(0x75, "text"),
+        _SOUND + section(0x75, [1]),
+        _SOUND + b"x",
+    ],
+)
+def test_scan_refuses_what_the_decoder_refuses(raw: bytes) -> None:
+    """What is no message has no sequence number or body either, read first or after a sound one."""
+    for event in (ReceivedEvent(raw), ReceivedEvent(_SOUND + section(0x75, b"y" * 300)), ReceivedEvent(raw)):
+        if event.raw is raw:
+            with pytest.raises(EventError, match="cannot be decoded"):
+                _ = event.sequence_number
+        else:
+            assert event.body == b"y" * 300
+
+
+def test_body_views() -> None:
+    """The body reads as text and JSON; what it is not is said."""
+    assert build(body='{"a": [1]}').body_as_json() == {"a": [1]}
+    assert build(value="text").body_as_str() == "text"
+    assert build(body="é").body_as_str() == "é"
+    assert build(body="é".encode("latin-1")).body_as_str("latin-1") == "é"
+    for event, read in (
+        (build(body=b"\xff"), "body_as_str"),
+        (build(body="{"), "body_as_json"),
+        (build(body="[" * 200_000), "body_as_json"),
+        (build(body="1" * 5000), "body_as_json"),
+        (build(value=5), "body_as_str"),
+    ):
+        with pytest.raises(EventError):
+            getattr(event, read)()
+
+
+def test_body_types() -> None:
+    """Each kind of body is named, and joined where it has parts."""
+    assert build(body=b"x").body_type == "data"
+    assert build(value=1).body_type == "value"
+    assert build(sequence=[1]).body_type == "sequence"
+    annotations = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(0)})
+    bare = ReceivedEvent(annotations)
+    assert (bare.body_type, bare.value) == ("none", None)
+    with pytest.raises(EventError, match="none"):
+        _ = bare.body
+    joined = ReceivedEvent(annotations + section(0x76, [1]) + section(0x76, [2]))
+    assert joined.value == [1, 2]
+
+
+@pytest.mark.parametrize("year", [1970, 2024, 2096, 2097, 2300, 9999])
+def test_times_are_exact(year: int) -> None:
+    """Times are right to the millisecond, with no microsecond lost to floats, as far as a datetime goes."""
+    start = datetime.datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    for milliseconds in range(0, 1000, 7):
+        moment = start + timedelta(milliseconds=milliseconds)
+        assert build(enqueued_time=moment).enqueued_time == moment
+
+
+def test_times_beyond_datetime() -> None:
+    """A time that no datetime holds is the nearest one."""
+    for value, year in ((2**63 - 1, 9999), (-(2**63), 1), (-1, 1969)):
+        raw = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(value)})
+        assert ReceivedEvent(raw).enqueued_time.year == year
+
+
+def test_last_enqueued() -> None:
+    """The newest event is told where the link has runtime metrics, and None where not."""
+    last = LastEnqueued(9, "900", NOW, NOW + timedelta(seconds=1))
+    assert build(last_enqueued=last).last_enqueued == last
+    assert build().last_enqueued is None
+
+
+def test_ids() -> None:
+    """Ids keep their kind."""
+    for value in ("text", 5, uuid.UUID(int=5), b"bytes"):
+        assert build(message_id=value).message_id == value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"body": "\ud800"},
+        {"body": 5},
+        {"body": b"x", "value": 1},
+        {"value": 1, "sequence": [1]},
+        {"unknown": 1},
+        {"properties": {5: 1}},
+        {"properties": {"k": object()}},
+        {"properties": {"k": 2**64}},
+        {"properties": {"k": datetime.datetime(2024, 1, 1)}},
+        {"value": object()},
+        {"group_sequence": -1},
+        {"group_sequence": "x"},
+        {"user_id": 10**12},
+        {"message_id": -1},
+        {"creation_time": datetime.datetime(2024, 1, 1)},
+        {"content_type": "ä"},
+    ],
+)
+def test_what_cannot_be_sent(arguments: dict[str, Any]) -> None:
+    """An event that has no AMQP form raises `EventError`, when made or when encoded."""
+    with pytest.raises(EventError):
+        EventData(**arguments).encode()
+    if "unknown" not in arguments:
+        with pytest.raises(EventError):
+            build(**arguments)
+
+
+def test_encoded_form() -> None:
+    """A bare event is one data section; one with a key has a durable header and the key as annotation (7.2)."""
+    assert EventData(b"x").encode() == b"\x00\x53\x75\xa0\x01x"
+    assert EventData(b"x").encode("k").startswith(b"\x00\x53\x70\xc0\x02\x01\x41\x00\x53\x72\xc1")
+    assert EventData(bytearray(b"x")).encode() == EventData(memoryview(b"x")).encode() == EventData("x").encode()
+    assert EventData().encode() == encode(Described(ULong(0x75), b""))
+    assert "b'x'" in repr(EventData(b"x"))
+
+
+def test_positions() -> None:
+    """A position is exactly one of offset, sequence number and time."""
+    assert EventPosition.earliest() == EventPosition(offset="-1")
+    assert EventPosition.latest() == EventPosition(offset="@latest")
+    assert EventPosition.at_offset("5", inclusive=True) == EventPosition(offset="5", inclusive=True)
+    assert EventPosition.at_sequence_number(0) == EventPosition(sequence_number=0)
+    assert EventPosition.at_enqueued_time(NOW) == EventPosition(enqueued_time=NOW)
+    assert Checkpoint("0", "100", 5) == Checkpoint("0", "100", 5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"offset": "1", "sequence_number": 1},
+        {"offset": ""},
+        {"offset": "1' or '1"},
+        {"enqueued_time": datetime.datetime(2024, 1, 1)},
+    ],
+)
+def test_bad_positions(arguments: dict[str, Any]) -> None:
+    """What is no position is refused; a quote could not be written in the filter."""
+    with pytest.raises(ValueError, match=r"position|offset|time zone"):
+        EventPosition(**arguments)

@@ -1,0 +1,88 @@
+"""Reports to the log and to hooks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from eventpump import hooks
+from eventpump.core.pump_state import CloseReason
+from eventpump.errors import LinkDetachedError
+from eventpump.events import Checkpoint
+from eventpump.hooks import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
+
+_VALUES: dict[str, Any] = {
+    "host": "a",
+    "partition_id": "3",
+    "epoch": 7,
+    "stolen_from": "b",
+    "why": "it ran out",
+    "position": "offset -1",
+    "reason": CloseReason.SHUTDOWN,
+    "operation": "process_events",
+    "waited": 2.5,
+    "error": LinkDetachedError("detached"),
+    "delay": 0.5,
+    "avoided_for": 30.0,
+    "failures": 2,
+    "checkpoint": Checkpoint("3", "100", 9),
+    "partition_ids": ("0", "1"),
+    "duration": 12.0,
+}
+
+_KINDS = [
+    kind
+    for kind in vars(hooks).values()
+    if isinstance(kind, type) and issubclass(kind, HostReport) and kind is not HostReport
+]
+
+
+def _make(kind: type[HostReport]) -> HostReport:
+    return kind(**{name: _VALUES[name] for name in kind.__dataclass_fields__ if name != "level"})
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
+def test_every_report_is_one_line(kind: type[HostReport], caplog: pytest.LogCaptureFixture) -> None:
+    """Each kind of report makes one line of the log, with host and partition, at its level, and reaches every hook."""
+    seen: list[HostReport] = []
+    report = _make(kind)
+    with caplog.at_level(logging.DEBUG):
+        Reporter(logging.getLogger("test"), [seen.append, seen.append]).report(report)
+    assert seen == [report, report]
+    (record,) = caplog.records
+    assert record.levelno == report.level
+    assert record.message.startswith("host a: partition 3: ")
+    assert "\n" not in record.message
+    assert "None" not in record.message
+
+
+def test_only_the_user_s_failures_carry_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """A failed link says all in its line; a failed processor shows where."""
+    reporter = Reporter(logging.getLogger("test"))
+    reporter.report(_make(ProcessorFailed))
+    reporter.report(_make(hooks.LinkFailed))
+    first, second = caplog.records
+    assert first.exc_info is not None
+    assert second.exc_info is None
+
+
+def test_a_hook_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """What a hook raises is logged; the hooks after it are called."""
+
+    def broken(report: HostReport) -> None:
+        raise RuntimeError("hook")
+
+    seen: list[HostReport] = []
+    Reporter(logging.getLogger("test"), [broken, seen.append]).report(_make(LeaseTaken))
+    assert len(seen) == 1
+    assert "a hook failed" in caplog.text
+
+
+def test_reports_are_counted_by_kind() -> None:
+    """The reporter knows how many reports of a kind there were."""
+    reporter = Reporter(logging.getLogger("test"))
+    reporter.report(_make(LeaseTaken))
+    reporter.report(_make(LeaseTaken))
+    assert (reporter.count(LeaseTaken), reporter.count(LoopBlocked)) == (2, 0)

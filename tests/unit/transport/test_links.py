@@ -1,0 +1,413 @@
+"""Receive and send links: credit, order, outcomes, cancellation and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
+from eventpump.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+    EntityNotFoundError,
+    EventPumpError,
+    LinkDetachedError,
+    Recovery,
+    RequestRefusedError,
+    ServiceBusyError,
+    ServiceError,
+    ServiceTimeoutError,
+)
+from eventpump.testing.sink import RecordingSink
+from eventpump.transport.links import NativeSendLink
+from eventpump.transport.native import NativeTransport
+from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event
+
+FORCED = AmqpError(
+    "amqp:link:detach-forced",
+    "The link was closed. TrackingId:abc_G1_B2, SystemTracker:ns:eventhub:telemetry~0, Timestamp:2024-01-01T00:00:00",
+)
+
+
+@pytest.fixture
+async def transport(service: Service) -> AsyncIterator[NativeTransport]:
+    """A transport to the service, closed with the test."""
+    made = service.transport()
+    yield made
+    await made.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ receiving
+
+
+async def test_a_read_is_one_hand_off(service: Service, transport: NativeTransport) -> None:
+    """However many messages one read holds, a sink is called once for them, with the list as it is."""
+    link, sink = await open_reader(transport)
+    link.set_credit(500)
+    await settle()
+    sent = service.connection.only("0").send_run([stored_event(b"%d" % number) for number in range(300)])
+    service.connection.flush()
+    await settle()
+    assert [len(batch) for batch in sink.batches] == [sent] == [300]
+
+
+async def test_a_message_in_many_frames(service: Service, transport: NativeTransport) -> None:
+    """A message larger than a frame arrives whole, in both directions."""
+    link, sink = await open_reader(transport)
+    link.set_credit(1)
+    await settle()
+    body = bytes(range(256)) * 20_000
+    service.connection.only("0").send(stored_event(body), settled=True)
+    service.connection.flush()
+    assert await sink.received(1) == [body]
+    sender = await open_sender(transport)
+    largest = event(body[:1_000_000])
+    await sender.send(largest)
+    assert service.stored == [largest]
+
+
+async def test_unsettled_messages_are_accepted(service: Service, transport: NativeTransport) -> None:
+    """A service that wants its messages settled gets them accepted, in one disposition a read."""
+    link, sink = await open_reader(transport)
+    link.set_credit(10)
+    await settle()
+    there = service.connection.only("0")
+    for number in range(3):
+        there.send(stored_event(b"%d" % number))
+    assert len(there.session.unsettled) == 3
+    service.connection.flush()
+    await sink.received(3)
+    await settle()
+    assert there.session.unsettled == {}
+
+
+async def test_a_link_closed_in_a_read_gets_nothing_of_it(service: Service, transport: NativeTransport) -> None:
+    """A sink that closes another link in its own call keeps from that one what the same read brought for it."""
+
+    class Closing(RecordingSink):
+        def messages(self, batch: list[bytes]) -> None:
+            super().messages(batch)
+            second.detach_now()  # how `aclose` begins
+
+    first, one = await open_reader(transport, "0", Closing())
+    second, other = await open_reader(transport, "1")
+    for link in (first, second):
+        link.set_credit(10)
+    await settle()
+    service.connection.only("0").send(stored_event(), settled=True)
+    service.connection.only("1").send(stored_event(), settled=True)
+    service.connection.flush()
+    await one.received(1)
+    await settle()
+    assert (other.batches, other.errors) == ([], [])
+    assert service.connection.detached == ["1"]
+
+
+async def test_a_detach_tells_why(service: Service, transport: NativeTransport) -> None:
+    """A link the service ends tells the sink once, with condition, address and tracking id; the others go on."""
+    _, sink = await open_reader(transport, "0")
+    other, unharmed = await open_reader(transport, "1")
+    service.connection.detach("0", FORCED)
+    error = await sink.ended()
+    assert isinstance(error, LinkDetachedError)
+    assert error.recovery is Recovery.RELINK
+    assert (error.condition, error.entity) == (
+        "amqp:link:detach-forced",
+        "telemetry/ConsumerGroups/$Default/Partitions/0",
+    )
+    assert error.tracking_id == "abc_G1_B2"
+    other.set_credit(1)
+    await settle()
+    service.connection.only("1").send(stored_event(), settled=True)
+    service.connection.flush()
+    await unharmed.received(1)
+    service.connection.drop()
+    await unharmed.ended()
+    assert sink.late == 0
+
+
+async def test_a_refused_attach_tells_why(service: Service, transport: NativeTransport) -> None:
+    """A refusal raises the error of its condition, and the sink is told nothing."""
+    service.script.refuse_attach["0"] = AmqpError("amqp:not-found", "The messaging entity 'x' could not be found.")
+    sink = RecordingSink()
+    with pytest.raises(EntityNotFoundError, match="could not be found"):
+        await open_reader(transport, "0", sink)
+    assert sink.errors == []
+
+
+async def test_a_link_that_ends_while_it_opens_is_told_once(service: Service, transport: NativeTransport) -> None:
+    """Attached and detached in one read, a link is an error of the opening, and nothing the sink hears of."""
+    for script in (service.script.detach_at_once,):
+        script["0"] = script["Partitions/0"] = FORCED
+    sink = RecordingSink()
+    with pytest.raises(LinkDetachedError):
+        await open_reader(transport, "0", sink)
+    with pytest.raises(LinkDetachedError):
+        await open_sender(transport)
+    assert sink.errors == []
+
+
+async def test_an_ended_token_ends_no_reader(service: Service, transport: NativeTransport) -> None:
+    """A link the service ends for its token may be opened again, and then another token is put first."""
+    _, sink = await open_reader(transport)
+    tokens = len(service.tokens)
+    service.connection.detach("0", AmqpError("amqp:unauthorized-access", "ExpiredToken: The token is expired."))
+    error = await sink.ended()
+    assert isinstance(error, AuthenticationError)
+    assert error.recovery is Recovery.RELINK
+    await open_reader(transport)
+    assert len(service.tokens) == tokens + 1
+
+
+async def test_a_service_that_does_not_answer_a_detach_is_not_waited_for(
+    service: Service, transport: NativeTransport
+) -> None:
+    """Closing a link of a silent service takes a few seconds, not for ever."""
+    link, _ = await open_reader(transport)
+    service.connection.mute()
+    async with asyncio.timeout(6):
+        await link.aclose()
+
+
+# -------------------------------------------------------------------------------------------------- sending
+
+
+async def test_no_message_goes_without_credit(service: Service, transport: NativeTransport) -> None:
+    """As many messages go out as the service gave credit for, in the order of the calls; the rest wait."""
+    service.script.credit = 0
+    # The token node needs its own.
+    await _with_credit(service, transport)
+    link = await open_sender(transport)
+    there = service.connection.only("Partitions/0")
+    sends = [asyncio.ensure_future(link.send(event(b"%d" % number))) for number in range(5)]
+    await settle()
+    assert service.stored == []
+    for credit, expected in ((2, 2), (0, 2), (1, 3), (10, 5)):
+        there.set_credit(credit)
+        service.connection.flush()
+        await settle()
+        assert service.stored == [event(b"%d" % number) for number in range(expected)]
+    await asyncio.gather(*sends)
+
+
+async def _with_credit(service: Service, transport: NativeTransport) -> None:
+    service.script.credit = 100
+    await open_sender(transport, "9")
+    service.script.credit = 0
+
+
+async def test_a_cancelled_send_leaves_its_turn_to_the_next(service: Service, transport: NativeTransport) -> None:
+    """Cancelled while it waits for credit, a message is never sent, and its credit serves the one behind it."""
+    await _with_credit(service, transport)
+    link = await open_sender(transport)
+    sends = [asyncio.ensure_future(link.send(event(b"%d" % number))) for number in range(3)]
+    await settle()
+    service.connection.only("Partitions/0").set_credit(2)
+    service.connection.flush()
+    # In the very turn in which credit comes.
+    sends[0].cancel()
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert outcomes[1:] == [None, None]
+    assert service.stored == [event(b"1"), event(b"2")]
+
+
+async def test_a_send_cancelled_in_flight_disturbs_nothing(service: Service, transport: NativeTransport) -> None:
+    """The outcome of a message whose sender gave up is nobody's; the next send has its own."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    send = asyncio.ensure_future(link.send(event(b"a")))
+    await settle()
+    send.cancel()
+    await asyncio.gather(send, return_exceptions=True)
+    service.script.hold_messages.clear()
+    ((there, delivery_id),) = service.held
+    there.settle(delivery_id, delivery_id, Rejected(AmqpError("com.microsoft:server-busy", "busy")))
+    service.connection.flush()
+    await link.send(event(b"b"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "recovery"),
+    [
+        (Rejected(AmqpError("com.microsoft:server-busy", "wait")), ServiceBusyError, Recovery.RETRY),
+        (Rejected(AmqpError("amqp:not-allowed", "no")), RequestRefusedError, Recovery.GIVE_UP),
+        (Rejected(None), RequestRefusedError, Recovery.GIVE_UP),
+        (Released(), ServiceError, Recovery.RETRY),
+        (Modified(), ServiceError, Recovery.RETRY),
+    ],
+    ids=["busy", "not allowed", "without a reason", "released", "modified"],
+)
+async def test_every_outcome_ends_a_send(
+    service: Service, transport: NativeTransport, outcome: object, kind: type[ServiceError], recovery: Recovery
+) -> None:
+    """Whatever the service answers, a send ends, with the error that stands for it; the link serves the next."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    send = asyncio.ensure_future(link.send(event()))
+    await settle()
+    ((there, delivery_id),) = service.held
+    there.settle(delivery_id, delivery_id, outcome)
+    service.connection.flush()
+    with pytest.raises(kind) as caught:
+        await send
+    assert (caught.value.recovery, caught.value.entity) == (recovery, "telemetry/Partitions/0")
+    service.script.hold_messages.clear()
+    await link.send(event())
+
+
+async def test_one_disposition_ends_many_sends(service: Service, transport: NativeTransport) -> None:
+    """A disposition over a range ends every send in it, and no other."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    sends = [asyncio.ensure_future(link.send(event())) for _ in range(5)]
+    await settle()
+    ids = [delivery_id for _, delivery_id in service.held]
+    service.held[0][0].settle(ids[0], ids[3], Accepted())
+    service.connection.flush()
+    await asyncio.gather(*sends[:4])
+    assert not sends[4].done()
+    service.connection.drop()
+    with pytest.raises(ConnectionLostError):
+        await sends[4]
+
+
+async def test_a_slow_service_gets_messages_in_order_and_no_faster(
+    service: Service, transport: NativeTransport
+) -> None:
+    """While the service does not read, messages wait in the link, not in the stream; then they go in their order."""
+    link = await open_sender(transport)
+    stream = service.connection.stream.peer
+    assert isinstance(stream, type(service.connection.stream))
+    stream.is_stalled = True
+    body = bytes(100_000)
+    sends = [asyncio.ensure_future(link.send(event(body + b"%d" % number))) for number in range(50)]
+    await settle()
+    assert stream.get_write_buffer_size() < 1_500_000
+    stream.resume()
+    sends.append(asyncio.ensure_future(link.send(event(body + b"50"))))
+    await asyncio.gather(*sends)
+    assert service.stored == [event(body + b"%d" % number) for number in range(51)]
+
+
+async def test_a_drain_is_answered(service: Service, transport: NativeTransport) -> None:
+    """Asked to drain, a link uses or gives up its credit, and says so; new credit serves it again."""
+    link = await open_sender(transport)
+    there = service.connection.only("Partitions/0")
+    there.set_credit(10, drain=True)
+    service.connection.flush()
+    await settle()
+    assert (there.credit, there.drain) == (0, False)
+    send = asyncio.ensure_future(link.send(event()))
+    await settle()
+    assert service.stored == []
+    there.set_credit(1)
+    service.connection.flush()
+    await send
+
+
+async def test_a_send_without_an_answer_ends_in_time(service: Service, transport: NativeTransport) -> None:
+    """With no outcome, or no credit, within the time-out, a send says which, and asks for another link."""
+    await _with_credit(service, transport)
+    without, link = await open_sender(transport, "1"), await open_sender(transport)
+    service.connection.only("Partitions/0").set_credit(10)
+    service.connection.flush()
+    service.script.hold_messages.add("Partitions/0")
+    outcomes = await asyncio.gather(link.send(event()), without.send(event()), return_exceptions=True)
+    for outcome, text in zip(outcomes, ("no outcome", "no credit"), strict=True):
+        assert isinstance(outcome, ServiceTimeoutError)
+        assert text in str(outcome)
+        assert outcome.recovery is Recovery.RELINK
+
+
+async def test_the_end_of_a_link_fails_what_waits(service: Service, transport: NativeTransport) -> None:
+    """Detached, with messages in flight and others waiting for credit, all of them fail, and later ones at once."""
+    await _with_credit(service, transport)
+    link = await open_sender(transport)
+    service.connection.only("Partitions/0").set_credit(2)
+    service.connection.flush()
+    service.script.hold_messages.add("Partitions/0")
+    sends = [asyncio.ensure_future(link.send(event())) for _ in range(4)]
+    await settle()
+    assert len(service.held) == 2
+    service.connection.detach("Partitions/0", FORCED)
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert all(isinstance(outcome, LinkDetachedError) for outcome in outcomes)
+    with pytest.raises(LinkDetachedError, match="TrackingId"):
+        await link.send(event())
+
+
+async def _open_at_last(transport: NativeTransport) -> NativeSendLink:
+    """Open a link. A token being put is shared: who asks next waits for the same answer, and may hear of its end."""
+    for _ in range(2):
+        with suppress(ServiceError):
+            return await open_sender(transport)
+    return await open_sender(transport)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "lost", "muted", "closed"])
+@pytest.mark.parametrize("moment", ["begin", "attach", "token", "credit", "in flight", "read"])
+async def test_every_wait_can_be_broken_off(service: Service, moment: str, how: str) -> None:
+    """At each await on the way: cancelled, cut, silenced or closed, it ends, leaves nothing, and the next try works."""
+    transport = service.transport(idle_timeout=15.0)
+    script = service.script
+    if moment == "begin":
+        # The links of both nodes take what a session has: the next needs another.
+        service.config = replace(service.config, handle_max=3)
+        await transport.get_hub_properties("telemetry")
+        service.connection.stream.is_stalled = True
+    elif moment == "attach":
+        script.hold_attach.add("Partitions/0")
+    elif moment == "token":
+        script.answer = lambda _request: None
+    work: Coroutine[Any, Any, Any]
+    if moment == "credit":
+        await _with_credit(service, transport)
+        work = (await open_sender(transport)).send(event(b"never"))
+    elif moment == "in flight":
+        link = await open_sender(transport)
+        script.hold_messages.add("Partitions/0")
+        work = link.send(event())
+    elif moment == "read":
+        script.hold_messages.add("$management")
+        work = transport.get_hub_properties("telemetry")
+    else:
+        work = open_sender(transport)
+    task = asyncio.ensure_future(work)
+    await settle()
+    assert not task.done()
+    match how:
+        case "cancelled":
+            task.cancel()
+        case "lost":
+            service.connection.drop()
+        case "muted":
+            service.connection.mute()
+        case "closed":
+            await transport.aclose()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError if how == "cancelled" else EventPumpError)
+    service.script.credit, service.script.answer = 1000, type(script)().answer
+    script.hold_attach.clear()
+    script.hold_messages.clear()
+    if how == "closed":
+        return
+    if moment == "begin" and how == "cancelled":
+        service.connection.stream.resume()
+        await settle()
+    link = await _open_at_last(transport)
+    await link.send(event(b"then"))
+    assert service.stored[-1] == event(b"then")
+    assert event(b"never") not in service.stored
+    if how in {"lost", "muted"}:
+        assert len(service.connections) == 2
+    elif moment in {"begin", "attach"}:
+        # What was being attached is detached again: the service has the links that were asked for, and no other.
+        await settle()
+        assert len(service.connection.links["Partitions/0"]) == 1
+    await transport.aclose()
