@@ -248,3 +248,51 @@ class LeaseStore(CheckpointStore, Protocol):
 
     async def aclose(self) -> None:
         """Free what the store holds. Leases stay as they are. Closing twice is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherState:
+    """What an idempotent publisher of one partition needs to go on after its process ended.
+
+    :param producer_id: the id the service knows it by.
+    :param owner_level: its epoch; of two publishers with one id the higher level keeps the other out.
+    :param start: the published number after which the application's counting began; what the service has published
+        since is the number it states minus this one.
+    """
+
+    producer_id: int
+    owner_level: int
+    start: int
+
+
+class PublisherStateStore(Protocol):
+    """Keeps the state of idempotent publishers, per name and partition.
+
+    A name belongs to one publisher of one hub. Its state is written before the first send, and when it changes, not per
+    send. Partitions do not wait for each other. A store belongs to one event loop.
+    """
+
+    async def open(self) -> None:
+        """Make the container or tables where there are none. Opening twice is fine.
+
+        :raises StoreError: the store failed.
+        """
+
+    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+        """Read a state; None where there is none.
+
+        :raises StoreError: the store failed, or what it holds is no such state.
+        :raises ConfigurationError: the name cannot be one.
+        """
+
+    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
+        """Store a state, durably, in place of the one this store read or wrote last; of none, where it did neither.
+
+        Cancelled or failed, it is stored or not, but never later, over a newer one; it may be called again.
+        :raises StoreError: the store failed, and whether it stored is not known; or another publisher of that name has
+            changed the state, and nothing is stored.
+        :raises ConfigurationError: the name cannot be one.
+        """
+
+    async def aclose(self) -> None:
+        """Free what the store holds. States stay. Closing twice is fine."""
