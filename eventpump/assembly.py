@@ -14,8 +14,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ConfigurationError
 from eventpump.events import EventPosition
 from eventpump.hooks import Hook
-from eventpump.ports import LeaseStore, Transport
-from eventpump.producer.producer import HubProducer
+from eventpump.ports import LeaseStore, PublisherStateStore, Transport
+from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import (
     ConnectionSettings,
     Credential,
@@ -166,6 +166,17 @@ class PartitionReader(reader.PartitionReader):
         super().__init__(lambda: make_transport(connection), ReaderSettings(partition_id=partition_id, **rest))
 
 
+class ProducerOptions(ConnectionOptions, total=False):
+    """Keyword arguments of :class:`EventProducer`; see :class:`eventpump.producer.producer.HubProducer`."""
+
+    idempotent: bool
+    partition_options: Mapping[str, PartitionPublishingOptions]
+    name: str
+    state_store: PublisherStateStore
+    fence: bool
+    max_in_flight: int
+
+
 class EventProducer(HubProducer):
     """Sends events to a hub: to a partition, by a partition key, or wherever the service likes.
 
@@ -176,16 +187,16 @@ class EventProducer(HubProducer):
 
     :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param options: see :class:`ConnectionOptions`; units and defaults stand in
-        :class:`eventpump.settings.ConnectionSettings`.
+    :param options: see :class:`ProducerOptions` and :class:`eventpump.producer.producer.HubProducer`; those of the
+        connection stand in :class:`eventpump.settings.ConnectionSettings`.
     :raises ConfigurationError: a value that cannot work.
     """
 
     def __init__(
-        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ConnectionOptions]
+        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
-        unknown = sorted(options.keys() - _CONNECTION)
+        settings, rest = _split(connection_string, hub, options)
+        unknown = sorted(rest.keys() - ProducerOptions.__annotations__.keys() - {"hub"})
         if unknown:
             raise ConfigurationError(unknown[0], "there is no such option")
-        settings = connection_settings(connection_string, hub, **options)
-        super().__init__(make_transport(settings), settings.hub, retry=settings.retry)
+        super().__init__(make_transport(settings), retry=settings.retry, **rest)

@@ -150,9 +150,10 @@ class EventData:
     :param value: a body that is one AMQP value.
     :param sequence: a body that is one AMQP list.
     :param standard: the AMQP standard properties by name: message_id, correlation_id, content_type, subject, ...
+    :ivar published_sequence_number: its number at an idempotent producer, once it is published in a list.
     """
 
-    __slots__ = ("body", "properties", "standard")
+    __slots__ = ("body", "properties", "published_sequence_number", "standard")
 
     def __init__(
         self,
@@ -187,6 +188,7 @@ class EventData:
             raise EventError(f"a body is bytes or text, not {type(body).__name__}; other kinds go in `value`")
         self.properties: dict[str, Any] = {} if properties is None else dict(properties)
         self.standard: dict[str, Any] | None = standard or None
+        self.published_sequence_number: int | None = None
 
     def encode(self, partition_key: str | None = None) -> bytes:
         """Encode the event as one AMQP message.

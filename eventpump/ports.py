@@ -5,7 +5,7 @@ Each port has one contract suite over all its implementations (`eventpump.testin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -98,12 +98,17 @@ class SendLink(Protocol):
     def properties(self) -> Mapping[str, object]:
         """The link properties the service answered at attach."""
 
-    async def send(self, message: bytes, *, message_format: int = 0) -> None:
+    @property
+    def is_attached(self) -> bool:
+        """Whether messages can flow. A send that fails while this holds was refused, or had no answer in time."""
+
+    async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """Send one encoded message and wait until the service has accepted it.
 
         Calls may overlap; transfers go out in the order of the calls.
         Cancelled before its first byte was handed to the connection, it is not sent; later, its outcome is not known.
 
+        :param on_sent: is called when the first byte is handed to the connection; never, where the send ends before.
         :raises EventTooLargeError: before anything is sent.
         :raises ServiceError: refused, or the link or connection ended; `ServiceTimeoutError` and the lost-link errors
             leave the outcome unknown.

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from eventpump.dialect.envelope import EnvelopeSize, encode_batch
-from eventpump.errors import EventTooLargeError
+import enum
+
+from eventpump.dialect.envelope import EnvelopeSize
+from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.errors import EventError, EventTooLargeError
 from eventpump.events import EventData
+
+
+class BatchState(enum.Enum):
+    """What has become of a batch of an idempotent producer. Any other stays `OPEN`."""
+
+    OPEN = "open"
+    """It takes events, and may be sent."""
+    IN_FLIGHT = "in flight"
+    PUBLISHED = "published"
+    """It is stored, once. It is not sent again."""
+    REFUSED = "refused"
+    """It is not stored, and has no numbers. It takes events, and may be sent as new."""
+    IN_DOUBT = "in doubt"
+    """It may be stored. It keeps its numbers; sending it again waits for what its producer finds out."""
 
 
 class EventBatch:
@@ -13,31 +30,61 @@ class EventBatch:
     :ivar max_size: bytes.
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
+    :ivar is_idempotent: whether its size counts the room for numbers.
+    :ivar state: see :class:`BatchState`.
+    :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
     """
 
-    __slots__ = ("_events", "_size", "max_size", "partition_id", "partition_key")
+    __slots__ = (
+        "_events",
+        "_sealed",
+        "_size",
+        "is_idempotent",
+        "max_size",
+        "partition_id",
+        "partition_key",
+        "starting_published_sequence_number",
+        "state",
+    )
 
-    def __init__(self, max_size: int, *, partition_id: str | None = None, partition_key: str | None = None) -> None:
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        is_idempotent: bool = False,
+    ) -> None:
         self.max_size = max_size
         self.partition_id = partition_id
         self.partition_key = partition_key
+        self.is_idempotent = is_idempotent
+        self.state = BatchState.OPEN
+        self.starting_published_sequence_number: int | None = None
         self._events: list[bytes] = []
         self._size = EnvelopeSize(partition_key)
+        self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
         """Add an event. :returns: False, and nothing added, where it does not fit any more.
 
         :raises EventTooLargeError: it would not fit an empty batch either.
-        :raises EventError: it cannot be encoded.
+        :raises EventError: it cannot be encoded, carries a number already, or the batch is on its way or published.
         """
+        if self.state not in (BatchState.OPEN, BatchState.REFUSED):
+            raise EventError(f"the batch is {self.state.value}, and takes no more events")
+        if event.published_sequence_number is not None:
+            raise EventError("the event is published already, and carries a number")
         encoded = event.encode(self.partition_key)
-        size = self._size.with_event(len(encoded))
+        added = numbered_size(encoded) if self.is_idempotent else len(encoded)
+        size = self._size.with_event(added)
         if size > self.max_size:
             if not self._events:
                 raise EventTooLargeError(size, self.max_size)
             return False
-        self._size.add(len(encoded))
+        self._size.add(added)
         self._events.append(encoded)
+        self._sealed = None
         return True
 
     @property
@@ -50,12 +97,16 @@ class EventBatch:
         """Its size on the wire, in bytes."""
         return self._size.size
 
-    def encode(self) -> bytes:
-        """Encode it as one message of the batch format."""
-        return encode_batch(self._events, self.partition_key)
+    def seal(self) -> SealedBatch:
+        """Encode it, once for all sends of the same events."""
+        if self._sealed is None:
+            self._sealed = SealedBatch.seal(
+                self._events, partition_key=self.partition_key, idempotent=self.is_idempotent
+            )
+        return self._sealed
 
     def __len__(self) -> int:
         return len(self._events)
 
     def __repr__(self) -> str:
-        return f"EventBatch({self.count} events, {self.size} of {self.max_size} bytes)"
+        return f"EventBatch({self.count} events, {self.size} of {self.max_size} bytes, {self.state.value})"

@@ -1,52 +1,147 @@
-"""Sending events: at least once, to a partition, by a key, or wherever the service likes."""
+"""Sending events to a hub: plain, at least once; or idempotent, each exactly once and in order per partition."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from eventpump.core.backoff import Backoff
+from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, PartitionSequencer, distance
 from eventpump.dialect.conditions import SERVER_BUSY_WAIT
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
+from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
+    EventError,
+    PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.ports import HubProperties, PartitionProperties, SendLink, SendLinkSpec, Transport
-from eventpump.producer.batch import EventBatch
+from eventpump.ports import (
+    HubProperties,
+    PartitionProperties,
+    PublisherState,
+    PublisherStateStore,
+    SendLink,
+    SendLinkSpec,
+    Transport,
+)
+from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
-
+CLOSE_TIMEOUT = 20.0
+"""Seconds that closing waits for what is in doubt, unless told otherwise."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPublishingOptions:
+    """How to publish to a partition, as far as it is not left to the service. None leaves it.
+
+    :param producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
+    :param owner_level: 0 to 32767.
+    :param starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
+    :raises ConfigurationError: a value outside its range.
+    """
+
+    producer_group_id: int | None = None
+    owner_level: int | None = None
+    starting_sequence_number: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, highest in (
+            ("producer_group_id", MAX_PRODUCER_ID),
+            ("owner_level", MAX_OWNER_LEVEL),
+            ("starting_sequence_number", NUMBERS - 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= highest):
+                raise ConfigurationError(f"partition_options.{name}", f"must be a number from 0 to {highest}")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPublishingProperties:
+    """How a partition is published to now. A plain producer has False and Nones.
+
+    :param last_published_sequence_number: -1 or 0 where nothing is published.
+    :param events_published: with a state store: how many events the application has published under this name.
+    """
+
+    partition_id: str
+    is_idempotent_publishing_enabled: bool
+    producer_group_id: int | None
+    owner_level: int | None
+    last_published_sequence_number: int | None
+    events_published: int | None = None
 
 
 class HubProducer:
     """Sends events to one hub over a transport. One send link per target, attached when first used.
 
-    Sends to one target overlap, so that a retry may reorder them; await each for order.
+    Plain sends to one target overlap, so that a retry may reorder them; `max_in_flight=1` keeps them in order.
+    Idempotent ones go to a partition only, one at a time there; other partitions go on.
 
     :param transport: closed with the producer.
+    :param idempotent: whether every event is published exactly once.
+    :param partition_options: by partition id.
+    :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
+    :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
+    :param fence: raise the owner level at the start, so that a former process with this name is shut out.
+    :param max_in_flight: plain sends to one target at a time; None for no bound.
+    :raises ConfigurationError: options that do not go together.
     """
 
     def __init__(
-        self, transport: Transport, hub: str, *, retry: RetryOptions | None = None, rng: random.Random | None = None
+        self,
+        transport: Transport,
+        hub: str,
+        *,
+        retry: RetryOptions | None = None,
+        rng: random.Random | None = None,
+        idempotent: bool = False,
+        partition_options: Mapping[str, PartitionPublishingOptions] | None = None,
+        name: str | None = None,
+        state_store: PublisherStateStore | None = None,
+        fence: bool = False,
+        max_in_flight: int | None = None,
     ) -> None:
+        _check_options(
+            idempotent=idempotent,
+            needs_idempotent={"partition_options": partition_options, "state_store": state_store, "fence": fence},
+            max_in_flight=max_in_flight,
+        )
+        if (name is None) is not (state_store is None):
+            raise ConfigurationError("name", "goes together with state_store")
+        if fence and state_store is None:
+            raise ConfigurationError("fence", "needs a state_store, which knows the id and level to start from")
         self._transport = transport
         self._hub = hub
         self._retry = retry or RetryOptions()
         self._rng = rng or random.Random()
+        self._is_idempotent = idempotent
+        self._options = dict(partition_options or {})
+        self._name = name or ""
+        self._state_store = state_store
+        self._fence = fence
+        self._max_in_flight = max_in_flight
+        self._turns: dict[str | None, asyncio.Semaphore] = {}
         self._links: dict[str | None, SendLink] = {}
         self._opening: dict[str | None, asyncio.Lock] = {}
         self._dropping: set[asyncio.Task[None]] = set()
+        self._publishers: dict[str, PartitionPublisher] = {}
+        self._starts: dict[str, int] = {}
+        self._is_store_open = False
+        self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
         self._closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -55,22 +150,43 @@ class HubProducer:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether it publishes with numbers."""
+        return self._is_idempotent
+
+    # ------------------------------------------------------------------------------------------ batches
+
     async def create_batch(
         self, *, partition_id: str | None = None, partition_key: str | None = None, max_size: int | None = None
     ) -> EventBatch:
         """Make an empty batch, bound to its target, of what the service takes in one message.
 
         :param max_size: a lower limit, in bytes.
+        :raises ConfigurationError: a target that an idempotent producer does not send to.
         :raises ServiceError: the link that knows the limit cannot be attached.
         """
-        _one_target(partition_id, partition_key)
-        link = await self._with_retries(partition_id, _itself)
-        limit = MAX_BATCH_SIZE if link.max_message_size >= 2**62 else link.max_message_size
+        self._check_target(partition_id, partition_key)
+        limit = await self.message_limit(partition_id)
         if max_size is not None:
             if not 0 < max_size <= limit:
                 raise ConfigurationError("max_size", f"must lie between 1 and the service's limit of {limit}")
             limit = max_size
-        return EventBatch(limit, partition_id=partition_id, partition_key=partition_key)
+        return EventBatch(
+            limit, partition_id=partition_id, partition_key=partition_key, is_idempotent=self._is_idempotent
+        )
+
+    async def message_limit(self, partition_id: str | None) -> int:
+        """Tell what the service takes in one message, in bytes. :raises ServiceError: no link tells it."""
+        if self._is_idempotent and partition_id is not None:
+            publisher = await self._publisher(partition_id)
+            await publisher.attached()
+            limit = publisher.max_message_size
+        else:
+            limit = (await self._with_retries(partition_id, _itself)).max_message_size
+        return MAX_BATCH_SIZE if limit >= 2**62 else limit
+
+    # ------------------------------------------------------------------------------------------ sending
 
     async def send(
         self,
@@ -78,34 +194,119 @@ class HubProducer:
         *,
         partition_id: str | None = None,
         partition_key: str | None = None,
+        split: bool = False,
     ) -> None:
         """Send events as one message, and wait until the service has stored them.
+
+        Idempotent: what was cancelled or ran out of retries with its outcome unknown stays in doubt, and nothing else
+        is sent to its partition until that is settled, which goes on by itself. Sending the same batch object, or a
+        list of the same events, again waits for it, so a plain retry loop is exactly once.
 
         :param events: an event, several, or a batch, which knows its target by itself.
         :param partition_id: send to this partition.
         :param partition_key: send where events of this key go.
+        :param split: send as many messages as it takes, one after another; the first failure leaves the rest unsent.
         :raises EventTooLargeError: they do not fit one message; nothing is sent.
-        :raises ServiceError: refused, or no success within the retries; after a lost connection or a time-out the
-            events may have been stored. Cancelled, they may have been too.
+        :raises EventError: events or a batch that are published or, in another set, in doubt.
+        :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
+            the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
+        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored.
+        :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
+        :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
         """
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
-            partition_id, partition_key = events.partition_id, events.partition_key
-            batch = events
+            if events.is_idempotent is not self._is_idempotent:
+                raise ConfigurationError("events", "the batch was made by a producer of the other kind")
+            await self._send_batch(events)
+            return
+        self._check_target(partition_id, partition_key)
+        each = [events] if isinstance(events, EventData) else list(events)
+        if not each:
+            return
+        if self._is_idempotent:
+            assert partition_id is not None
+            await self._send_list(each, partition_id, split=split)
         else:
-            _one_target(partition_id, partition_key)
-            batch = EventBatch(2**62, partition_id=partition_id, partition_key=partition_key)
-            for event in [events] if isinstance(events, EventData) else events:
+            for _, batch in await self._fill(each, partition_id, partition_key, split=split):
+                await self._send_batch(batch)
+
+    async def _fill(
+        self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, *, split: bool
+    ) -> list[tuple[list[EventData], EventBatch]]:
+        """Put events into as few messages as they take; into one, however large, where they may not be split."""
+        limit = await self.message_limit(partition_id) if split else 2**62
+        filled: list[tuple[list[EventData], EventBatch]] = []
+        for event in events:
+            if not filled or not filled[-1][1].try_add(event):
+                batch = EventBatch(
+                    limit, partition_id=partition_id, partition_key=partition_key, is_idempotent=self._is_idempotent
+                )
                 batch.try_add(event)
+                filled.append(([], batch))
+            filled[-1][0].append(event)
+        return filled
+
+    async def _send_list(self, events: list[EventData], partition_id: str, *, split: bool) -> None:
+        for batch, others in self._under_way.values():
+            if batch.partition_id == partition_id and len(others) == len(events) and all(map(_is_same, others, events)):
+                await self._send_batch(batch, others)
+                return
+        doubtful = {id(event) for _, others in self._under_way.values() for event in others}
+        if any(id(event) in doubtful for event in events):
+            raise EventError("an event is in doubt; send the very same list again to learn what became of it")
+        for part, batch in await self._fill(events, partition_id, None, split=split):
+            await self._send_batch(batch, part)
+
+    async def _send_batch(self, batch: EventBatch, events: Sequence[EventData] = ()) -> None:
+        """Send a batch; made of a list, its events learn their numbers with it."""
         if batch.count == 0:
             return
-        message = batch.encode()
+        if not self._is_idempotent:
+            await self.send_sealed(batch.seal(), partition_id=batch.partition_id)
+            return
+        assert batch.partition_id is not None
+        if batch.state is BatchState.PUBLISHED:
+            raise EventError("the batch is published; it is not sent again as new")
+        publisher = await self._publisher(batch.partition_id)
+        sealed = batch.seal()
+        self._under_way.setdefault(sealed, (batch, events))
+        batch.state = BatchState.IN_FLIGHT
+        try:
+            await publisher.send(sealed)
+        finally:
+            if sealed in self._under_way and not publisher.is_awaited(sealed):
+                batch.state = BatchState.IN_DOUBT
+
+    def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
+        """Take down what became of a batch, whether or not anybody still waits for it."""
+        batch, events = self._under_way.pop(sealed, (None, ()))
+        if batch is None:
+            return
+        batch.starting_published_sequence_number = first
+        batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
+        if first is not None:
+            for index, event in enumerate(events):
+                event.published_sequence_number = (first + index) % NUMBERS
+
+    async def send_sealed(self, sealed: SealedBatch, *, partition_id: str | None) -> int | None:
+        """Send a sealed batch. :returns: the number of its first event, None without numbers. Raises as `send`."""
+        if self._is_idempotent:
+            assert partition_id is not None
+            return await (await self._publisher(partition_id)).send(sealed)
 
         async def attempt(link: SendLink) -> None:
-            await link.send(message, message_format=BATCH_MESSAGE_FORMAT)
+            await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
 
-        await self._with_retries(partition_id, attempt)
+        if self._max_in_flight is None:
+            await self._with_retries(partition_id, attempt)
+        else:
+            async with self._turns.setdefault(partition_id, asyncio.Semaphore(self._max_in_flight)):
+                await self._with_retries(partition_id, attempt)
+        return None
+
+    # ------------------------------------------------------------------------------------------ knowing
 
     async def get_hub_properties(self) -> HubProperties:
         """Read about the hub. :raises ServiceError: as of the transport."""
@@ -119,15 +320,134 @@ class HubProducer:
         """Read about a partition. :raises ServiceError: as of the transport."""
         return await self._transport.get_partition_properties(self._hub, partition_id)
 
-    async def aclose(self) -> None:
-        """Close the links and the connection. Sends still waiting fail. Closing twice is fine."""
-        self._closed.set()
-        self._links.clear()
-        await self._transport.aclose()
-        if self._dropping:
-            await asyncio.wait(self._dropping)  # with the connection gone, they have nothing to wait for
+    async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
+        """Tell how a partition is published to; attaches first where that is not known yet.
 
-    # ------------------------------------------------------------------------------------------ inside
+        :raises EventPumpError: it cannot be attached, or the partition has failed.
+        """
+        if not self._is_idempotent:
+            return PartitionPublishingProperties(partition_id, False, None, None, None)
+        publisher = await self._publisher(partition_id)
+        await publisher.attached()
+        sequencer = publisher.sequencer
+        start, last = self._starts.get(partition_id), sequencer.last_number
+        assert last is not None
+        return PartitionPublishingProperties(
+            partition_id,
+            True,
+            sequencer.producer_id,
+            sequencer.owner_level,
+            last,
+            None if start is None else distance(start, last),
+        )
+
+    async def settle(self, partition_id: str) -> None:
+        """Wait until nothing is in doubt on a partition. :raises EventPumpError: the partition has failed."""
+        if partition_id in self._publishers:
+            await self._publishers[partition_id].settled()
+
+    async def aclose(self, deadline: float | None = None) -> None:
+        """Settle what is in doubt, then close the links and the connection. Closing twice is fine.
+
+        :param deadline: seconds to settle in; None for 20.
+        :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
+        """
+        already = self._closed.is_set()
+        self._closed.set()
+        publishers = list(self._publishers.values())
+        try:
+            if not already:
+                await self._settle_all(publishers, CLOSE_TIMEOUT if deadline is None else deadline)
+        finally:
+            doubtful = [each for each in publishers if each.doubtful is not None]
+            for publisher in publishers:
+                await publisher.aclose()
+            self._links.clear()
+            await self._transport.aclose()
+            if self._state_store is not None and self._is_store_open:
+                await self._state_store.aclose()
+            if self._dropping:
+                await asyncio.wait(self._dropping)  # with the connection gone, they have nothing to wait for
+        if doubtful and not already:
+            first = doubtful[0].sequencer.head
+            assert first is not None
+            raise PublishOutcomeUnknownError(doubtful[0].sequencer.partition_id, first.first, first.count)
+
+    @staticmethod
+    async def _settle_all(publishers: Sequence[PartitionPublisher], deadline: float) -> None:
+        waits = [asyncio.ensure_future(each.settled()) for each in publishers if each.doubtful is not None]
+        if waits:
+            try:
+                await asyncio.wait(waits, timeout=deadline)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ publishers
+
+    async def _publisher(self, partition_id: str) -> PartitionPublisher:
+        async with self._opening.setdefault(partition_id, asyncio.Lock()):
+            if self._closed.is_set():
+                raise ClosedError("producer")
+            publisher = self._publishers.get(partition_id)
+            if publisher is None:
+                publisher = self._publishers[partition_id] = await self._make_publisher(partition_id)
+            return publisher
+
+    async def _make_publisher(self, partition_id: str) -> PartitionPublisher:
+        options = self._options.get(partition_id, PartitionPublishingOptions())
+        state = await self._read_state(partition_id)
+        if state is None:
+            sequencer: PartitionSequencer[SealedBatch] = PartitionSequencer(
+                partition_id,
+                producer_id=options.producer_group_id,
+                owner_level=options.owner_level,
+                starting_number=options.starting_sequence_number,
+            )
+        else:
+            self._starts[partition_id] = state.start
+            sequencer = PartitionSequencer(
+                partition_id, producer_id=state.producer_id, owner_level=state.owner_level, fence=self._fence
+            )
+        return PartitionPublisher(
+            self._transport,
+            self._hub,
+            sequencer,
+            retry=self._retry,
+            rng=self._rng,
+            on_attached=None if self._state_store is None else self._write_state,
+            on_concluded=self._concluded,
+        )
+
+    async def _read_state(self, partition_id: str) -> PublisherState | None:
+        store = self._state_store
+        if store is None:
+            return None
+        if not self._is_store_open:
+            await store.open()
+            self._is_store_open = True
+        return await store.read_state(self._name, partition_id)
+
+    async def _write_state(self, sequencer: PartitionSequencer[SealedBatch]) -> None:
+        """Keep who this publisher is, before the first send under that id and level."""
+        assert self._state_store is not None
+        assert sequencer.producer_id is not None
+        assert sequencer.owner_level is not None
+        assert sequencer.last_number is not None
+        start = self._starts.setdefault(sequencer.partition_id, sequencer.last_number)
+        state = PublisherState(sequencer.producer_id, sequencer.owner_level, start)
+        await self._state_store.write_state(self._name, sequencer.partition_id, state)
+
+    # ------------------------------------------------------------------------------------------ plain links
+
+    def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
+        if partition_id is not None and partition_key is not None:
+            raise ConfigurationError("partition_key", "cannot be given along with partition_id")
+        if self._is_idempotent and partition_id is None:
+            raise ConfigurationError(
+                "partition_id", "an idempotent producer sends to a partition only, not by a key or through the gateway"
+            )
 
     async def _with_retries(self, partition_id: str | None, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
         """Run an attempt on the target's link, again under the retry policy where that can help."""
@@ -180,6 +500,15 @@ async def _itself(link: SendLink) -> SendLink:
     return link
 
 
-def _one_target(partition_id: str | None, partition_key: str | None) -> None:
-    if partition_id is not None and partition_key is not None:
-        raise ConfigurationError("partition_key", "cannot be given along with partition_id")
+def _is_same(one: object, other: object) -> bool:
+    return one is other
+
+
+def _check_options(*, idempotent: bool, needs_idempotent: Mapping[str, object], max_in_flight: int | None) -> None:
+    for name, value in needs_idempotent.items():
+        if value and not idempotent:
+            raise ConfigurationError(name, "needs idempotent=True")
+    if max_in_flight is not None and (idempotent or max_in_flight < 1):
+        raise ConfigurationError(
+            "max_in_flight", "is at least 1, and of plain producers only"
+        )

@@ -459,16 +459,23 @@ class FakeSendLink:
         """What the service answered: what was asked for."""
         return dict(self._spec.properties)
 
-    async def send(self, message: bytes, *, message_format: int = 0) -> None:
+    @property
+    def is_attached(self) -> bool:
+        """Whether messages can flow."""
+        return self._error is None
+
+    async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """Store a message."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
         if self._error is not None:
             raise self._error
-        await _unless_ended(self._store(message, message_format), self._waiting, lambda: self._error)
+        await _unless_ended(self._store(message, message_format, on_sent), self._waiting, lambda: self._error)
 
-    async def _store(self, message: bytes, message_format: int) -> None:
+    async def _store(self, message: bytes, message_format: int, on_sent: Callable[[], None] | None) -> None:
         async with self._turn:
+            if on_sent is not None:
+                on_sent()
             await self._hub.request("transfer", self._spec.partition_id)
             self._hub.store(message, message_format, self._spec.partition_id)
 

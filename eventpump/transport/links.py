@@ -71,7 +71,7 @@ class NativeLink:
         self._is_open = True
 
     @property
-    def is_usable(self) -> bool:
+    def is_attached(self) -> bool:
         """Whether messages can flow."""
         return self.link is not None and self.link.is_attached and not self._is_closing
 
@@ -162,7 +162,7 @@ class NativeReceiveLink(NativeLink):
 
     def set_credit(self, credit: int) -> None:
         """See the port. On a link that is over it does nothing: the sink was told, or asked for it."""
-        if self.is_usable:
+        if self.is_attached:
             assert self.link is not None
             self.link.set_credit(credit)
             self.connection.flush_soon()
@@ -170,7 +170,7 @@ class NativeReceiveLink(NativeLink):
     def on_messages(self, event: Messages) -> None:
         if self._is_closing:
             return
-        if event.delivery_ids and self.is_usable:
+        if event.delivery_ids and self.is_attached:
             event.link.settle(event.delivery_ids[0], event.delivery_ids[-1], Accepted())
         self._sink.messages(event.payloads)
 
@@ -195,7 +195,7 @@ class NativeSendLink(NativeLink):
         """Make one that is not attached yet. :param on_lost: is called where it ends for a reason not ours."""
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._told = on_lost
-        self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int]] = OrderedDict()
+        self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
     async def attach(self, **attach: Any) -> None:
@@ -208,7 +208,7 @@ class NativeSendLink(NativeLink):
         remote = None if self.link is None else self.link.remote
         return {str(key): value for key, value in ((remote.properties if remote is not None else None) or {}).items()}
 
-    async def send(self, message: bytes, *, message_format: int = 0) -> None:
+    async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See the port."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
@@ -219,7 +219,7 @@ class NativeSendLink(NativeLink):
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[outcome] = (message, message_format)
+        self._queue[outcome] = (message, message_format, on_sent)
         self._pump()
         try:
             async with asyncio.timeout(timeout):
@@ -240,8 +240,10 @@ class NativeSendLink(NativeLink):
             if connection.is_paused:
                 connection.hold_back(self)
                 return
-            outcome, (message, message_format) = queue.popitem(last=False)
+            outcome, (message, message_format, on_sent) = queue.popitem(last=False)
             if not outcome.done():
+                if on_sent is not None:
+                    on_sent()
                 self._unsettled[link.send(message, message_format=message_format)] = outcome
                 connection.queued(len(message))
 

@@ -68,7 +68,7 @@ class RequestLinks:
 
     async def _attached(self) -> NativeSendLink:
         async with self._opening:
-            if self._sender is not None and self._sender.is_usable:
+            if self._sender is not None and self._sender.is_attached:
                 return self._sender
             self._reply_to = self._connection.new_name(self._node)
             receiver = NativeReceiveLink(self._connection, self, entity=self._node)

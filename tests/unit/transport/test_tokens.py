@@ -107,7 +107,7 @@ async def test_a_renewal_that_fails_is_tried_again(service: Service, caplog: pyt
     renewed = len(service.tokens)
     await asyncio.sleep(2000)
     assert len(service.tokens) == renewed == failed + 2
-    assert link.is_usable
+    assert link.is_attached
     assert len(caplog.records) == failed
     assert not any(secret in caplog.text for _, secret_put in service.tokens for secret in (KEY, secret_put.token))
     await transport.aclose()

@@ -1,0 +1,477 @@
+"""One partition's idempotent publishing: the engine that carries out what the sequencer decides.
+
+Three users stand on it: `EventProducer`, `BufferedProducer`, and the Spark writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from eventpump.amqp.types import Int, Short
+from eventpump.core.backoff import Backoff
+from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
+from eventpump.dialect.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.dialect.names import (
+    BATCH_MESSAGE_FORMAT,
+    IDEMPOTENT_PRODUCER,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+)
+from eventpump.dialect.sealing import SealedBatch
+from eventpump.errors import (
+    ClosedError,
+    EventPumpError,
+    EventTooLargeError,
+    PublishOutcomeUnknownError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
+from eventpump.ports import SendLink, SendLinkSpec, Transport
+from eventpump.settings import RetryOptions
+
+_log = logging.getLogger("eventpump.producer")
+
+
+class _Job:
+    """A batch on its way, and those who wait for what becomes of it.
+
+    :ivar tries: what went wrong since somebody last began to wait.
+    """
+
+    __slots__ = ("publication", "sealed", "tries", "waiters")
+
+    def __init__(self, sealed: SealedBatch) -> None:
+        self.sealed = sealed
+        self.publication: Publication[SealedBatch] | None = None
+        self.waiters: list[asyncio.Future[int]] = []
+        self.tries = 0
+
+
+class PartitionPublisher:
+    """Publishes sealed batches to one partition, each exactly once, one at a time and in the order of the calls.
+
+    A task of its own drives the link and the sequencer. It lives from the first use to :meth:`aclose`, so that what a
+    caller no longer waits for is settled all the same.
+
+    :param on_attached: awaited after the first answer of the service and whenever the level changed, before anything
+        is sent; what it raises counts as a try.
+    :param on_concluded: is called once for every batch when it is known what became of it: with the number of its first
+        event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher ends.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        hub: str,
+        sequencer: PartitionSequencer[SealedBatch],
+        *,
+        retry: RetryOptions,
+        rng: random.Random,
+        on_attached: Callable[[PartitionSequencer[SealedBatch]], Awaitable[None]] | None = None,
+        on_concluded: Callable[[SealedBatch, int | None], None] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._hub = hub
+        self._sequencer = sequencer
+        self._retry = retry
+        self._rng = rng
+        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._on_attached = on_attached
+        self._on_concluded = on_concluded
+        self._is_told = on_attached is None
+        self._link: SendLink | None = None
+        self._transfer: asyncio.Future[None] | None = None
+        self._max_message_size = 0
+        self._jobs: deque[_Job] = deque()
+        self._current: _Job | None = None
+        self._wanting: list[asyncio.Future[None]] = []
+        self._settling: list[asyncio.Future[None]] = []
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # ------------------------------------------------------------------------------------------ for callers
+
+    @property
+    def sequencer(self) -> PartitionSequencer[SealedBatch]:
+        """The ledger, to read."""
+        return self._sequencer
+
+    @property
+    def doubtful(self) -> SealedBatch | None:
+        """The batch whose outcome is not known; None where there is none."""
+        job = self._current
+        in_doubt = job is not None and job.publication is not None and job.publication.outcome is Outcome.UNKNOWN
+        return job.sealed if job is not None and in_doubt else None
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message the service takes, in bytes; 0 while that is not known."""
+        return self._max_message_size
+
+    def is_awaited(self, sealed: SealedBatch) -> bool:
+        """Whether somebody waits for what becomes of a batch."""
+        return any(job is not None and job.sealed is sealed and job.waiters for job in (self._current, *self._jobs))
+
+    async def attached(self) -> None:
+        """Wait until the link is attached, so that the service's state is known.
+
+        :raises EventPumpError: it could not be within the retries, or the partition has failed.
+        """
+        self._require_open()
+        if self._sequencer.failure is not None:
+            raise self._sequencer.error()
+        if self._sequencer.last_number is not None and not self._sequencer.is_raising and self._is_told:
+            return
+        wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wanting.append(wanting)
+        self._start()
+        try:
+            await wanting
+        finally:
+            if wanting in self._wanting:
+                self._wanting.remove(wanting)
+
+    async def send(self, sealed: SealedBatch) -> int:
+        """Publish a batch, after those sent before it. The batch in doubt, given again, joins its settlement.
+
+        Cancelled before a byte of it left, it is not published, and may be sent as new; later it is in doubt, and
+        settled here.
+
+        :returns: the number of its first event.
+        :raises PublishOutcomeUnknownError: no success within the retries, and it may be stored; it is being settled.
+        :raises ServiceError: refused, or no success within the retries, and it is not stored.
+        :raises ProducerDisconnectedError: another publisher took over. Final.
+        :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
+        """
+        self._require_open()
+        job = self._job(sealed)
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        job.waiters.append(waiter)
+        job.tries = 0
+        self._start()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter in job.waiters:
+                job.waiters.remove(waiter)
+            if not job.waiters:
+                self._abandon(job)
+            raise
+
+    async def settled(self) -> None:
+        """Wait until nothing is in doubt. :raises EventPumpError: the partition has failed."""
+        while self.doubtful is not None:
+            if self._sequencer.failure is not None:
+                raise self._sequencer.error()
+            self._require_open()
+            settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settling.append(settling)
+            await settling
+
+    async def aclose(self) -> None:
+        """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        closed = ClosedError("producer")
+        for job in self._jobs:
+            self._end(job)
+            self._fail(job, closed)
+        self._jobs.clear()
+        current = self._current
+        if current is not None and current.publication is not None:
+            if self._sequencer.withdraw(current.publication) is Outcome.UNKNOWN:
+                self._fail(current, self._unknown(current, closed))  # and stays current: `doubtful` tells of it
+            else:
+                self._current = None
+                self._end(current)
+                self._fail(current, closed)
+        for waiting in (*self._wanting, *self._settling):
+            if not waiting.done():
+                waiting.set_exception(closed)
+        await self._drop_link()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("producer")
+
+    def _job(self, sealed: SealedBatch) -> _Job:
+        """Find the job of a batch that is on its way already, or queue a new one."""
+        for job in (self._current, *self._jobs):
+            if job is not None and job.sealed is sealed:
+                return job
+        job = _Job(sealed)
+        self._jobs.append(job)
+        return job
+
+    def _start(self) -> None:
+        self._changed.set()
+        if self._task is None:
+            partition_id = self._sequencer.partition_id
+            self._task = asyncio.create_task(self._run(), name=f"eventpump publisher of partition {partition_id}")
+
+    def _abandon(self, job: _Job) -> None:
+        """Nobody waits for a job any more."""
+        if job.publication is None:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self._end(job)
+        elif job is self._current and self._sequencer.withdraw(job.publication) is Outcome.REFUSED:
+            self._current = None
+            if self._transfer is not None:
+                self._transfer.cancel()
+            self._end(job)
+
+    async def _run(self) -> None:
+        while True:
+            sequencer = self._sequencer
+            if sequencer.failure is not None:
+                self._fail_all()
+            elif self._current is None and self._jobs:
+                job = self._current = self._jobs.popleft()
+                job.publication = sequencer.offer(job.sealed, job.sealed.count)
+            if sequencer.failure is None and (self._current is not None or self._wanting):
+                await self._advance()
+                continue
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _advance(self) -> None:
+        """Carry out one step, and tell those who wait what came of it."""
+        step = self._sequencer.step
+        try:
+            if step is Step.ATTACH:
+                await self._attach()
+            elif not self._is_told:
+                await self._tell()
+            elif step is Step.SEND:
+                await self._send()
+            self._wake_wanting()
+        except EventPumpError as error:
+            await self._trouble(error)
+        self._conclude()
+
+    async def _attach(self) -> None:
+        await self._drop_link()
+        sequencer = self._sequencer
+        asked = sequencer.attach_request
+        properties: dict[str, object] = {}
+        if not asked.is_blank:
+            properties = {
+                PRODUCER_ID: asked.producer_id,
+                PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
+                PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
+            }
+        spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
+        try:
+            link = await self._transport.open_send_link(spec)
+        except ServiceError as error:
+            if error.condition == PRODUCER_EPOCH_STOLEN:
+                sequencer.fenced(error.description, transfer_refused=False)
+                return
+            raise
+        self._link = link
+        self._max_message_size = link.max_message_size
+        answer = link.properties
+        level = sequencer.owner_level
+        sequencer.attached(*(_number(answer.get(key)) for key in _ANSWER))
+        if self._on_attached is not None and sequencer.owner_level != level:
+            self._is_told = False
+
+    async def _tell(self) -> None:
+        if self._on_attached is not None and not self._sequencer.is_raising:
+            await self._on_attached(self._sequencer)
+        self._is_told = True
+
+    async def _send(self) -> None:
+        sequencer, link, job = self._sequencer, self._link, self._current
+        assert link is not None
+        assert job is not None
+        if not link.is_attached:
+            sequencer.detached()  # while nothing was sent; no fault of this batch
+            return
+        assert job.publication is not None
+        assert job.publication.first is not None
+        assert sequencer.producer_id is not None
+        assert sequencer.owner_level is not None
+        message = job.sealed.numbered(sequencer.producer_id, sequencer.owner_level, job.publication.first)
+        transfer = self._transfer = asyncio.ensure_future(
+            link.send(message, message_format=BATCH_MESSAGE_FORMAT, on_sent=self._sent)
+        )
+        try:
+            await asyncio.wait({transfer})
+        finally:
+            transfer.cancel()
+            self._transfer = None
+            if not transfer.done() and sequencer.step is Step.WAIT:
+                sequencer.outcome_unknown()
+        if transfer.cancelled():
+            return  # withdrawn before a byte of it left
+        error = transfer.exception()
+        if error is None:
+            sequencer.accepted()
+            self._backoff.reset()
+        elif not isinstance(error, EventPumpError) or not self._explained(link, error):
+            raise error
+
+    def _sent(self) -> None:
+        self._sequencer.sending()
+
+    def _explained(self, link: SendLink, error: EventPumpError) -> bool:
+        """Tell the ledger what an error says of the transfer that was out.
+
+        What is no plain refusal by a link that lives leaves the outcome open.
+
+        :returns: whether the ledger's next step says it all; otherwise the error counts as a try.
+        """
+        sequencer = self._sequencer
+        if sequencer.step is not Step.WAIT:
+            # Not a byte of it left.
+            if isinstance(error, EventTooLargeError):
+                sequencer.sending()
+                sequencer.refused()
+            elif not link.is_attached:
+                sequencer.detached()
+            return False
+        if not isinstance(error, ServiceError) or error.condition is None or not link.is_attached:
+            sequencer.outcome_unknown()
+        elif error.condition == PRODUCER_EPOCH_STOLEN:
+            sequencer.fenced(error.description, transfer_refused=True)
+            return True
+        elif error.condition == OUT_OF_ORDER_SEQUENCE:
+            sequencer.refused_out_of_order()
+            return True
+        elif isinstance(error, ServiceBusyError):
+            sequencer.refused_for_now()
+        elif error.recovery is Recovery.GIVE_UP:
+            sequencer.refused()
+        else:
+            sequencer.outcome_unknown()
+        return False
+
+    async def _trouble(self, error: EventPumpError) -> None:
+        """Wait before the next try, or let those go who have waited long enough."""
+        job = self._current
+        is_final = isinstance(error, EventTooLargeError) or (
+            isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP
+        )
+        if job is not None:
+            job.tries += 1
+            if job.waiters and (is_final or job.tries > self._retry.max_retries):
+                self._let_go(job, error)
+        elif is_final or self._backoff.failures >= self._retry.max_retries:
+            for wanting in self._wanting:
+                if not wanting.done():
+                    wanting.set_exception(error)
+            self._wanting.clear()
+            self._backoff.reset()
+            return
+        if self._sequencer.failure is not None or (self._current is None and not self._wanting):
+            return
+        wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
+        delay = self._backoff.next(self._rng, at_least=wait)
+        if job is not None and not job.waiters:
+            _log.warning(
+                "partition %s: a batch is in doubt, next look in %.1f s: %s", self._sequencer.partition_id, delay, error
+            )
+        await asyncio.sleep(delay)
+
+    def _let_go(self, job: _Job, error: EventPumpError) -> None:
+        """Fail those who wait for a job that has used up its retries; one in doubt is settled nevertheless."""
+        publication = job.publication
+        assert publication is not None
+        outcome = (
+            publication.outcome if publication is not self._sequencer.head else self._sequencer.withdraw(publication)
+        )
+        if outcome is Outcome.UNKNOWN:
+            self._fail(job, self._unknown(job, error))
+        elif outcome is Outcome.REFUSED:
+            self._current = None
+            self._end(job)
+            self._fail(job, error)
+
+    def _unknown(self, job: _Job, cause: EventPumpError) -> PublishOutcomeUnknownError:
+        publication = job.publication
+        assert publication is not None
+        error = PublishOutcomeUnknownError(self._sequencer.partition_id, publication.first, publication.count)
+        error.__cause__ = cause
+        return error
+
+    def _conclude(self) -> None:
+        """Tell those who wait for the current job, where it is known what became of it."""
+        job = self._current
+        if job is None or job.publication is None or job.publication is self._sequencer.head:
+            return
+        self._current = None
+        if job.publication.outcome is Outcome.PUBLISHED:
+            first = job.publication.first
+            assert first is not None
+            self._end(job, first)
+            for waiter in job.waiters:
+                if not waiter.done():
+                    waiter.set_result(first)
+            job.waiters.clear()
+        else:
+            self._end(job)
+            self._fail(job, self._sequencer.error())
+        self._wake_settling()
+
+    def _end(self, job: _Job, first: int | None = None) -> None:
+        if self._on_concluded is not None:
+            self._on_concluded(job.sealed, first)
+
+    def _fail(self, job: _Job, error: EventPumpError) -> None:
+        for waiter in job.waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        job.waiters.clear()
+
+    def _fail_all(self) -> None:
+        """The partition has failed: everybody learns of it, now and later."""
+        for job in self._jobs:
+            self._end(job)
+            self._fail(job, self._sequencer.error())
+        self._jobs.clear()
+        if self._current is not None:
+            self._fail(self._current, self._sequencer.error())
+        for wanting in self._wanting:
+            if not wanting.done():
+                wanting.set_exception(self._sequencer.error())
+        self._wanting.clear()
+        self._wake_settling()
+
+    def _wake_wanting(self) -> None:
+        if self._sequencer.last_number is None or self._sequencer.is_raising or not self._is_told:
+            return
+        for wanting in self._wanting:
+            if not wanting.done():
+                wanting.set_result(None)
+        self._wanting.clear()
+
+    def _wake_settling(self) -> None:
+        for settling in self._settling:
+            if not settling.done():
+                settling.set_result(None)
+        self._settling.clear()
+
+    async def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.aclose()
+
+
+_ANSWER = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
