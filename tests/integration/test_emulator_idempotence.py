@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -149,6 +150,14 @@ async def stored(service: Listening, partition: str = "0") -> list[ReceivedEvent
 
 async def bodies(service: Listening, partition: str = "0") -> list[str]:
     return [event.body_as_str() for event in await stored(service, partition)]
+
+
+async def answered(made: Publisher, count: int) -> None:
+    await made.peer.until(lambda: len(made.peer.outcomes[made.link]) >= count)
+
+
+async def gone(made: Publisher) -> None:
+    await made.peer.until(lambda: made.peer.is_gone)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -376,7 +385,7 @@ async def test_a_lost_answer_is_told_by_attaching(emulator: Emulator) -> None:
         await made.send(1, "a")
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
         made.post(2, "b", "c")
-        await made.peer.until(lambda: made.peer.is_gone)
+        await gone(made)
         assert not made.peer.outcomes[made.link].keys() - {0}
     async with publisher(emulator, made.producer_id, made.epoch) as again:
         assert again.number == 3
@@ -390,11 +399,24 @@ async def test_a_lost_transfer_is_told_by_attaching(emulator: Emulator) -> None:
         await made.send(1, "a")
         emulator.faults.add(DropConnection(), role=LinkRole.PRODUCER)
         made.post(2, "b", "c")
-        await made.peer.until(lambda: made.peer.is_gone)
+        await gone(made)
     async with publisher(emulator, made.producer_id, made.epoch) as again:
         assert again.number == 1
         assert await again.send(2, "b", "c") == "accepted"
     assert await bodies(emulator) == ["a", "b", "c"]
+
+
+async def test_a_rejection_can_be_lost_too(emulator: Emulator) -> None:
+    """Cut after judging: a batch that is refused is not answered either, and nothing moves."""
+    async with publisher(emulator) as made:
+        assert await made.send(1, "a") == "accepted"
+        emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
+        delivery_id = made.post(7, "x")
+        await gone(made)
+        assert delivery_id not in made.peer.outcomes[made.link]
+    async with publisher(emulator, made.producer_id, 0) as again:
+        assert again.number == 1
+    assert await bodies(emulator) == ["a"]
 
 
 @pytest.mark.parametrize("resent", [True, False])
@@ -403,7 +425,7 @@ async def test_a_transfer_that_arrives_late(emulator: Emulator, resent: bool) ->
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
         made.post(1, "a", "b")
-        await made.peer.until(lambda: made.peer.is_gone)
+        await gone(made)
     async with publisher(emulator, made.producer_id, made.epoch) as again:
         assert again.number == 0
         if resent:
@@ -419,7 +441,7 @@ async def test_a_late_transfer_of_a_fenced_epoch(emulator: Emulator) -> None:
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
         made.post(1, "a")
-        await made.peer.until(lambda: made.peer.is_gone)
+        await gone(made)
     async with publisher(emulator, made.producer_id, 1) as again:
         held.remove()
         assert await again.send(1, "b") == "accepted"
@@ -431,7 +453,7 @@ async def test_a_late_transfer_that_was_overtaken(emulator: Emulator) -> None:
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
         made.post(1, "a", "b")
-        await made.peer.until(lambda: made.peer.is_gone)
+        await gone(made)
     async with publisher(emulator, made.producer_id, 0) as again:
         for number in range(1, LOOK_BACK + 2):
             assert await again.send(number, f"{number}") == "accepted"
@@ -559,16 +581,46 @@ async def test_a_failed_write_takes_the_ledger_back(tmp_path: Path, monkeypatch:
         assert await made.send(2, "b") == "accepted"
         monkeypatch.setattr(durable, "_commit", break_down)
         assert (await refused(emulator, state(made.producer_id, 1))).startswith("amqp:internal-error")
+        assert await made.send(1, "a") == "accepted"
         assert await made.send(3, "c") == "accepted"
+        async with publisher(emulator, made.producer_id, 1) as raised:
+            monkeypatch.setattr(durable, "_commit", break_down)
+            assert (await raised.send(1, "lost")).startswith("amqp:internal-error")
+            assert (await made.send(4, "x")).startswith(PRODUCER_EPOCH_STOLEN)
         assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def answered(made: Publisher, count: int) -> None:
-    await made.peer.until(lambda: len(made.peer.outcomes[made.link]) >= count)
+async def test_a_repeat_is_not_answered_before_what_it_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat of a batch on its way to disk waits for it, and is rejected with it when that fails."""
+    async with (
+        Emulator({"telemetry": 1}, data=tmp_path) as emulator,
+        publisher(emulator) as made,
+        publisher(emulator, made.producer_id, 0) as again,
+    ):
+        durable = emulator._running()._durable
+        assert durable is not None
+        commit = durable._commit
+        goes_on = threading.Event()
 
+        def break_down(*_: object) -> None:
+            monkeypatch.setattr(durable, "_commit", commit)
+            assert goes_on.wait(30)
+            raise sqlite3.OperationalError("disk full")
 
-async def gone(made: Publisher) -> None:
-    await made.peer.until(lambda: made.peer.is_gone)
+        monkeypatch.setattr(durable, "_commit", break_down)
+        first = made.post(1, "a")
+        await made.peer.begin()  # it has arrived
+        second = again.post(1, "a")
+        await again.peer.begin()
+        assert not made.peer.outcomes[made.link]
+        assert not again.peer.outcomes[again.link]
+        goes_on.set()
+        for publishing, delivery_id in ((made, first), (again, second)):
+            outcomes = publishing.peer.outcomes[publishing.link]
+            await answered(publishing, 1)
+            assert isinstance(outcomes[delivery_id], Rejected)
+        assert await again.send(1, "b") == "accepted"
+        assert await bodies(emulator) == ["b"]
 
 
 class KilledEmulator(EmulatorProcess):

@@ -227,6 +227,7 @@ def test_numbers_wrap() -> None:
     assert "old sequence" not in text(ledger, Run(producer_id, 3, 4, 1))
     ledger, producer_id = started(LAST)
     assert "old sequence" not in text(ledger, Run(producer_id, 3, 1, 1))
+    assert text(ledger, Run(producer_id, 3, 1, 1)).endswith("Received:1 Expected:0")
     assert publish(ledger, Run(producer_id, 3, 0, 1)) == "stored"
 
 
