@@ -137,6 +137,16 @@ def test_a_partition_key_stays() -> None:
     assert numbered_size(event) == len(event) + 114
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("size", range(100, 140))
+def test_the_size_is_exact_where_a_length_grows(size: int, key: str | None) -> None:
+    """A section of 255 bytes has its length in one byte, one of 256 in four."""
+    event = EventData(bytes(size)).encode(key)
+    expected = EnvelopeSize()
+    expected.add(numbered_size(event))
+    assert SealedBatch.seal([event], idempotent=True).size == expected.size
+
+
 def test_other_sections_before_the_body_stay() -> None:
     """A header of any form, delivery annotations, and a body of none."""
     message = Message(
@@ -144,8 +154,10 @@ def test_other_sections_before_the_body_stay() -> None:
         delivery_annotations={Symbol("d"): "x" * 300},
         message_annotations={Symbol("m"): [1, "x" * 300]},
     )
-    for body in (None, Data((b"x",))):
+    for annotations, body in ((True, None), (True, Data((b"x",))), (False, Data((b"x",)))):
         message.body = body
+        if not annotations:
+            message.message_annotations = None
         raw = decode_batch(SealedBatch.seal([message.encode()], idempotent=True).numbered(1, 2, 3))[0]
         assert without_numbers(raw) == message
 
