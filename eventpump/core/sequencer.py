@@ -514,7 +514,7 @@ class PartitionSequencer(Generic[B]):
             )
         if self.last_number is None:
             return (SequencerInput.READ if self._wants_fence else SequencerInput.ATTACHED), ""
-        if number == self.last_number or (self._is_claimed and not self.is_raising and number in _NOTHING_PUBLISHED):
+        if number == self.last_number or (self._is_claimed and number in _NOTHING_PUBLISHED):
             return SequencerInput.ATTACHED, (
                 f"the service refused the numbers after {number} as out of order, and then answered that they come next"
             )
