@@ -1,4 +1,4 @@
-"""Real blob leases in the legacy EventProcessorHost format; the one place that knows azure.storage.blob.
+"""Real blob leases in the legacy EventProcessorHost format.
 
 Two conditions fence every body write: the blob's lease, so that only its holder writes, and the ETag, so that a write
 of the holder's own that was given up on, and arrives late after all, cannot undo a newer one.
@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
-import logging
-import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.core import MatchConditions
-from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.layout import (
     DEFAULT_SUBSCRIPTION,
     CheckpointRecord,
@@ -47,47 +44,6 @@ _MAX_BODY: Final = 1 << 20
 _WRITE_TRIES: Final = 4
 _CREATE_AT_ONCE: Final = 32
 _LEASED: Final = "leased"
-
-# The SDK logs every request and answer at INFO; ours go to a logger that is quiet unless somebody sets it lower.
-_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.blob.http")
-_HTTP_LOGGER.setLevel(logging.WARNING)
-
-
-class _Answer(enum.Enum):
-    """A refusal that is an answer, not a failure."""
-
-    LOST = "the lease is not ours"
-    CHANGED = "the blob is not the one that was read"
-    TAKEN = "the blob exists, or its lease is taken"
-    MISSING = "there is no such lease"
-
-
-_ANSWERS: Final = {
-    # 409 and 412 with no code at all count as lost too, as they do for a .NET EventProcessorHost.
-    "": _Answer.LOST,
-    "LeaseLost": _Answer.LOST,
-    "LeaseIdMismatchWithBlobOperation": _Answer.LOST,
-    "LeaseIdMismatchWithLeaseOperation": _Answer.LOST,
-    "LeaseNotPresentWithBlobOperation": _Answer.LOST,
-    "LeaseNotPresentWithLeaseOperation": _Answer.LOST,
-    "LeaseIsBrokenAndCannotBeRenewed": _Answer.LOST,
-    "LeaseIsBreakingAndCannotBeChanged": _Answer.LOST,
-    "ConditionNotMet": _Answer.CHANGED,
-    "TargetConditionNotMet": _Answer.CHANGED,
-    "BlobAlreadyExists": _Answer.TAKEN,
-    "ContainerAlreadyExists": _Answer.TAKEN,
-    "LeaseAlreadyPresent": _Answer.TAKEN,
-    "LeaseIdMissing": _Answer.TAKEN,
-    "LeaseIsBreakingAndCannotBeAcquired": _Answer.TAKEN,
-}
-
-
-class _RefusedError(Exception):
-    """Carries an answer from the call to the operation that asked; leaves this module only inside a `StoreError`."""
-
-    def __init__(self, answer: _Answer) -> None:
-        super().__init__(answer.value)
-        self.answer = answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +96,12 @@ class BlobLeaseStore:
         self._clock = LoopClock() if clock is None else clock
         self._owns_client = isinstance(container, str)
         self._container = (
-            _make_client(container, connection_string, account_url, credential)
+            make_client(container, connection_string, account_url, credential)
             if isinstance(container, str)
             else container
         )
         # Our own loop decides what is tried again: the SDK's retries start at 15 s, half a lease.
-        self._options: dict[str, Any] = {
-            "retry_total": 0,
-            "connection_timeout": self._call_timeout,
-            "read_timeout": self._call_timeout,
-            "logger": _HTTP_LOGGER,
-        }
+        self._options = request_options(self._call_timeout)
         self._consumer_group: str | None = None
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -174,13 +125,7 @@ class BlobLeaseStore:
         if self._consumer_group is not None:
             raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
         directory = lease_directory(self._prefix, scope.consumer_group)
-        # Looked for before it is made: a signature for this container alone may not make it.
-        if not await self._call("open", None, self._exists(directory)):
-            try:
-                await self._call("open", None, self._container.create_container(**self._options))
-            except _RefusedError as refused:
-                if refused.answer is not _Answer.TAKEN:
-                    raise StoreError("open", refused.answer.value) from None
+        await ensure_container(self._container, directory, self._call_timeout)
         self._consumer_group = scope.consumer_group
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
@@ -194,8 +139,8 @@ class BlobLeaseStore:
                 try:
                     request = self._blob(partition_id).upload_blob(body, **self._options)
                     await self._call("ensure leases", partition_id, request)
-                except _RefusedError as refused:
-                    if refused.answer is not _Answer.TAKEN and refused.answer is not _Answer.CHANGED:
+                except RefusedError as refused:
+                    if refused.answer is not Answer.TAKEN and refused.answer is not Answer.CHANGED:
                         raise StoreError("ensure leases", refused.answer.value, partition_id=partition_id) from None
 
         # Every one is tried: a blob that cannot be made is no reason not to make the others.
@@ -211,7 +156,7 @@ class BlobLeaseStore:
         """
         try:
             return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
-        except _RefusedError as refused:
+        except RefusedError as refused:
             raise StoreError("list", refused.answer.value) from None
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
@@ -248,7 +193,7 @@ class BlobLeaseStore:
                 victim = BlobLeaseClient(self._blob(partition_id), lease_id=stored.body.token)
                 try:
                     await self._call("steal", partition_id, victim.change(token, **self._options))
-                except _RefusedError:
+                except RefusedError:
                     return None
                 # A change leaves the lease its old end.
                 expires_at = await self._renew("steal", partition_id, token)
@@ -274,7 +219,7 @@ class BlobLeaseStore:
             client = BlobLeaseClient(self._blob(lease.partition_id), lease_id=lease.token)
             try:
                 await self._call("release", lease.partition_id, client.release(**self._options))
-            except _RefusedError:
+            except RefusedError:
                 return bool(written)
             return True
 
@@ -285,7 +230,7 @@ class BlobLeaseStore:
             if subscription == DEFAULT_SUBSCRIPTION:
                 return (await self._read(operation, partition_id, may_be_missing=True)).body.checkpoint
             return (await self._read_record(operation, partition_id, subscription)).record.checkpoint
-        except _RefusedError:
+        except RefusedError:
             return None
 
     async def write_checkpoint(
@@ -325,8 +270,8 @@ class BlobLeaseStore:
         sent = self._clock.monotonic()
         try:
             await self._call(operation, partition_id, client.acquire(self._lease_duration, **self._options))
-        except _RefusedError as refused:
-            if refused.answer is _Answer.MISSING:
+        except RefusedError as refused:
+            if refused.answer is Answer.MISSING:
                 raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
             return None
         return sent + self._lease_duration
@@ -337,7 +282,7 @@ class BlobLeaseStore:
         sent = self._clock.monotonic()
         try:
             await self._call(operation, partition_id, client.renew(**self._options))
-        except _RefusedError:
+        except RefusedError:
             return None
         # Azurite renews an expired lease whoever asks; the id in its answer is still the true one.
         if str(client.id).lower() != token:
@@ -363,8 +308,8 @@ class BlobLeaseStore:
             body = replace(stored.body, owner=owner, token=token, epoch=stored.body.epoch + 1)
             try:
                 etag = await self._put(operation, body, token, stored.etag)
-            except _RefusedError as refused:
-                if refused.answer is not _Answer.CHANGED:
+            except RefusedError as refused:
+                if refused.answer is not Answer.CHANGED:
                     return None
                 stored = None
             else:
@@ -387,7 +332,7 @@ class BlobLeaseStore:
 
     async def _give_back(self, partition_id: str, client: BlobLeaseClient) -> None:
         # Not taken after all, or the store does not answer: then it expires.
-        with contextlib.suppress(_RefusedError, StoreError):
+        with contextlib.suppress(RefusedError, StoreError):
             await self._call("give back", partition_id, client.release(**self._options))
 
     # ---- bodies
@@ -415,8 +360,8 @@ class BlobLeaseStore:
                     await self._check_lease(operation, lease)
                 else:
                     etag = await self._put(operation, body, lease.token, stored.etag)
-            except _RefusedError as refused:
-                if refused.answer is _Answer.CHANGED:
+            except RefusedError as refused:
+                if refused.answer is Answer.CHANGED:
                     continue
                 # Refused for mere expiry perhaps: a lease nobody took since can still be renewed.
                 if not may_renew or await self._renew(operation, partition_id, lease.token) is None:
@@ -429,7 +374,7 @@ class BlobLeaseStore:
         raise StoreError(operation, "the lease kept changing under its owner", partition_id=partition_id)
 
     async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
-        """Ask whether the blob's lease is still ours. :raises _RefusedError: it is not."""
+        """Ask whether the blob's lease is still ours. :raises RefusedError: it is not."""
         blob = self._blob(lease.partition_id)
         await self._call(operation, lease.partition_id, blob.get_blob_properties(lease=lease.token, **self._options))
 
@@ -459,8 +404,8 @@ class BlobLeaseStore:
 
         try:
             return await self._call(operation, partition_id, download())
-        except _RefusedError as refused:
-            if may_be_missing and refused.answer is _Answer.MISSING:
+        except RefusedError as refused:
+            if may_be_missing and refused.answer is Answer.MISSING:
                 raise
             raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
         except ValueError as error:
@@ -476,7 +421,7 @@ class BlobLeaseStore:
         async with self._locks[partition_id]:
             try:
                 await self._check_lease(operation, lease)
-            except _RefusedError:
+            except RefusedError:
                 if await self._renew(operation, partition_id, lease.token) is None:
                     return False
             for _ in range(_WRITE_TRIES):
@@ -489,11 +434,11 @@ class BlobLeaseStore:
                     if checkpoint.sequence_number < stored.record.checkpoint.sequence_number:
                         self._records[key] = stored
                         return True
-                except _RefusedError:
+                except RefusedError:
                     stored = None
                 try:
                     etag = await self._put_record(operation, subscription, record, stored)
-                except _RefusedError:
+                except RefusedError:
                     continue
                 self._records[key] = _StoredRecord(record, etag)
                 return True
@@ -515,7 +460,7 @@ class BlobLeaseStore:
         return str((await self._call(operation, partition_id, request))["etag"])
 
     async def _read_record(self, operation: str, partition_id: str, subscription: str) -> _StoredRecord:
-        """Read a checkpoint blob. :raises _RefusedError: there is none."""
+        """Read a checkpoint blob. :raises RefusedError: there is none."""
         blob = self._record_blob(partition_id, subscription)
         found = await self._call(operation, partition_id, blob.get_blob_properties(**self._options))
         try:
@@ -524,14 +469,6 @@ class BlobLeaseStore:
             raise StoreError(operation, str(error), partition_id=partition_id) from None
 
     # ---- requests
-
-    async def _exists(self, directory: str) -> bool:
-        try:
-            async for _ in self._container.list_blobs(directory, results_per_page=1, **self._options):
-                break
-        except ResourceNotFoundError:
-            return False
-        return True
 
     async def _list(self, directory: str) -> list[LeaseSnapshot]:
         found = []
@@ -544,23 +481,9 @@ class BlobLeaseStore:
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         """Make one request, and turn whatever the SDK raises into ours.
 
-        :raises _RefusedError: the store answered by a refusal that means something.
+        :raises RefusedError: the store answered by a refusal that means something.
         """
-        try:
-            async with asyncio.timeout(self._call_timeout):
-                return await request
-        except TimeoutError:
-            reason = f"no answer within {self._call_timeout:g} s"
-            raise StoreError(operation, reason, partition_id=partition_id) from None
-        except HttpResponseError as error:
-            answer = _answer_of(error)
-            if answer is not None:
-                raise _RefusedError(answer) from None
-            failure = StoreError(operation, _describe(error), partition_id=partition_id)
-            raise failure from (error if _is_clean(error) else None)
-        except (AzureError, OSError) as error:
-            failure = StoreError(operation, _describe(error), partition_id=partition_id)
-            raise failure from (error if _is_clean(error) else None)
+        return await call(operation, partition_id, request, self._call_timeout)
 
     def _group(self, operation: str) -> str:
         if self._is_closed:
@@ -587,63 +510,7 @@ class BlobLeaseStore:
         return f"BlobLeaseStore({self._container.container_name!r}, prefix={self._prefix!r})"
 
 
-def _make_client(
-    container: str, connection_string: str | None, account_url: str | None, credential: object
-) -> ContainerClient:
-    if (connection_string is None) == (account_url is None):
-        raise ConfigurationError("connection_string", "a container's name needs this, or account_url: one of them")
-    field = "connection_string" if account_url is None else "account_url"
-    try:
-        if account_url is None:
-            assert connection_string is not None
-            return ContainerClient.from_connection_string(connection_string, container, retry_total=0)
-        return ContainerClient(account_url, container, credential=credential, retry_total=0)  # type: ignore[arg-type]  # any credential the SDK takes; it checks
-    except (ValueError, TypeError, AttributeError, KeyError):
-        # The SDK's message may quote what it was given.
-        raise ConfigurationError(field, "not what a storage account is reached with") from None
-
-
 def _check_owner(owner: str) -> None:
     """Refuse what cannot travel as blob metadata, where every EventProcessorHost looks for the owner."""
     if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
         raise ConfigurationError("owner", "a host on blob leases needs a name of printable ASCII characters")
-
-
-def _answer_of(error: HttpResponseError) -> _Answer | None:
-    code = _code_of(error)
-    if error.status_code == 404 and code in ("", "BlobNotFound"):
-        return _Answer.MISSING
-    return _ANSWERS.get(code) if error.status_code in (409, 412) else None
-
-
-def _code_of(error: HttpResponseError) -> str:
-    code = getattr(error, "error_code", None)
-    return str(getattr(code, "value", code) or "")
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, HttpResponseError) and error.status_code is not None:
-        return f"HTTP status {error.status_code} {_code_of(error)}".rstrip()
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {_redacted(lines[0])}"
-
-
-_SECRET: Final = re.compile(r"\?\S*|(?i:sig|signature|accountkey|key)=\S*")
-
-
-def _redacted(text: str) -> str:
-    return _SECRET.sub("…", text)
-
-
-def _is_clean(error: BaseException | None) -> bool:
-    """Whether an error and all it was made from can be shown: a refused signature is quoted by the service, and a URL
-    with a signature by the HTTP client.
-    """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        text = str(error)
-        if "signature" in text.lower() or _redacted(text) != text:
-            return False
-        error = error.__cause__ or error.__context__
-    return True

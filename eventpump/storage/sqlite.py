@@ -377,16 +377,7 @@ class _Worker:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        # Two processes that open a new file at once: switching to WAL is the one thing SQLite does not wait for.
-        deadline = time.monotonic() + self._busy_timeout
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.005)
+        use_wal(connection, self._busy_timeout)
         # NORMAL loses the last commits with the power, never the file's consistency. Every owner runs on this machine
         # and is gone with it, so what an owner may lose so is a checkpoint, and events are delivered again.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -405,6 +396,21 @@ class _Worker:
         # The loop may be gone, when a store was not closed: then nobody waits any more.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
+
+
+def use_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
+    """Switch a file to WAL. :param busy_timeout: how long to wait for another process that does so, in seconds."""
+    # Two processes that open a new file at once: switching to WAL is the one thing SQLite does not wait for.
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def _commit(connection: sqlite3.Connection, batch: list[_Call]) -> None:
