@@ -1,0 +1,331 @@
+"""The contract of publishers' state stores, over every implementation, and what is particular to each."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sqlite3
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from azure.core.exceptions import ServiceResponseError
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob.aio import ContainerClient
+
+pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")
+
+from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
+from eventpump.ports import ConsumerScope, PublisherState  # noqa: E402
+from eventpump.storage.blob_states import BlobPublisherStateStore  # noqa: E402
+from eventpump.storage.publisher_state import (  # noqa: E402
+    MemoryPublisherStateStore,
+    SqlitePublisherStateStore,
+    decode_state,
+)
+from eventpump.storage.sqlite import SqliteLeaseStore  # noqa: E402
+from eventpump.testing.azurite import Azurite  # noqa: E402
+from eventpump.testing.conformance.publisher_state import (  # noqa: E402
+    FIRST,
+    LARGEST,
+    NAME,
+    SECOND,
+    NewStore,
+    PublisherStateStoreContract,
+)
+
+if TYPE_CHECKING:
+    from eventpump.ports import PublisherStateStore
+
+
+@asynccontextmanager
+async def factory(make: Callable[[], PublisherStateStore]) -> AsyncIterator[NewStore]:
+    """A function that makes stores, all closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        def new_store() -> PublisherStateStore:
+            store = make()
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield new_store
+
+
+class TestMemoryPublisherStateStore(PublisherStateStoreContract):
+    """In memory."""
+
+    @pytest.fixture
+    async def new_store(self) -> AsyncIterator[NewStore]:
+        truth: dict[tuple[str, str], PublisherState] = {}
+        async with factory(lambda: MemoryPublisherStateStore(truth)) as new:
+            yield new
+
+
+class TestSqlitePublisherStateStore(PublisherStateStoreContract):
+    """In one file."""
+
+    @pytest.fixture
+    async def new_store(self, tmp_path: Path) -> AsyncIterator[NewStore]:
+        async with factory(lambda: SqlitePublisherStateStore(tmp_path / "states.db")) as new:
+            yield new
+
+
+class TestBlobPublisherStateStore(PublisherStateStoreContract):
+    """On real Azurite."""
+
+    @pytest.fixture
+    async def new_store(self, azurite: Azurite, container_name: str) -> AsyncIterator[NewStore]:
+        def make() -> PublisherStateStore:
+            return BlobPublisherStateStore(container_name, connection_string=azurite.connection_string)
+
+        async with factory(make) as new:
+            yield new
+
+
+# ------------------------------------------------------------------------------------------------- SQLite
+
+
+@asynccontextmanager
+async def sqlite(path: Path, *, busy_timeout: float = 5.0) -> AsyncIterator[SqlitePublisherStateStore]:
+    store = SqlitePublisherStateStore(path, busy_timeout=busy_timeout)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def test_a_written_state_survives_power_loss(tmp_path: Path) -> None:
+    """The file is in WAL mode and every write reaches the disk: a lost state would publish everything again."""
+    async with sqlite(tmp_path / "states.db") as store:
+        await store.write_state(NAME, "0", FIRST)
+        assert store._connection is not None
+        modes = [store._connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("journal_mode", "synchronous")]
+        assert modes == ["wal", 2]
+
+
+async def test_one_file_keeps_leases_and_states(tmp_path: Path) -> None:
+    """A file may serve both kinds of store, whichever makes it."""
+    for number, first in enumerate(("leases", "states")):
+        path = tmp_path / f"{number}.db"
+        leases = SqliteLeaseStore(path)
+        try:
+            scope = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
+            if first == "leases":
+                await leases.open(scope)
+            async with sqlite(path) as states:
+                await states.write_state(NAME, "0", FIRST)
+                if first == "states":
+                    await leases.open(scope)
+                await leases.ensure_leases(["0"])
+                assert await leases.acquire_lease("0", "a") is not None
+                assert await states.read_state(NAME, "0") == FIRST
+        finally:
+            await leases.aclose()
+
+
+async def test_a_locked_file_is_an_error_and_no_harm(tmp_path: Path) -> None:
+    """While another process holds the file a write fails with StoreError; afterwards it succeeds."""
+    path = tmp_path / "states.db"
+    async with sqlite(path, busy_timeout=0.05) as store:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="write state of partition 0: database is locked"):
+                await store.write_state(NAME, "0", FIRST)
+            other.execute("ROLLBACK")
+        await store.write_state(NAME, "0", FIRST)
+        assert await store.read_state(NAME, "0") == FIRST
+
+
+@pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
+async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+    """Neither a file of another kind nor a missing directory gives more than one StoreError; no thread stays."""
+    path = tmp_path / "missing" / "states.db" if content is None else tmp_path / "states.db"
+    if content is not None:
+        path.write_bytes(content)
+    store = SqlitePublisherStateStore(path)
+    with pytest.raises(StoreError, match="open"):
+        await store.open()
+    await store.aclose()
+    assert not [each for each in threading.enumerate() if each.name.startswith("eventpump publisher state")]
+
+
+async def test_a_row_that_is_no_state_is_an_error(tmp_path: Path) -> None:
+    """What somebody else wrote into the table is not taken for a state."""
+    path = tmp_path / "states.db"
+    async with sqlite(path) as store:
+        await store.write_state(NAME, "0", FIRST)
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE publisher_state SET owner_level = 'high'")
+        with pytest.raises(StoreError, match="owner_level"):
+            await store.read_state(NAME, "0")
+
+
+# --------------------------------------------------------------------------------------------------- blobs
+
+
+async def test_a_state_is_a_small_json_object(azurite: Azurite, container_name: str) -> None:
+    """The blob's name tells name and partition, and its body is JSON that a person can read."""
+    async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
+        store = BlobPublisherStateStore(raw, prefix="app/")
+        await store.open()
+        await store.write_state("a/b.", "3", SECOND)
+        (name,) = [blob.name async for blob in raw.list_blobs()]
+        assert name == "app/a%2Fb%2E/3.json"
+        stream = await raw.get_blob_client(name).download_blob()
+        assert json.loads(await stream.readall()) == {"version": 1, "producer_id": 7, "owner_level": 1, "start": 41}
+        assert stream.properties.content_settings.content_type == "application/json"
+
+
+class Interrupted(AioHttpTransport):  # type: ignore[misc]  # azure.core has no types for it
+    """The SDK's own transport; where `lose` is set, the answer to the next write is lost."""
+
+    lose = False
+    later: Callable[[], Any] | None = None
+
+    async def send(self, request: Any, **config: Any) -> Any:
+        if request.method == "PUT" and self.later is not None:
+            later, self.later = self.later, None
+            await later()
+        answer = await super().send(request, **config)
+        if request.method == "PUT" and self.lose:
+            self.lose = False
+            raise ServiceResponseError("the answer was lost")
+        return answer
+
+
+async def test_a_write_whose_answer_was_lost_is_made_again(azurite: Azurite, container_name: str) -> None:
+    """A store is not in its own way: after a write that was stored and not answered, the same or another succeeds."""
+    transport = Interrupted()
+    client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
+    async with client:
+        store = BlobPublisherStateStore(client)
+        await store.open()
+        for again in (FIRST, SECOND):
+            transport.lose = True
+            with pytest.raises(StoreError, match="the answer was lost"):
+                await store.write_state(NAME, "0", FIRST)
+            await store.write_state(NAME, "0", again)
+            assert await store.read_state(NAME, "0") == again
+
+
+async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, container_name: str) -> None:
+    """The ETag decides, at the service: a change made while the write was on its way is not overwritten."""
+    transport = Interrupted()
+    client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
+    other = BlobPublisherStateStore(container_name, connection_string=azurite.connection_string)
+    async with client:
+        store = BlobPublisherStateStore(client)
+        await store.open()
+        await other.open()
+        await store.write_state(NAME, "0", FIRST)
+        assert await other.read_state(NAME, "0") == FIRST
+        transport.later = lambda: other.write_state(NAME, "0", LARGEST)
+        with pytest.raises(StoreError, match="another publisher"):
+            await store.write_state(NAME, "0", SECOND)
+        assert await other.read_state(NAME, "0") == LARGEST
+    await other.aclose()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b'{"version": 2}', "version"),
+        (b'{"version": 1, "producer_id": 7, "owner_level": 1}', "start"),
+        (b'{"version": 1, "producer_id": true, "owner_level": 1, "start": 0}', "producer_id"),
+        (b'{"version": 1, "producer_id": 7, "owner_level": 1.5, "start": 0}', "owner_level"),
+    ],
+)
+async def test_a_blob_that_is_no_state_is_an_error(
+    azurite: Azurite, container_name: str, body: bytes, says: str
+) -> None:
+    """A blob of another kind is neither read as a state nor overwritten."""
+    with pytest.raises(ValueError, match=says):
+        decode_state(body)
+    async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
+        store = BlobPublisherStateStore(raw)
+        await store.open()
+        await raw.upload_blob(f"publishers/{NAME}/0.json", body)
+        with pytest.raises(StoreError, match=says):
+            await store.read_state(NAME, "0")
+        with pytest.raises(StoreError, match=says):
+            await store.write_state(NAME, "0", FIRST)
+        assert await (await raw.download_blob(f"publishers/{NAME}/0.json")).readall() == body
+
+
+SECRET = "c2VjcmV0LXNpZ25hdHVyZS1vZi1vdXJz"
+KEY = base64.b64encode(b"a key that nobody may see").decode()
+
+
+async def test_no_secret_reaches_an_error() -> None:
+    """What the service or the HTTP client quotes of our credential is not in the error, its causes, or a traceback."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        text = f"<Error><Code>AuthenticationFailed</Code><Message>The signature {SECRET} is wrong</Message></Error>"
+        headers = {"x-ms-error-code": "AuthenticationFailed"}
+        return web.Response(status=403, text=text, content_type="application/xml", headers=headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/account"
+        for account_url, credential in ((url, KEY), (f"{url}?sv=2021-08-06&sig={SECRET}", None)):
+            store = BlobPublisherStateStore("states", account_url=account_url, credential=credential)
+            with pytest.raises(StoreError, match="open: HTTP status 403 AuthenticationFailed") as caught:
+                await store.open()
+            shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + repr(store)
+            assert SECRET not in shown
+            assert KEY not in shown
+            await store.aclose()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({}, "connection_string"),
+        ({"connection_string": f"AccountName=x;AccountKey={SECRET}=;Blob"}, "connection_string"),
+        ({"account_url": "https://account", "call_timeout": 0}, "call_timeout"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+    """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        BlobPublisherStateStore("states", **options)
+    assert caught.value.field == field
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_partitions_do_not_wait_for_each_other(azurite: Azurite, container_name: str) -> None:
+    """A write that the service holds up holds up no other partition's."""
+    transport = Interrupted()
+    client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
+    async with client:
+        store = BlobPublisherStateStore(client)
+        await store.open()
+        held, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            held.set()
+            await go_on.wait()
+
+        transport.later = hold
+        slow = asyncio.create_task(store.write_state(NAME, "0", FIRST))
+        await held.wait()
+        await store.write_state(NAME, "1", SECOND)
+        assert not slow.done()
+        go_on.set()
+        await slow
+        assert await store.read_state(NAME, "0") == FIRST
