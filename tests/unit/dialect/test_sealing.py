@@ -154,9 +154,9 @@ def test_other_sections_before_the_body_stay() -> None:
         delivery_annotations={Symbol("d"): "x" * 300},
         message_annotations={Symbol("m"): [1, "x" * 300]},
     )
-    for annotations, body in ((True, None), (True, Data((b"x",))), (False, Data((b"x",)))):
+    for annotated, body in ((True, None), (True, Data((b"x",))), (False, Data((b"x",)))):
         message.body = body
-        if not annotations:
+        if not annotated:
             message.message_annotations = None
         raw = decode_batch(SealedBatch.seal([message.encode()], idempotent=True).numbered(1, 2, 3))[0]
         assert without_numbers(raw) == message
