@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 E = TypeVar("E")
 
@@ -19,14 +19,16 @@ class Batch(Generic[E]):
 
     :ivar events: in the order they were added.
     :ivar size: what they take in the message, with its head, in bytes.
+    :ivar outcome: what the accumulator's user keeps with the batch; None at first.
     """
 
-    __slots__ = ("events", "is_due", "size")
+    __slots__ = ("events", "is_due", "outcome", "size")
 
     def __init__(self, size: int) -> None:
         self.events: list[E] = []
         self.size = size
         self.is_due = False
+        self.outcome: Any = None
 
     def __repr__(self) -> str:
         return f"Batch({len(self.events)} events, {self.size} bytes)"
@@ -48,9 +50,10 @@ class BatchAccumulator(Generic[E]):
     :param max_bytes: what a message may take, in bytes.
     :param max_wait: how long the first event of a batch waits for others, in seconds.
     :param head_size: what a message takes without events, in bytes.
+    :ivar newest: the batch that the last event went into; None before the first.
     """
 
-    __slots__ = ("_head_size", "_max_bytes", "_max_events", "_max_wait", "_partitions", "_waiting")
+    __slots__ = ("_head_size", "_max_bytes", "_max_events", "_max_wait", "_partitions", "_waiting", "newest")
 
     def __init__(self, *, max_events: int, max_bytes: int, max_wait: float, head_size: int = 0) -> None:
         if max_events < 1 or max_bytes <= head_size or max_wait < 0 or head_size < 0:
@@ -62,6 +65,7 @@ class BatchAccumulator(Generic[E]):
         self._partitions: dict[str, _Partition[E]] = {}
         # Partitions whose batch is not due yet, the oldest first: all wait equally long, so it is the next to be due.
         self._waiting: dict[str, float] = {}
+        self.newest: Batch[E] | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -90,6 +94,7 @@ class BatchAccumulator(Generic[E]):
         if batch is None:
             batch = partition.filling = Batch(self._head_size)
             self._waiting[partition_id] = now + self._max_wait
+        self.newest = batch
         batch.events.append(event)
         batch.size += size
         if len(batch.events) >= self._max_events or batch.size >= self._max_bytes:
