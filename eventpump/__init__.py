@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from eventpump.assembly import EventProducer, PartitionReader, ProcessorHost
+from eventpump.assembly import BufferedProducer, EventProducer, PartitionReader, ProcessorHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.emulator.server import Emulator
@@ -35,6 +35,7 @@ from eventpump.errors import (
 from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import HubProperties, PartitionProperties
 from eventpump.producer.batch import EventBatch
+from eventpump.producer.buffered import Published, Receipt
 from eventpump.settings import RetryOptions, SharedKey, SharedSignature
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.sqlite import SqliteLeaseStore
@@ -46,6 +47,7 @@ __all__ = [
     "AuthenticationError",
     "BlobLeaseStore",
     "BufferFullError",
+    "BufferedProducer",
     "Checkpoint",
     "CheckpointPolicy",
     "CloseReason",
@@ -78,7 +80,9 @@ __all__ = [
     "ProducerDisconnectedError",
     "ProtocolError",
     "PublishOutcomeUnknownError",
+    "Published",
     "QuotaExceededError",
+    "Receipt",
     "ReceivedEvent",
     "Recovery",
     "RequestRefusedError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -11,12 +11,15 @@ from typing import Any, Literal, TypedDict, Unpack
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition
+from eventpump.events import EventData, EventPosition
 from eventpump.hooks import Hook
 from eventpump.ports import LeaseStore, PublisherStateStore, Transport
+from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import (
+    BufferSettings,
     ConnectionSettings,
     Credential,
     HostSettings,
@@ -177,6 +180,12 @@ class ProducerOptions(ConnectionOptions, total=False):
     max_in_flight: int
 
 
+def _require_known(rest: Mapping[str, Any], options: type) -> None:
+    unknown = sorted(rest.keys() - options.__annotations__.keys() - {"hub"})
+    if unknown:
+        raise ConfigurationError(unknown[0], "there is no such option")
+
+
 class EventProducer(HubProducer):
     """Sends events to a hub: to a partition, by a partition key, or wherever the service likes.
 
@@ -196,7 +205,62 @@ class EventProducer(HubProducer):
         self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
         settings, rest = _split(connection_string, hub, options)
-        unknown = sorted(rest.keys() - ProducerOptions.__annotations__.keys() - {"hub"})
-        if unknown:
-            raise ConfigurationError(unknown[0], "there is no such option")
+        _require_known(rest, ProducerOptions)
         super().__init__(make_transport(settings), retry=settings.retry, **rest)
+
+
+class BufferedOptions(ProducerOptions, total=False):
+    """Keyword arguments of :class:`BufferedProducer`; see :class:`eventpump.settings.BufferSettings`.
+
+    `max_in_flight` counts batches here, and is 1 unless given.
+    """
+
+    max_batch_events: int
+    max_batch_bytes: int
+    max_wait: float
+    max_events: int
+    max_bytes: int
+    max_partition_events: int
+    max_partition_bytes: int
+
+
+class BufferedProducer(HubBufferedProducer):
+    """Sends single events to a hub in batches, in order per partition and key.
+
+    ::
+
+        async with BufferedProducer(connection_string, "telemetry", on_error=report) as producer:
+            receipt = await producer.send(EventData(b"21.5"), partition_key="sensor-7")
+            ...
+            await receipt  # where its outcome matters
+
+    See :class:`eventpump.producer.buffered.HubBufferedProducer` for what the callbacks, the router and the hook do.
+
+    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
+    :param options: see :class:`BufferedOptions`; those of idempotent publishing as for :class:`EventProducer`.
+    :raises ConfigurationError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        router: PartitionRouter | None = None,
+        on_success: OnSuccess | None = None,
+        on_error: OnError | None = None,
+        encode: Callable[[EventData], EventData] | None = None,
+        **options: Unpack[BufferedOptions],
+    ) -> None:
+        settings, rest = _split(connection_string, hub, options)
+        _require_known(rest, BufferedOptions)
+        buffer = {name: rest.pop(name) for name in BufferSettings.model_fields if name in rest}
+        super().__init__(
+            HubProducer(make_transport(settings), retry=settings.retry, **rest),
+            BufferSettings(**buffer),
+            router=router,
+            on_success=on_success,
+            on_error=on_error,
+            encode=encode,
+        )
