@@ -1,0 +1,413 @@
+"""`eventpump send`: each line of a file or of the standard input becomes an event."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from importlib import util
+from typing import TYPE_CHECKING, Final
+
+from eventpump.assembly import EventProducer
+from eventpump.cli.streams import (
+    FAILURE,
+    Interrupts,
+    LineSource,
+    add_connection_options,
+    complain,
+    connection_text,
+    say,
+    whole_number,
+)
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.errors import (
+    ConfigurationError,
+    EventError,
+    EventPumpError,
+    EventTooLargeError,
+    PublishOutcomeUnknownError,
+    Recovery,
+    ServiceError,
+)
+from eventpump.events import EventData
+from eventpump.producer.batch import EventBatch
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
+
+_LINGER: Final = 0.1
+"""Seconds a line waits for others to share its message."""
+_GATEWAY_SENDS: Final = 8
+"""Messages on their way at a time where the service picks the partitions."""
+_SETTLE_TRIES: Final = 5
+"""How often a doubtful message is waited for, each time for all the retries of a send."""
+_FINISH_TIMEOUT: Final = 15.0
+"""Seconds to send what was read before a signal."""
+_MAX_KEY: Final = 128
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand and its options."""
+    parser = subparsers.add_parser(
+        "send",
+        help="send the lines of a file or of the standard input",
+        description="Send every line as an event. Exit code 1, and the number of lines that were not sent, if any "
+        "was not; 2 for input that cannot work. On SIGINT or SIGTERM, what was read is sent first.",
+    )
+    add = parser.add_argument
+    add("file", nargs="?", metavar="FILE", help="the lines; - or nothing for the standard input")
+    add_connection_options(parser)
+    add("--partition", metavar="ID", help="send to this partition, in order (default: the service picks)")
+    add(
+        "--key-field",
+        metavar="NAME",
+        help="lines are JSON objects; this field's value is the partition key, and lines of one key stay in order",
+    )
+    add("--idempotent", action="store_true", help="with --partition: no line is stored twice by a retry")
+    add("--batch-bytes", metavar="N", help="bytes of a message at most (default: what the service takes)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send. :returns: the exit code. :raises EventPumpError: it could not be begun."""
+    if args.partition is not None and args.key_field is not None:
+        raise ConfigurationError("--key-field", "cannot be given along with --partition")
+    if args.partition == "":
+        raise ConfigurationError("--partition", "must not be empty")
+    if args.idempotent and args.partition is None:
+        raise ConfigurationError("--idempotent", "it needs --partition")
+    batch_bytes = None if args.batch_bytes is None else whole_number("--batch-bytes", args.batch_bytes, 1, 1 << 40)
+    text = connection_text(args)
+    source = LineSource(args.file)
+
+    async def send() -> int:
+        producer = EventProducer(text, args.hub, idempotent=args.idempotent)
+        return await _Send(args, producer, source, batch_bytes).run()
+
+    return asyncio.run(send())
+
+
+class KeyedEvent(EventData):
+    """An event that carries a partition key of its own, whatever batch it is in."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, body: bytes, key: str) -> None:
+        super().__init__(body)
+        self.key = key
+
+    def encode(self, partition_key: str | None = None) -> bytes:
+        """Encode it with its key."""
+        return super().encode(self.key)
+
+
+def key_of(line: bytes, field: str) -> str:
+    """Find the partition key in a line: text as it is, a number as it is written. :raises EventError: there is none."""
+    try:
+        decoded = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError):
+        raise EventError("it is no JSON") from None
+    if not isinstance(decoded, dict):
+        raise EventError("it is no JSON object")
+    if field not in decoded:
+        raise EventError(f"it has no field {field!r}")
+    value = decoded[field]
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        raise EventError(f"its field {field!r} is neither text nor a number")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise EventError(f"its field {field!r} holds a lone surrogate, which no key can") from None
+    if len(value) > _MAX_KEY:
+        raise EventError(f"its field {field!r} is longer than a key may be, {_MAX_KEY} characters")
+    return value
+
+
+class _Lane:
+    """The way to one partition, or to the gateway: a batch being filled, and one waiting for the sends under way."""
+
+    __slots__ = ("batch", "full", "partition_id", "size")
+
+    def __init__(self, partition_id: str | None) -> None:
+        self.partition_id = partition_id
+        self.batch: EventBatch | None = None
+        self.size = 0
+        self.full: asyncio.Queue[tuple[EventBatch, int]] = asyncio.Queue(1)
+
+
+class _Send:
+    """Reads lines, fills batches and sends them: those of one partition one after another, partitions side by side."""
+
+    def __init__(
+        self, args: argparse.Namespace, producer: EventProducer, source: LineSource, batch_bytes: int | None
+    ) -> None:
+        self._producer = producer
+        self._source = source
+        self._partition: str | None = args.partition
+        self._key_field: str | None = args.key_field
+        self._batch_bytes = batch_bytes
+        self._lanes: list[_Lane] = []
+        self._due: float | None = None
+        self._halted = asyncio.Event()
+        self._failure: Exception | None = None
+        self._refused: tuple[int, str] | None = None
+        self._doubtful = 0
+        self._is_at_end = False
+        self.lines = 0
+        """Lines read."""
+        self.sent = 0
+        """Lines the service has stored."""
+        self.sent_bytes = 0
+
+    async def run(self) -> int:
+        began = time.monotonic()
+        with Interrupts(_FINISH_TIMEOUT) as interrupts:
+            work = asyncio.create_task(self._run(interrupts), name="send")
+            give_up = asyncio.create_task(interrupts.give_up.wait(), name="give up")
+            await asyncio.wait({work, give_up}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (work, give_up):
+                task.cancel()
+            await asyncio.wait({work, give_up})
+            if not work.cancelled():
+                work.result()
+            return self._conclude(interrupts, time.monotonic() - began)
+
+    async def _run(self, interrupts: Interrupts) -> None:
+        workers: list[asyncio.Task[None]] = []
+        finish = asyncio.create_task(interrupts.finish.wait(), name="finish")
+        try:
+            if not await self._begin():
+                return
+            workers = [
+                asyncio.create_task(self._drain(lane), name=f"send to {lane.partition_id or 'the gateway'}")
+                for lane in self._lanes
+                for _ in range(_GATEWAY_SENDS if lane.partition_id is None else 1)
+            ]
+            with _progress(self, self._source):
+                await self._feed(finish)
+                await self._flush()
+                for lane in self._lanes:
+                    await lane.full.join()
+        finally:
+            for task in (*workers, finish):
+                task.cancel()
+            await asyncio.wait({*workers, finish})
+            # What stayed in doubt is told of already.
+            with contextlib.suppress(PublishOutcomeUnknownError):
+                await self._producer.aclose(deadline=1.0)
+
+    async def _begin(self) -> bool:
+        """Reach the service before any line is read. :raises EventPumpError: it cannot be sent to at all."""
+        try:
+            if self._key_field is None:
+                self._lanes = [_Lane(self._partition)]
+            else:
+                self._lanes = [_Lane(each) for each in await self._producer.get_partition_ids()]
+            first = self._lanes[0]
+            first.batch = await self._new_batch(first)
+            self._source.longest = first.batch.max_size
+        except ConfigurationError as error:
+            if error.field == "max_size":
+                raise ConfigurationError("--batch-bytes", error.problem) from None
+            raise
+        except ServiceError as error:
+            if error.recovery is Recovery.GIVE_UP:
+                raise
+            self._fail(error)
+            return False
+        return True
+
+    async def _new_batch(self, lane: _Lane) -> EventBatch:
+        return await self._producer.create_batch(partition_id=lane.partition_id, max_size=self._batch_bytes)
+
+    # ---- from lines to batches
+
+    async def _feed(self, finish: asyncio.Task[bool]) -> None:
+        """Put lines into batches until the input ends, a send fails, or a signal comes."""
+        loop = asyncio.get_running_loop()
+        halted = asyncio.create_task(self._halted.wait(), name="halted")
+        read: asyncio.Task[list[bytes]] | None = None
+        try:
+            while not finish.done() and self._failure is None:
+                if read is None:
+                    read = asyncio.create_task(self._source.read(), name="read lines")
+                patience = None if self._due is None else max(0.0, self._due - loop.time())
+                await asyncio.wait({read, finish, halted}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if read.done():
+                    lines, read = read.result(), None
+                    if not lines:
+                        self._is_at_end = True
+                        return
+                    await self._add(lines)
+                if self._due is not None and loop.time() >= self._due:
+                    await self._flush()
+        except OSError as error:
+            self._fail(ConfigurationError("FILE", f"cannot be read any further: {error.strerror}"))
+        except EventPumpError as error:
+            self._fail(error)
+        finally:
+            for task in (halted, *(() if read is None else (read,))):
+                task.cancel()
+
+    async def _add(self, lines: list[bytes]) -> None:
+        before = self.lines
+        self.lines += len(lines)
+        lane, field, count = self._lanes[0], self._key_field, len(self._lanes)
+        for number, line in enumerate(lines, before + 1):
+            try:
+                if field is None:
+                    event = EventData(line)
+                else:
+                    key = key_of(line, field)
+                    lane = self._lanes[partition_for_key(key, count)]
+                    event = KeyedEvent(line, key)
+                while lane.batch is None or not lane.batch.try_add(event):
+                    if lane.batch is not None:
+                        await self._hand_over(lane)
+                    lane.batch = await self._new_batch(lane)
+                lane.size += len(line) + 1
+            except EventTooLargeError as error:
+                self._refuse(number, f"it is larger than a message may be, {error.limit:,} bytes")
+            except EventError as error:
+                self._refuse(number, str(error))
+            if self._failure is not None:
+                return
+        if self._due is None:
+            self._due = asyncio.get_running_loop().time() + _LINGER
+
+    async def _flush(self) -> None:
+        """Have every line sent that was read, however little of a message it fills."""
+        self._due = None
+        for lane in self._lanes:
+            if lane.batch is not None and lane.batch.count:
+                await self._hand_over(lane)
+
+    async def _hand_over(self, lane: _Lane) -> None:
+        batch, size = lane.batch, lane.size
+        assert batch is not None
+        lane.batch, lane.size = None, 0
+        await lane.full.put((batch, size))
+
+    # ---- from batches to the service
+
+    async def _drain(self, lane: _Lane) -> None:
+        while True:
+            batch, size = await lane.full.get()
+            try:
+                # After a failure nothing more is begun, and what waits is taken so that nobody waits for room.
+                if self._failure is None:
+                    await self._send(batch)
+                    self.sent += batch.count
+                    self.sent_bytes += size
+            except Exception as error:  # whatever it is: these lines are not sent, and that is told
+                if isinstance(error, PublishOutcomeUnknownError) or (
+                    isinstance(error, ServiceError)
+                    and error.recovery is not Recovery.GIVE_UP
+                    and not self._producer.is_idempotent
+                ):
+                    self._doubtful += batch.count
+                self._fail(error)
+            finally:
+                lane.full.task_done()
+
+    async def _send(self, batch: EventBatch) -> None:
+        for _ in range(_SETTLE_TRIES):
+            try:
+                await self._producer.send(batch)
+            except PublishOutcomeUnknownError:
+                continue  # the same batch again waits for what became of it
+            return
+        await self._producer.send(batch)
+
+    # ---- the end
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._halted.set()
+
+    def _refuse(self, number: int, reason: str) -> None:
+        if self._refused is None:
+            self._refused = (number, reason)
+
+    def _conclude(self, interrupts: Interrupts, seconds: float) -> int:
+        if self._failure is not None and self._source.is_file:
+            self.lines += self._source.count_rest()
+            self._is_at_end = True
+        size = f"{self.sent_bytes / 1e6:,.1f} MB" if self.sent_bytes >= 100_000 else f"{self.sent_bytes:,} bytes"
+        rate = self.sent / seconds if seconds > 0 else 0.0
+        say(f"sent {_lines(self.sent)}, {size}, in {seconds:.1f} s ({rate:,.0f} lines/s)")
+        unsent = self.lines - self.sent
+        if interrupts.number is not None:
+            left = f"; {_lines(unsent)} read before that {_were(unsent)} not sent" if unsent else ""
+            complain(f"stopped by {interrupts.number.name} after line {self.lines:,} of the input{left}")
+            return interrupts.exit_code
+        if not unsent and self._failure is None:
+            return 0
+        total = f"of {_lines(self.lines)}" if self._is_at_end else f"of the {_lines(self.lines)} read so far"
+        reason = f"{unsent:,} {total} {_were(unsent)} not sent"
+        if self._failure is not None:
+            reason += f": {self._failure}"
+        elif self._refused is not None:
+            reason += f"; the first, line {self._refused[0]:,}: {self._refused[1]}"
+        if self._doubtful:
+            reason += f" (up to {self._doubtful:,} of them may be stored)"
+        complain(reason)
+        return FAILURE
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line" if count == 1 else f"{count:,} lines"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+@contextlib.contextmanager
+def _progress(work: _Send, source: LineSource) -> Iterator[None]:
+    """Show a bar on the terminal while the lines are sent, where there is one and it is not where they come from."""
+    if not sys.stderr or not sys.stderr.isatty() or source.is_terminal or util.find_spec("rich") is None:
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Lines(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{work.sent:,} lines", style="bold")
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            rate = (work.sent - before[0]) / max(0.001, time.monotonic() - before[1])
+            return Text(f"{rate:,.0f} lines/s, {rate_bytes(task)}", style="cyan")
+
+    def rate_bytes(task: Task) -> str:
+        return f"{(task.speed or 0.0) / 1e6:,.1f} MB/s"
+
+    before = (work.sent, time.monotonic())
+    total = source.remaining
+    columns: list[ProgressColumn] = [BarColumn(), Lines(), Rate(), TimeElapsedColumn()]
+    if total is not None:
+        columns.append(TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    task = progress.add_task("", total=total)
+
+    async def refresh() -> None:
+        while True:
+            progress.update(task, completed=work.sent_bytes, refresh=True)
+            await asyncio.sleep(0.1)
+
+    with progress:
+        refreshing = asyncio.create_task(refresh(), name="progress")
+        try:
+            yield
+        finally:
+            refreshing.cancel()

@@ -1,0 +1,324 @@
+"""`eventpump tail`: follow the partitions of a hub."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from eventpump.amqp.types import Decimal32, Decimal64, Decimal128, Described, Timestamp
+from eventpump.assembly import make_transport
+from eventpump.cli.streams import (
+    FAILURE,
+    Interrupts,
+    Output,
+    OutputClosedError,
+    add_connection_options,
+    complain,
+    connection_text,
+    whole_number,
+)
+from eventpump.consumer.reader import PartitionReader
+from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.ports import (
+    HubProperties,
+    PartitionProperties,
+    ReceiveLink,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    SendLink,
+    SendLinkSpec,
+    Transport,
+)
+from eventpump.settings import ReaderSettings, connection_settings
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
+
+_AT_ONCE: Final = 1000
+"""Events written in one piece."""
+_CACHE: Final = 64 * 1024 * 1024
+"""Bytes read ahead over all partitions."""
+_CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to detach in, once nothing is read any more."""
+_SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand and its options."""
+    parser = subparsers.add_parser(
+        "tail",
+        help="follow the events of a hub",
+        description="Print the events of a hub, and then those that come, until it is stopped. One line an event: the "
+        "body, or a JSON object; on a terminal, partition, number and time before the body.",
+    )
+    add = parser.add_argument
+    add_connection_options(parser)
+    add("--partition", metavar="ID", help="follow this partition only (default: all)")
+    add(
+        "--from",
+        dest="start",
+        default="start",
+        metavar="POSITION",
+        help="start, end, a sequence number, a time (ISO 8601; local without a zone), or offset:TEXT for what follows "
+        "an offset (default: %(default)s)",
+    )
+    add("--consumer-group", default="$Default", metavar="NAME", help="read as this group (default: %(default)s)")
+    add("--json", action="store_true", help="one JSON object a line, with everything an event has")
+    add("--count", metavar="N", help="stop after so many events")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Follow. :returns: the exit code. :raises EventPumpError: it could not be begun, or was refused."""
+    start = position(args.start)
+    count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
+    settings = connection_settings(connection_text(args), args.hub)
+
+    async def tail() -> int:
+        work = _Tail(settings.hub, Output(), start, count, group=args.consumer_group, is_json=args.json)
+        return await work.run(make_transport(settings), args.partition)
+
+    try:
+        return asyncio.run(tail())
+    except ServiceError as error:
+        if error.recovery is Recovery.GIVE_UP:
+            raise
+        complain(str(error))
+        return FAILURE
+
+
+def position(text: str) -> EventPosition:
+    """Read where to begin. What it names is read too. :raises ConfigurationError: it is no such place."""
+    match text:
+        case "start":
+            return EventPosition.earliest()
+        case "end":
+            return EventPosition.latest()
+    try:
+        if text.startswith("offset:"):
+            return EventPosition.at_offset(text.removeprefix("offset:"))
+        if text.isascii() and text.isdigit():
+            return EventPosition.at_sequence_number(whole_number("--from", text, 0, 2**63 - 1), inclusive=True)
+        return EventPosition.at_enqueued_time(datetime.fromisoformat(text).astimezone(UTC), inclusive=True)
+    except (ValueError, OverflowError):
+        raise ConfigurationError(
+            "--from", f"{text[:40]!r} is neither start, end, a sequence number, a time nor offset:TEXT"
+        ) from None
+
+
+class _Tail:
+    """One task per partition reads and writes; all share a connection and the output."""
+
+    def __init__(
+        self, hub: str, output: Output, start: EventPosition, count: int | None, *, group: str, is_json: bool
+    ) -> None:
+        self._hub = hub
+        self._output = output
+        self._start = start
+        self._remaining = count
+        self._group = group
+        self._is_json = is_json
+        self._enough = asyncio.Event()
+
+    async def run(self, transport: Transport, partition_id: str | None) -> int:
+        tasks: list[asyncio.Task[None]] = []
+        with Interrupts(_CLOSE_TIMEOUT) as interrupts, self._output.watched(self._enough.set):
+            ends = [
+                asyncio.create_task(interrupts.finish.wait(), name="finish"),
+                asyncio.create_task(self._enough.wait(), name="enough"),
+            ]
+            finding = asyncio.create_task(self._readers(transport, partition_id), name="find partitions")
+            try:
+                await asyncio.wait({finding, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if finding.done():
+                    tasks = [asyncio.create_task(self._follow(each, reader)) for each, reader in finding.result()]
+                    await asyncio.wait({*tasks, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                return self._outcome(tasks) or interrupts.exit_code
+            finally:
+                for task in (finding, *tasks, *ends):
+                    task.cancel()
+                # Detaching may take as long as the service likes; the connection's end is an end too.
+                await asyncio.wait({finding, *tasks, *ends}, timeout=_CLOSE_TIMEOUT)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT):
+                        await transport.aclose()
+                for task in (finding, *tasks):
+                    if task.done() and not task.cancelled():
+                        task.exception()  # the first one is told; the loop need not report the others
+
+    def _outcome(self, tasks: Sequence[asyncio.Task[None]]) -> int:
+        """Find what ended the reading. :raises EventPumpError: a partition cannot be read."""
+        for task in tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if isinstance(error, OutputClosedError):
+                return 0
+            if isinstance(error, OSError):
+                complain(f"the output cannot be written: {error.strerror}")
+                return FAILURE
+            if error is not None:
+                raise error
+        return 0
+
+    async def _readers(self, transport: Transport, partition_id: str | None) -> list[tuple[str, PartitionReader]]:
+        if partition_id is None:
+            partition_ids = (await transport.get_hub_properties(self._hub)).partition_ids
+        else:
+            # Asked for, so that a wrong one is told at once, and by the same error as a wrong hub.
+            partition_ids = ((await transport.get_partition_properties(self._hub, partition_id)).partition_id,)
+        readers = []
+        for each in partition_ids:
+            settings = ReaderSettings(
+                hub=self._hub,
+                partition_id=each,
+                position=self._start,
+                consumer_group=self._group,
+                cache_bytes=max(1 << 20, _CACHE // len(partition_ids)),
+            )
+            readers.append((each, PartitionReader(lambda: SharedTransport(transport), settings)))
+        return readers
+
+    async def _follow(self, partition_id: str, reader: PartitionReader) -> None:
+        form = json_line if self._is_json else shown_line if self._output.is_terminal else plain_line
+        async with reader:
+            while events := await reader.read(_AT_ONCE):
+                if self._remaining is not None:
+                    # Taken and handed to the writer in one turn: who takes the last one writes it last.
+                    events = events[: self._remaining]
+                    self._remaining -= len(events)
+                lines = []
+                for event in events:
+                    try:
+                        lines.append(form(partition_id, event))
+                    except EventError as error:
+                        complain(f"partition {partition_id}: {error}")
+                await self._output.write(b"".join(lines))
+                if self._remaining == 0:
+                    self._enough.set()
+                    return
+
+
+class SharedTransport:
+    """A transport that several readers use, each of which would close one of its own."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._transport.fully_qualified_namespace
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """Read a hub's properties."""
+        return await self._transport.get_hub_properties(hub)
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """Read a partition's properties."""
+        return await self._transport.get_partition_properties(hub, partition_id)
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
+        """Attach a receive link."""
+        return await self._transport.open_receive_link(spec, sink)
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        """Attach a send link."""
+        return await self._transport.open_send_link(spec)
+
+    async def aclose(self) -> None:
+        """Leave it to who shares it."""
+
+
+# ------------------------------------------------------------------------------------------------------ lines
+
+
+def plain_line(partition_id: str, event: ReceivedEvent) -> bytes:
+    """Give the body as it is, and the end of a line."""
+    return _body(event) + b"\n"
+
+
+def shown_line(partition_id: str, event: ReceivedEvent) -> bytes:
+    """Give what a person wants to see of an event; nothing in it can move the cursor or change the terminal."""
+    moment = event.enqueued_time.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    body = _body(event).decode(errors="backslashreplace")
+    if not body.isprintable():
+        body = "".join(each if each.isprintable() or each == "\t" else ascii(each)[1:-1] for each in body)
+    return f"{partition_id}:{event.sequence_number} {moment}  {body}\n".encode()
+
+
+def json_line(partition_id: str, event: ReceivedEvent) -> bytes:
+    """Give everything an event has as one line of JSON. Bytes that are no UTF-8 come as base64."""
+    record: dict[str, Any] = {
+        "partition": partition_id,
+        "sequence_number": event.sequence_number,
+        "offset": event.offset,
+        "enqueued_time": event.enqueued_time.isoformat().replace("+00:00", "Z"),
+    }
+    if event.partition_key is not None:
+        record["partition_key"] = event.partition_key
+    if event.properties:
+        record["properties"] = plain(event.properties)
+    system = {name: plain(value) for name, value in event.system_properties.items() if name not in _SHOWN}
+    if system:
+        record["system_properties"] = system
+    kind = event.body_type
+    if kind in ("data", "none"):
+        body = event.body if kind == "data" else b""
+        try:
+            record["body"] = body.decode()
+        except UnicodeDecodeError:
+            record["body_base64"] = base64.b64encode(body).decode()
+    else:
+        record["value"] = plain(event.value)
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """Turn an AMQP value into one that JSON has."""
+    match value:
+        case None | bool() | str():
+            return value
+        case Timestamp():
+            try:
+                return value.to_datetime().isoformat().replace("+00:00", "Z")
+            except (ValueError, OverflowError):
+                return int(value)
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else str(float(value))
+        case Decimal32() | Decimal64() | Decimal128():
+            return value.hex()
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return base64.b64encode(value).decode()
+        case datetime():
+            return value.isoformat()
+        case uuid.UUID():
+            return str(value)
+        case Mapping():
+            return {each if isinstance(each, str) else str(plain(each)): plain(value[each]) for each in value}
+        case Described():
+            return plain(value.value)
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case _:
+            return str(value)
+
+
+def _body(event: ReceivedEvent) -> bytes:
+    try:
+        return event.body
+    except EventError:
+        value = event.value  # of another kind; or not to be decoded at all, which raises again
+        return b"" if value is None else json.dumps(plain(value), ensure_ascii=False).encode(errors="backslashreplace")
