@@ -6,10 +6,12 @@ Three users stand on it: `EventProducer`, `BufferedProducer`, and the Spark writ
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from eventpump.amqp.types import Int, Short
 from eventpump.core.backoff import Backoff
@@ -26,11 +28,11 @@ from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
-    EventTooLargeError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
     ServiceError,
+    StoreError,
 )
 from eventpump.ports import SendLink, SendLinkSpec, Transport
 from eventpump.settings import RetryOptions
@@ -86,15 +88,19 @@ class PartitionPublisher:
         self._on_concluded = on_concluded
         self._is_told = on_attached is None
         self._link: SendLink | None = None
+        self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
         self._transfer: asyncio.Future[None] | None = None
         self._max_message_size = 0
         self._jobs: deque[_Job] = deque()
         self._current: _Job | None = None
-        self._wanting: list[asyncio.Future[None]] = []
+        self._wanting: dict[asyncio.Future[None], int] = {}  # who waits for the link, and what went wrong since
         self._settling: list[asyncio.Future[None]] = []
         self._changed = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._is_closed = False
+        self._broken: Exception | None = None
 
     # ------------------------------------------------------------------------------------------ for callers
 
@@ -130,13 +136,12 @@ class PartitionPublisher:
         if self._sequencer.last_number is not None and not self._sequencer.is_raising and self._is_told:
             return
         wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wanting.append(wanting)
+        self._wanting[wanting] = 0
         self._start()
         try:
             await wanting
         finally:
-            if wanting in self._wanting:
-                self._wanting.remove(wanting)
+            self._wanting.pop(wanting, None)
 
     async def send(self, sealed: SealedBatch) -> int:
         """Publish a batch, after those sent before it. The batch in doubt, given again, joins its settlement.
@@ -166,44 +171,48 @@ class PartitionPublisher:
             raise
 
     async def settled(self) -> None:
-        """Wait until nothing is in doubt. :raises EventPumpError: the partition has failed."""
+        """Wait until nothing is in doubt, beginning with a look at once.
+
+        :raises EventPumpError: the partition has failed.
+        """
         while self.doubtful is not None:
             if self._sequencer.failure is not None:
                 raise self._sequencer.error()
-            self._require_open()
+            if self._is_closed or self._broken is not None:
+                raise self._closed_error()
             settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling.append(settling)
+            self._hurry.set()
             await settling
+
+    async def drained(self) -> None:
+        """Take nothing more, fail what was not sent yet, and wait for what was.
+
+        :raises EventPumpError: the partition has failed.
+        """
+        self._is_closing = True
+        self._end_all(ClosedError("producer"), is_final=False)
+        await self.settled()
 
     async def aclose(self) -> None:
         """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine."""
-        self._is_closed = True
+        self._is_closing = self._is_closed = True
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        closed = ClosedError("producer")
-        for job in self._jobs:
-            self._end(job)
-            self._fail(job, closed)
-        self._jobs.clear()
-        current = self._current
-        if current is not None and current.publication is not None:
-            if self._sequencer.withdraw(current.publication) is Outcome.UNKNOWN:
-                self._fail(current, self._unknown(current, closed))  # and stays current: `doubtful` tells of it
-            else:
-                self._current = None
-                self._end(current)
-                self._fail(current, closed)
-        for waiting in (*self._wanting, *self._settling):
-            if not waiting.done():
-                waiting.set_exception(closed)
+            await asyncio.wait({self._task})
+        self._end_all(ClosedError("producer"))
         await self._drop_link()
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _require_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("producer")
+        if self._is_closing or self._broken is not None:
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        error = ClosedError("producer")
+        error.__cause__ = self._broken
+        return error
 
     def _job(self, sealed: SealedBatch) -> _Job:
         """Find the job of a batch that is on its way already, or queue a new one."""
@@ -226,15 +235,23 @@ class PartitionPublisher:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._end(job)
-        elif job is self._current and self._sequencer.withdraw(job.publication) is Outcome.REFUSED:
-            self._current = None
+        elif job is self._current and self._sequencer.withdraw(job.publication) is not Outcome.UNKNOWN:
             if self._transfer is not None:
                 self._transfer.cancel()
-            self._end(job)
+            self._conclude()
 
     async def _run(self) -> None:
+        try:
+            await self._drive()
+        except Exception as error:
+            # A mistake of ours, or of what we were given. Whoever waits, or comes, must learn of it.
+            _log.exception("partition %s: its publisher has failed", self._sequencer.partition_id)
+            self._broken = error
+            self._end_all(error)
+
+    async def _drive(self) -> None:
+        sequencer = self._sequencer
         while True:
-            sequencer = self._sequencer
             if sequencer.failure is not None:
                 self._fail_all()
             elif self._current is None and self._jobs:
@@ -243,6 +260,8 @@ class PartitionPublisher:
             if sequencer.failure is None and (self._current is not None or self._wanting):
                 await self._advance()
                 continue
+            self._is_fresh = False
+            self._backoff.reset()
             self._changed.clear()
             await self._changed.wait()
 
@@ -257,9 +276,9 @@ class PartitionPublisher:
             elif step is Step.SEND:
                 await self._send()
             self._wake_wanting()
+            self._conclude()
         except EventPumpError as error:
             await self._trouble(error)
-        self._conclude()
 
     async def _attach(self) -> None:
         await self._drop_link()
@@ -281,6 +300,7 @@ class PartitionPublisher:
                 return
             raise
         self._link = link
+        self._is_fresh = True
         self._max_message_size = link.max_message_size
         answer = link.properties
         level = sequencer.owner_level
@@ -297,8 +317,8 @@ class PartitionPublisher:
         sequencer, link, job = self._sequencer, self._link, self._current
         assert link is not None
         assert job is not None
-        if not link.is_attached:
-            sequencer.detached()  # while nothing was sent; no fault of this batch
+        if not link.is_attached and not self._is_fresh:
+            sequencer.detached()  # while there was nothing to send; no fault of this batch
             return
         assert job.publication is not None
         assert job.publication.first is not None
@@ -310,44 +330,53 @@ class PartitionPublisher:
         )
         try:
             await asyncio.wait({transfer})
-        finally:
+        except asyncio.CancelledError:
             transfer.cancel()
+            await asyncio.wait({transfer})
+            self._came_to(link, transfer)
+            raise
+        finally:
             self._transfer = None
-            if not transfer.done() and sequencer.step is Step.WAIT:
-                sequencer.outcome_unknown()
-        if transfer.cancelled():
-            return  # withdrawn before a byte of it left
-        error = transfer.exception()
-        if error is None:
-            sequencer.accepted()
-            self._backoff.reset()
-        elif not isinstance(error, EventPumpError) or not self._explained(link, error):
+        error = self._came_to(link, transfer)
+        if error is not None:
             raise error
 
     def _sent(self) -> None:
+        self._is_fresh = False
         self._sequencer.sending()
 
-    def _explained(self, link: SendLink, error: EventPumpError) -> bool:
-        """Tell the ledger what an error says of the transfer that was out.
+    def _came_to(self, link: SendLink, transfer: asyncio.Future[None]) -> BaseException | None:
+        """Tell the ledger what became of a transfer. :returns: what counts as a try, or is a mistake; else None."""
+        sequencer = self._sequencer
+        error = None if transfer.cancelled() else transfer.exception()
+        if isinstance(error, EventPumpError):
+            return None if self._explained(link, error) else error
+        if error is None and not transfer.cancelled():
+            sequencer.accepted()
+        elif sequencer.step is Step.WAIT:
+            sequencer.outcome_unknown()
+        return error
 
-        What is no plain refusal by a link that lives leaves the outcome open.
+    def _explained(self, link: SendLink, error: EventPumpError) -> bool:
+        """Tell the ledger what an error says of a transfer.
+
+        What is no plain refusal by a link that lives leaves the outcome of a transfer that is out open.
 
         :returns: whether the ledger's next step says it all; otherwise the error counts as a try.
         """
         sequencer = self._sequencer
-        if sequencer.step is not Step.WAIT:
+        is_out = sequencer.step is Step.WAIT
+        if isinstance(error, ServiceError) and error.condition == PRODUCER_EPOCH_STOLEN:
+            # Where the link ended with it, the transfer was not answered.
+            sequencer.fenced(error.description, transfer_refused=is_out and link.is_attached)
+            return True
+        if not is_out:
             # Not a byte of it left.
-            if isinstance(error, EventTooLargeError):
-                sequencer.sending()
-                sequencer.refused()
-            elif not link.is_attached:
+            if not link.is_attached:
                 sequencer.detached()
             return False
-        if not isinstance(error, ServiceError) or error.condition is None or not link.is_attached:
+        if not isinstance(error, ServiceError) or not link.is_attached:
             sequencer.outcome_unknown()
-        elif error.condition == PRODUCER_EPOCH_STOLEN:
-            sequencer.fenced(error.description, transfer_refused=True)
-            return True
         elif error.condition == OUT_OF_ORDER_SEQUENCE:
             sequencer.refused_out_of_order()
             return True
@@ -360,55 +389,54 @@ class PartitionPublisher:
         return False
 
     async def _trouble(self, error: EventPumpError) -> None:
-        """Wait before the next try, or let those go who have waited long enough."""
-        job = self._current
-        is_final = isinstance(error, EventTooLargeError) or (
-            isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP
+        """Let those go who have waited long enough, and wait before the next try."""
+        is_final = not isinstance(error, StoreError) and (
+            not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP
         )
+        job = self._current
         if job is not None:
             job.tries += 1
             if job.waiters and (is_final or job.tries > self._retry.max_retries):
                 self._let_go(job, error)
-        elif is_final or self._backoff.failures >= self._retry.max_retries:
-            for wanting in self._wanting:
-                if not wanting.done():
-                    wanting.set_exception(error)
-            self._wanting.clear()
-            self._backoff.reset()
-            return
+        self._conclude(error)
+        for wanting, tries in list(self._wanting.items()):
+            self._wanting[wanting] = tries + 1
+            if is_final or tries >= self._retry.max_retries:
+                del self._wanting[wanting]
+                _set_exception(wanting, error)
         if self._sequencer.failure is not None or (self._current is None and not self._wanting):
             return
         wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
         delay = self._backoff.next(self._rng, at_least=wait)
-        if job is not None and not job.waiters:
+        if self._current is not None and not self._current.waiters:
             _log.warning(
                 "partition %s: a batch is in doubt, next look in %.1f s: %s", self._sequencer.partition_id, delay, error
             )
-        await asyncio.sleep(delay)
+        self._hurry.clear()
+        try:
+            async with asyncio.timeout(delay):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
 
     def _let_go(self, job: _Job, error: EventPumpError) -> None:
         """Fail those who wait for a job that has used up its retries; one in doubt is settled nevertheless."""
-        publication = job.publication
-        assert publication is not None
-        outcome = (
-            publication.outcome if publication is not self._sequencer.head else self._sequencer.withdraw(publication)
-        )
-        if outcome is Outcome.UNKNOWN:
+        assert job.publication is not None
+        if self._sequencer.withdraw(job.publication) is Outcome.UNKNOWN:
             self._fail(job, self._unknown(job, error))
-        elif outcome is Outcome.REFUSED:
-            self._current = None
-            self._end(job)
-            self._fail(job, error)
 
-    def _unknown(self, job: _Job, cause: EventPumpError) -> PublishOutcomeUnknownError:
+    def _unknown(self, job: _Job, cause: BaseException) -> PublishOutcomeUnknownError:
         publication = job.publication
         assert publication is not None
         error = PublishOutcomeUnknownError(self._sequencer.partition_id, publication.first, publication.count)
         error.__cause__ = cause
         return error
 
-    def _conclude(self) -> None:
-        """Tell those who wait for the current job, where it is known what became of it."""
+    def _conclude(self, error: Exception | None = None) -> None:
+        """Tell those who wait for the current job, where it is known what became of it.
+
+        :param error: why it is not stored, where the partition has not failed.
+        """
         job = self._current
         if job is None or job.publication is None or job.publication is self._sequencer.head:
             return
@@ -416,42 +444,73 @@ class PartitionPublisher:
         if job.publication.outcome is Outcome.PUBLISHED:
             first = job.publication.first
             assert first is not None
-            self._end(job, first)
+            self._backoff.reset()
             for waiter in job.waiters:
                 if not waiter.done():
                     waiter.set_result(first)
             job.waiters.clear()
+            self._end(job, first)
         else:
+            if job.waiters:
+                failure = self._sequencer.error() if self._sequencer.failure is not None else error
+                assert failure is not None
+                self._fail(job, _saying("the events are not stored", failure))
             self._end(job)
-            self._fail(job, self._sequencer.error())
         self._wake_settling()
+
+    def _end_all(self, error: Exception, *, is_final: bool = True) -> None:
+        """Fail what was not sent; and, where it is final, those who wait for what is in doubt, which stays so."""
+        self._conclude(error)
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        for job in jobs:
+            self._fail(job, error)
+        current = self._current
+        if current is not None:
+            assert current.publication is not None
+            if self._sequencer.withdraw(current.publication) is not Outcome.UNKNOWN:
+                if self._transfer is not None:
+                    self._transfer.cancel()
+                self._conclude(error)
+            elif is_final:
+                self._fail(current, self._unknown(current, error))  # it stays current: `doubtful` tells of it
+        for wanting in self._wanting:
+            _set_exception(wanting, error)
+        self._wanting.clear()
+        if is_final:
+            for settling in self._settling:
+                _set_exception(settling, error)
+            self._settling.clear()
+        for job in jobs:
+            self._end(job)
 
     def _end(self, job: _Job, first: int | None = None) -> None:
         if self._on_concluded is not None:
             self._on_concluded(job.sealed, first)
 
-    def _fail(self, job: _Job, error: EventPumpError) -> None:
+    def _fail(self, job: _Job, error: Exception) -> None:
         for waiter in job.waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+            _set_exception(waiter, error)
         job.waiters.clear()
 
     def _fail_all(self) -> None:
         """The partition has failed: everybody learns of it, now and later."""
-        for job in self._jobs:
-            self._end(job)
-            self._fail(job, self._sequencer.error())
+        jobs = list(self._jobs)
         self._jobs.clear()
+        for job in jobs:
+            self._fail(job, self._sequencer.error())
+            self._end(job)
         if self._current is not None:
-            self._fail(self._current, self._sequencer.error())
+            unknown = "whether the events are stored is not known"
+            self._fail(self._current, _saying(unknown, self._sequencer.error()))
         for wanting in self._wanting:
-            if not wanting.done():
-                wanting.set_exception(self._sequencer.error())
+            _set_exception(wanting, self._sequencer.error())
         self._wanting.clear()
         self._wake_settling()
 
     def _wake_wanting(self) -> None:
-        if self._sequencer.last_number is None or self._sequencer.is_raising or not self._is_told:
+        sequencer = self._sequencer
+        if sequencer.failure or sequencer.last_number is None or sequencer.is_raising or not self._is_told:
             return
         for wanting in self._wanting:
             if not wanting.done():
@@ -475,3 +534,18 @@ _ANSWER = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 
 def _number(value: object) -> int | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _saying(known: str, error: Exception) -> Exception:
+    """Say in an error of the service, which may be everybody's, what is known of the batch."""
+    if not isinstance(error, ServiceError):
+        return error
+    told = copy.copy(error)
+    told.args = (f"{error}; {known}",)
+    told.__cause__ = error
+    return told
