@@ -31,14 +31,16 @@ class EventBatch:
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
     :ivar is_idempotent: whether its size counts the room for numbers.
+    :ivar events: the events of an idempotent one; no other keeps them.
     :ivar state: see :class:`BatchState`.
     :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
     """
 
     __slots__ = (
-        "_events",
+        "_encoded",
         "_sealed",
         "_size",
+        "events",
         "is_idempotent",
         "max_size",
         "partition_id",
@@ -61,7 +63,8 @@ class EventBatch:
         self.is_idempotent = is_idempotent
         self.state = BatchState.OPEN
         self.starting_published_sequence_number: int | None = None
-        self._events: list[bytes] = []
+        self.events: list[EventData] = []
+        self._encoded: list[bytes] = []
         self._size = EnvelopeSize(partition_key)
         self._sealed: SealedBatch | None = None
 
@@ -71,7 +74,7 @@ class EventBatch:
         :raises EventTooLargeError: it would not fit an empty batch either.
         :raises EventError: it cannot be encoded, carries a number already, or the batch is on its way or published.
         """
-        if self.state not in (BatchState.OPEN, BatchState.REFUSED):
+        if self.is_under_way or self.state is BatchState.PUBLISHED:
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
@@ -79,18 +82,25 @@ class EventBatch:
         added = numbered_size(encoded) if self.is_idempotent else len(encoded)
         size = self._size.with_event(added)
         if size > self.max_size:
-            if not self._events:
+            if not self._encoded:
                 raise EventTooLargeError(size, self.max_size)
             return False
         self._size.add(added)
-        self._events.append(encoded)
+        self._encoded.append(encoded)
+        if self.is_idempotent:
+            self.events.append(event)
         self._sealed = None
         return True
 
     @property
     def count(self) -> int:
         """How many events it holds."""
-        return len(self._events)
+        return len(self._encoded)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was sent, and what becomes of it is not known yet."""
+        return self.state in (BatchState.IN_FLIGHT, BatchState.IN_DOUBT)
 
     @property
     def size(self) -> int:
@@ -101,12 +111,12 @@ class EventBatch:
         """Encode it, once for all sends of the same events."""
         if self._sealed is None:
             self._sealed = SealedBatch.seal(
-                self._events, partition_key=self.partition_key, idempotent=self.is_idempotent
+                self._encoded, partition_key=self.partition_key, idempotent=self.is_idempotent
             )
         return self._sealed
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._encoded)
 
     def __repr__(self) -> str:
         return f"EventBatch({self.count} events, {self.size} of {self.max_size} bytes, {self.state.value})"

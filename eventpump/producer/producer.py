@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,11 @@ MAX_BATCH_SIZE = 1024 * 1024
 CLOSE_TIMEOUT = 20.0
 """Seconds that closing waits for what is in doubt, unless told otherwise."""
 
+_NO_LIMIT = 2**62
+
 _T = TypeVar("_T")
+_Split = list[tuple[list[EventData], EventBatch]]
+"""The parts of a list that took several messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class HubProducer:
 
     :param transport: closed with the producer.
     :param idempotent: whether every event is published exactly once.
-    :param partition_options: by partition id.
+    :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
     :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
     :param fence: raise the owner level at the start, so that a former process with this name is shut out.
@@ -142,7 +147,10 @@ class HubProducer:
         self._starts: dict[str, int] = {}
         self._is_store_open = False
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
+        self._doubtful: dict[int, EventData] = {}  # by identity
+        self._splits: dict[str, list[_Split]] = {}
         self._closed = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,7 +192,7 @@ class HubProducer:
             limit = publisher.max_message_size
         else:
             limit = (await self._with_retries(partition_id, _itself)).max_message_size
-        return MAX_BATCH_SIZE if limit >= 2**62 else limit
+        return MAX_BATCH_SIZE if limit >= _NO_LIMIT else limit
 
     # ------------------------------------------------------------------------------------------ sending
 
@@ -219,7 +227,13 @@ class HubProducer:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
             if events.is_idempotent is not self._is_idempotent:
                 raise ConfigurationError("events", "the batch was made by a producer of the other kind")
-            await self._send_batch(events)
+            if events.count == 0:
+                return
+            if self._is_idempotent:
+                assert events.partition_id is not None
+                await self._send_batch(await self._publisher(events.partition_id), events)
+            else:
+                await self.send_sealed(events.seal(), partition_id=events.partition_id)
             return
         self._check_target(partition_id, partition_key)
         each = [events] if isinstance(events, EventData) else list(events)
@@ -229,14 +243,14 @@ class HubProducer:
             assert partition_id is not None
             await self._send_list(each, partition_id, split=split)
         else:
-            for _, batch in await self._fill(each, partition_id, partition_key, split=split):
-                await self._send_batch(batch)
+            limit = await self.message_limit(partition_id) if split else _NO_LIMIT
+            for _, batch in self._fill(each, partition_id, partition_key, limit):
+                await self.send_sealed(batch.seal(), partition_id=partition_id)
 
-    async def _fill(
-        self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, *, split: bool
-    ) -> list[tuple[list[EventData], EventBatch]]:
-        """Put events into as few messages as they take; into one, however large, where they may not be split."""
-        limit = await self.message_limit(partition_id) if split else 2**62
+    def _fill(
+        self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, limit: int
+    ) -> _Split:
+        """Put events into as few messages as they take."""
         filled: list[tuple[list[EventData], EventBatch]] = []
         for event in events:
             if not filled or not filled[-1][1].try_add(event):
@@ -249,41 +263,63 @@ class HubProducer:
         return filled
 
     async def _send_list(self, events: list[EventData], partition_id: str, *, split: bool) -> None:
+        """Send a list as one batch, or several. The same list again joins what is under way of it."""
+        publisher = await self._publisher(partition_id)
+        limit = await self.message_limit(partition_id) if split else _NO_LIMIT
+        # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
         for batch, others in self._under_way.values():
-            if batch.partition_id == partition_id and len(others) == len(events) and all(map(_is_same, others, events)):
-                await self._send_batch(batch, others)
+            if batch.partition_id == partition_id and _are_same(others, events):
+                await self._send_batch(publisher, batch, others)
                 return
-        doubtful = {id(event) for _, others in self._under_way.values() for event in others}
-        if any(id(event) in doubtful for event in events):
-            raise EventError("an event is in doubt; send the very same list again to learn what became of it")
-        for part, batch in await self._fill(events, partition_id, None, split=split):
-            await self._send_batch(batch, part)
+        known = self._splits.get(partition_id, ())
+        parts = next((each for each in known if _are_same([event for part, _ in each for event in part], events)), None)
+        if parts is None:
+            self._check_not_in_doubt(events)
+            parts = self._fill(events, partition_id, None, limit)
+            if len(parts) > 1:
+                unfinished = [each for each in known if any(batch.is_under_way for _, batch in each)]
+                self._splits[partition_id] = [*unfinished, parts]
+        for part, batch in parts:
+            if batch.state is not BatchState.PUBLISHED:
+                await self._send_batch(publisher, batch, part)
+        if len(parts) > 1:
+            self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not parts]
 
-    async def _send_batch(self, batch: EventBatch, events: Sequence[EventData] = ()) -> None:
-        """Send a batch; made of a list, its events learn their numbers with it."""
-        if batch.count == 0:
-            return
-        if not self._is_idempotent:
-            await self.send_sealed(batch.seal(), partition_id=batch.partition_id)
-            return
-        assert batch.partition_id is not None
+    async def _send_batch(
+        self, publisher: PartitionPublisher, batch: EventBatch, events: Sequence[EventData] = ()
+    ) -> None:
+        """Publish a batch; made of a list, its events learn their numbers with it."""
         if batch.state is BatchState.PUBLISHED:
             raise EventError("the batch is published; it is not sent again as new")
-        publisher = await self._publisher(batch.partition_id)
         sealed = batch.seal()
-        self._under_way.setdefault(sealed, (batch, events))
+        if sealed not in self._under_way:
+            if batch.is_under_way:
+                raise EventError(f"the batch is {batch.state.value} at another producer")
+            self._check_not_in_doubt(batch.events)
+            self._under_way[sealed] = (batch, events)
         batch.state = BatchState.IN_FLIGHT
         try:
             await publisher.send(sealed)
         finally:
             if sealed in self._under_way and not publisher.is_awaited(sealed):
-                batch.state = BatchState.IN_DOUBT
+                if publisher.doubtful is sealed:
+                    batch.state = BatchState.IN_DOUBT
+                    self._doubtful.update((id(event), event) for event in batch.events)
+                else:
+                    self._concluded(sealed, None)
+
+    def _check_not_in_doubt(self, events: Sequence[EventData]) -> None:
+        if self._doubtful and any(id(event) in self._doubtful for event in events):
+            raise EventError("an event is in doubt; send the very same batch or list again to learn what became of it")
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Take down what became of a batch, whether or not anybody still waits for it."""
         batch, events = self._under_way.pop(sealed, (None, ()))
         if batch is None:
             return
+        if self._doubtful:
+            for event in batch.events:
+                self._doubtful.pop(id(event), None)
         batch.starting_published_sequence_number = first
         batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
         if first is not None:
@@ -308,13 +344,13 @@ class HubProducer:
 
     # ------------------------------------------------------------------------------------------ knowing
 
-    async def get_hub_properties(self) -> HubProperties:
+    async def get_properties(self) -> HubProperties:
         """Read about the hub. :raises ServiceError: as of the transport."""
         return await self._transport.get_hub_properties(self._hub)
 
     async def get_partition_ids(self) -> tuple[str, ...]:
         """List the hub's partitions. :raises ServiceError: as of the transport."""
-        return (await self.get_hub_properties()).partition_ids
+        return (await self.get_properties()).partition_ids
 
     async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
         """Read about a partition. :raises ServiceError: as of the transport."""
@@ -347,42 +383,51 @@ class HubProducer:
             await self._publishers[partition_id].settled()
 
     async def aclose(self, deadline: float | None = None) -> None:
-        """Settle what is in doubt, then close the links and the connection. Closing twice is fine.
+        """Wait for what is under way and settle what is in doubt, then close the links and the connection.
 
-        :param deadline: seconds to settle in; None for 20.
+        What was not sent yet fails with `ClosedError`. Closing twice is fine; cancelled, it still closes, at once.
+
+        :param deadline: seconds to wait and settle in; None for 20.
         :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
         """
-        already = self._closed.is_set()
         self._closed.set()
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+            return
         publishers = list(self._publishers.values())
         try:
-            if not already:
-                await self._settle_all(publishers, CLOSE_TIMEOUT if deadline is None else deadline)
+            await self._drain(publishers, CLOSE_TIMEOUT if deadline is None else deadline)
         finally:
-            doubtful = [each for each in publishers if each.doubtful is not None]
-            for publisher in publishers:
-                await publisher.aclose()
+            if self._closing is None:
+                self._closing = asyncio.create_task(self._close(publishers), name="close a producer")
+            await asyncio.shield(self._closing)
+        unknown = [_unknown(each) for each in publishers if each.doubtful is not None]
+        if unknown:
+            for other in unknown[1:]:
+                unknown[0].add_note(str(other))
+            raise unknown[0]
+
+    @staticmethod
+    async def _drain(publishers: Sequence[PartitionPublisher], deadline: float) -> None:
+        drains = [asyncio.ensure_future(each.drained()) for each in publishers]
+        if drains:
+            try:
+                await asyncio.wait(drains, timeout=deadline)
+            finally:
+                for drain in drains:
+                    drain.cancel()
+                await asyncio.gather(*drains, return_exceptions=True)
+
+    async def _close(self, publishers: Sequence[PartitionPublisher]) -> None:
+        try:
+            await asyncio.gather(*(each.aclose() for each in publishers))
+        finally:
             self._links.clear()
             await self._transport.aclose()
             if self._state_store is not None and self._is_store_open:
                 await self._state_store.aclose()
             if self._dropping:
                 await asyncio.wait(self._dropping)  # with the connection gone, they have nothing to wait for
-        if doubtful and not already:
-            first = doubtful[0].sequencer.head
-            assert first is not None
-            raise PublishOutcomeUnknownError(doubtful[0].sequencer.partition_id, first.first, first.count)
-
-    @staticmethod
-    async def _settle_all(publishers: Sequence[PartitionPublisher], deadline: float) -> None:
-        waits = [asyncio.ensure_future(each.settled()) for each in publishers if each.doubtful is not None]
-        if waits:
-            try:
-                await asyncio.wait(waits, timeout=deadline)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-                await asyncio.gather(*waits, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ publishers
 
@@ -392,7 +437,10 @@ class HubProducer:
                 raise ClosedError("producer")
             publisher = self._publishers.get(partition_id)
             if publisher is None:
-                publisher = self._publishers[partition_id] = await self._make_publisher(partition_id)
+                publisher = await self._make_publisher(partition_id)
+                if self._closed.is_set():
+                    raise ClosedError("producer")
+                self._publishers[partition_id] = publisher
             return publisher
 
     async def _make_publisher(self, partition_id: str) -> PartitionPublisher:
@@ -500,8 +548,19 @@ async def _itself(link: SendLink) -> SendLink:
     return link
 
 
-def _is_same(one: object, other: object) -> bool:
-    return one is other
+def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Tell whether two lists are of the very same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _unknown(publisher: PartitionPublisher) -> PublishOutcomeUnknownError:
+    """Make the error that tells of a batch left in doubt."""
+    sequencer = publisher.sequencer
+    head = sequencer.head
+    assert head is not None
+    error = PublishOutcomeUnknownError(sequencer.partition_id, head.first, head.count)
+    error.__cause__ = None if sequencer.failure is None else sequencer.error()
+    return error
 
 
 def _check_options(*, idempotent: bool, needs_idempotent: Mapping[str, object], max_in_flight: int | None) -> None:
@@ -509,6 +568,4 @@ def _check_options(*, idempotent: bool, needs_idempotent: Mapping[str, object], 
         if value and not idempotent:
             raise ConfigurationError(name, "needs idempotent=True")
     if max_in_flight is not None and (idempotent or max_in_flight < 1):
-        raise ConfigurationError(
-            "max_in_flight", "is at least 1, and of plain producers only"
-        )
+        raise ConfigurationError("max_in_flight", "is at least 1, and of plain producers only")
