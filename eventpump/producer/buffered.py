@@ -268,10 +268,11 @@ class HubBufferedProducer:
         :raises ServiceError: as of the transport. It may be tried again.
         :raises ConfigurationError: the buffer is too small for that many partitions.
         """
+        self._require_open()
         while not self._is_open:
-            self._require_open()
             if self._opening is not None:
                 await self._opening.wait()
+                self._require_open()
                 continue
             self._opening = asyncio.Event()
             try:
@@ -315,8 +316,10 @@ class HubBufferedProducer:
         """
         if not self._is_open:
             await self._open_in_turn()
-        if self._yielding or self._time() >= self._yield_at:
+        now = self._time()
+        if self._yielding or now >= self._yield_at:
             await self._let_others_run()
+            now = self._time()
         if self._is_closed:
             raise ClosedError(_NAME)
         encoded, size = self._encode(event, partition_key)
@@ -326,7 +329,8 @@ class HubBufferedProducer:
                 lane = await self._find_room(event, size)
             else:
                 await self._wait_for_room(lane, size)
-        return self._accept(lane, event, encoded, size)
+            now = self._time()
+        return self._accept(lane, event, encoded, size, now)
 
     def send_nowait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
@@ -349,7 +353,7 @@ class HubBufferedProducer:
             if lane is None:
                 self._hurry()
                 raise BufferFullError(full.partition_id, size, self._room.events, self._room.bytes)
-        return self._accept(lane, event, encoded, size)
+        return self._accept(lane, event, encoded, size, self._time())
 
     async def send_and_wait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
@@ -397,10 +401,10 @@ class HubBufferedProducer:
             raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
         return lane
 
-    def _accept(self, lane: _Lane, event: EventData, encoded: bytes, size: int) -> Receipt:
+    def _accept(self, lane: _Lane, event: EventData, encoded: bytes, size: int, now: float) -> Receipt:
         """Add an event that has its room to its partition's batch."""
         accumulator = self._accumulator
-        is_ready = accumulator.add(lane.partition_id, (event, encoded), size, self._time())
+        is_ready = accumulator.add(lane.partition_id, (event, encoded), size, now)
         batch = accumulator.newest
         assert batch is not None
         fate = batch.outcome
@@ -743,7 +747,4 @@ def _keyed_head(partition_key: str) -> bytes:
     """Encode what stands before an event that has a key. Remembered, because keys come again."""
     if not isinstance(partition_key, str):
         raise EventError("a partition key is text")
-    try:
-        return envelope_head(partition_key)
-    except ValueError as error:
-        raise EventError(f"the partition key has no AMQP form: {error}") from None
+    return envelope_head(partition_key)

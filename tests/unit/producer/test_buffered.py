@@ -1,0 +1,1101 @@
+"""Single events in batches: room, order, receipts, and that every accepted event ends once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.message import Data, Message
+from eventpump.core.sequencer import NUMBERS
+from eventpump.dialect.envelope import added_size, decode_batch
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.errors import (
+    BufferFullError,
+    ClosedError,
+    ConfigurationError,
+    EventError,
+    EventTooLargeError,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+    ServiceError,
+)
+from eventpump.events import EventData
+from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
+from eventpump.producer.producer import HubProducer
+from eventpump.settings import BufferSettings
+from eventpump.testing.clock import VirtualTimeLoop
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+MIB = 1024 * 1024
+REFUSED = RequestRefusedError("refused by the test")
+Step = Callable[[], Any]
+
+
+class ScriptedProducer(HubProducer):
+    """Takes sealed batches as a test says: at once, later, or not at all.
+
+    :ivar sent: what was stored, per partition and batch.
+    :ivar script: what becomes of the next batches, per partition: an error to raise, or seconds to take first.
+    :ivar held: partitions that answer nothing until they are let go.
+    """
+
+    def __init__(self, partitions: int = 4, *, idempotent: bool = False, limit: int = MIB, first: int = 0) -> None:
+        super().__init__(FakeTransport(FakeHub(partitions=partitions)), "telemetry", idempotent=idempotent)
+        self.limit = limit
+        self.sent: defaultdict[str, list[list[bytes]]] = defaultdict(list)
+        self.script: defaultdict[str, list[Exception | float]] = defaultdict(list)
+        self.held: dict[str, asyncio.Event] = {}
+        self.in_flight: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.calls: list[tuple[str, SealedBatch]] = []
+        self.next: defaultdict[str, int] = defaultdict(lambda: first)
+        self.is_shut = asyncio.Event()
+
+    def hold(self, *partition_ids: str) -> None:
+        for partition_id in partition_ids:
+            self.held[partition_id] = asyncio.Event()
+
+    def let_go(self, partition_id: str) -> None:
+        self.held.pop(partition_id).set()
+
+    def bodies(self, partition_id: str) -> list[str]:
+        return [text(raw) for batch in self.sent[partition_id] for raw in batch]
+
+    def everything(self) -> list[str]:
+        return [body for partition_id in list(self.sent) for body in self.bodies(partition_id)]
+
+    async def send_sealed(self, sealed: SealedBatch, *, partition_id: str | None) -> int | None:
+        assert partition_id is not None
+        self.calls.append((partition_id, sealed))
+        self.in_flight[partition_id] += 1
+        self.peak[partition_id] = max(self.peak[partition_id], self.in_flight[partition_id])
+        try:
+            return await self._take(sealed, partition_id)
+        finally:
+            self.in_flight[partition_id] -= 1
+
+    async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+        if self.is_shut.is_set():
+            raise ClosedError("producer")
+        if sealed.size > self.limit:
+            raise EventTooLargeError(sealed.size, self.limit)
+        while self.script[partition_id]:
+            step = self.script[partition_id].pop(0)
+            if isinstance(step, Exception):
+                raise step
+            await asyncio.sleep(step)
+        if (held := self.held.get(partition_id)) is not None:
+            waits = [asyncio.ensure_future(held.wait()), asyncio.ensure_future(self.is_shut.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if not held.is_set():
+                raise PublishOutcomeUnknownError(partition_id, None, sealed.count)
+        first = self.next[partition_id]
+        message = sealed.numbered(1, 0, first) if sealed.is_idempotent else sealed.message
+        self.sent[partition_id].append(decode_batch(message))
+        self.next[partition_id] = (first + sealed.count) % NUMBERS
+        return first if sealed.is_idempotent else None
+
+    async def aclose(self, deadline: float | None = None) -> None:
+        self.is_shut.set()
+        await super().aclose(deadline)
+
+
+@dataclass
+class Told:
+    """What the callbacks were told."""
+
+    successes: list[tuple[list[EventData], str]] = field(default_factory=list)
+    errors: list[tuple[list[EventData], str, Exception]] = field(default_factory=list)
+
+    def success(self, events: Sequence[EventData], partition_id: str) -> None:
+        self.successes.append((list(events), partition_id))
+
+    def error(self, events: Sequence[EventData], partition_id: str, error: Exception) -> None:
+        self.errors.append((list(events), partition_id, error))
+
+
+def text(raw: bytes) -> str:
+    body = Message.decode(raw).body
+    assert isinstance(body, Data)
+    return body.parts[0].decode()
+
+
+def event(body: object = "x") -> EventData:
+    return EventData(str(body))
+
+
+def buffered(service: HubProducer | None = None, told: Told | None = None, **options: Any) -> HubBufferedProducer:
+    settings = {name: options.pop(name) for name in BufferSettings.model_fields if name in options}
+    if told is not None:
+        options |= {"on_success": told.success, "on_error": told.error}
+    return HubBufferedProducer(service or ScriptedProducer(), BufferSettings(**settings), **options)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# ---------------------------------------------------------------------------------------------------- batching
+
+
+async def test_a_batch_with_enough_events_is_sent_at_once() -> None:
+    """The event that makes a batch full has it sent without waiting for the time to pass."""
+    service = ScriptedProducer()
+    async with buffered(service, max_batch_events=3, max_wait=60) as producer:
+        start = now()
+        receipts = [await producer.send(event(each), partition_id="0") for each in "abc"]
+        assert await receipts[0] == Published("0", None)
+        assert now() == start
+        assert [[text(raw) for raw in batch] for batch in service.sent["0"]] == [["a", "b", "c"]]
+
+
+async def test_a_batch_of_enough_bytes_is_sent_at_once() -> None:
+    """A batch never gets larger than the bound, and is sent when the next event would make it so."""
+    service = ScriptedProducer()
+    size = added_size(len(EventData(b"x" * 100).encode()))
+    async with buffered(service, max_batch_bytes=3 * size, max_wait=60) as producer:
+        start = now()
+        receipts = [await producer.send(EventData(b"x" * 100), partition_id="0") for _ in range(4)]
+        await receipts[2]
+        assert now() == start
+        assert [len(batch) for batch in service.sent["0"]] == [3]
+    assert [len(batch) for batch in service.sent["0"]] == [3, 1]
+
+
+async def test_a_batch_is_sent_when_its_first_event_has_waited_long_enough() -> None:
+    """Age counts from the first event of the batch; five milliseconds unless told otherwise."""
+    service = ScriptedProducer()
+    async with buffered(service) as producer:
+        start = now()
+        first = await producer.send(event(), partition_id="0")
+        await asyncio.sleep(0.004)
+        second = await producer.send(event(), partition_id="0")
+        await first
+        assert second.done()
+        assert now() - start == pytest.approx(0.005)
+
+
+async def test_one_timer_serves_all_partitions() -> None:
+    """However many partitions wait, the loop has one timer of ours, and each batch goes when it is due."""
+    service = ScriptedProducer(partitions=16)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with buffered(service, max_wait=1) as producer:
+        receipts, sent_at = [], []
+        for number in range(16):
+            receipts.append(await producer.send(event(), partition_id=str(number)))
+            sent_at.append(now())
+            timers = [each for each in loop._scheduled if not each.cancelled()]  # type: ignore[attr-defined] # private
+            assert len(timers) == 1
+            await asyncio.sleep(0.01)
+        for receipt, at in zip(receipts, sent_at, strict=True):
+            await receipt
+            assert now() == pytest.approx(at + 1)
+
+
+async def test_events_cost_no_task_each() -> None:
+    """A thousand events make no more tasks than there are partitions."""
+    async with buffered(max_batch_events=10) as producer:
+        before = len(asyncio.all_tasks())
+        most = 0
+        for number in range(1000):
+            await producer.send(event(number))
+            most = max(most, len(asyncio.all_tasks()) - before)
+        assert 0 < most <= 4
+
+
+async def test_sending_without_a_pause_lets_batches_out() -> None:
+    """A task that does nothing but send does not keep what is ready from being sent: neither the full nor the old."""
+    service = ScriptedProducer()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with buffered(service, max_batch_events=10) as producer:
+        for number in range(40):
+            await producer.send(event(number), partition_id="0")
+        assert len(service.calls) >= 2
+        await producer.flush()
+        called = len(service.calls)
+        for number in range(40):
+            await producer.send(event(number), partition_id=str(number % 4))
+            loop.advance(0.001)
+        assert len(service.calls) > called + 4
+
+
+async def test_flush_ends_with_the_outcome_of_everything_accepted() -> None:
+    """After a flush every receipt made before it is done, whether its batch was waiting or on its way."""
+    service = ScriptedProducer()
+    service.script["1"] = [3.0]
+    service.script["2"] = [REFUSED]
+    async with buffered(service, on_error=Told().error, max_wait=60) as producer:
+        receipts = [await producer.send(event(), partition_id=each) for each in "0123"]
+        start = now()
+        await producer.flush()
+        assert all(receipt.done() for receipt in receipts)
+        assert now() - start == pytest.approx(3)
+        await producer.flush()
+        assert producer.buffered_events == producer.buffered_bytes == 0
+
+
+# ------------------------------------------------------------------------------------------------------ receipts
+
+
+async def test_cancelling_a_receipt_touches_no_other() -> None:
+    """A wait that is cancelled or timed out ends alone; its event and the others of the batch go on."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service) as producer:
+        receipts = [await producer.send(event(each), partition_id="0") for each in "abc"]
+        waits = [asyncio.ensure_future(receipt) for receipt in receipts]
+        await asyncio.sleep(1)
+        waits[0].cancel()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receipts[1], 1)
+        assert waits[0].cancelled()
+        assert not any(wait.done() for wait in waits[1:])
+        service.let_go("0")
+        assert await asyncio.gather(*receipts, *waits[1:]) == [Published("0", None)] * 5
+
+
+async def test_a_receipt_is_awaited_as_often_as_one_likes() -> None:
+    """Many tasks wait for one receipt, before and after its outcome, and all get it; its state can be read."""
+    service = ScriptedProducer()
+    service.script["0"] = [1.0, REFUSED]
+    async with buffered(service, on_error=Told().error) as producer:
+        receipt = await producer.send(event(), partition_id="0")
+        assert not receipt.done()
+        assert repr(receipt) == "Receipt(partition 0, pending)"
+        results = await asyncio.gather(*(_outcome(receipt) for _ in range(3)))
+        assert results == [REFUSED] * 3
+        assert receipt.done()
+        assert await _outcome(receipt) is REFUSED
+        assert repr(receipt) == "Receipt(partition 0, failed)"
+        assert receipt.partition_id == "0"
+
+
+async def test_a_failure_nobody_looks_at_reaches_on_error_and_nothing_else() -> None:
+    """Receipts that are dropped leave the loop's exception handler alone."""
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    service, told = ScriptedProducer(), Told()
+    service.script["0"] = [REFUSED]
+    async with buffered(service, told) as producer:
+        sent = event()
+        await producer.send(sent, partition_id="0")
+        await producer.flush()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told.errors == [([sent], "0", REFUSED)]
+    assert not told.successes
+    assert not seen
+
+
+async def test_a_failure_is_logged_where_nobody_would_learn_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Without on_error, a failure that no receipt is awaited for is logged, and an awaited one is not."""
+    service = ScriptedProducer()
+    service.script["0"] = [REFUSED, REFUSED]
+    with caplog.at_level(logging.ERROR, "eventpump.producer"):
+        async with buffered(service) as producer:
+            assert await _outcome(await producer.send(event(), partition_id="0")) is REFUSED
+            assert not caplog.records
+            await producer.send(event(), partition_id="0")
+            await producer.flush()
+    assert [record.getMessage() for record in caplog.records] == [
+        "partition 0: 1 events were not sent: refused by the test"
+    ]
+
+
+async def test_callbacks_get_the_events_of_each_message_in_order() -> None:
+    """on_success learns of the very objects that were sent, and of their partition."""
+    told = Told()
+    events = [event(number) for number in range(5)]
+    async with buffered(told=told, max_batch_events=3) as producer:
+        for each in events:
+            await producer.send(each, partition_id="2")
+    assert told.successes == [(events[:3], "2"), (events[3:], "2")]
+
+
+async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """An error in a callback is logged; the receipt and the batches that follow are not concerned."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("callback")
+
+    async with buffered(on_success=fail, max_batch_events=1) as producer:
+        assert await producer.send_and_wait(event(), partition_id="0") == Published("0", None)
+        assert await producer.send_and_wait(event(), partition_id="0") == Published("0", None)
+    assert caplog.text.count("RuntimeError: callback") == 2
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_error", "encode"])
+def test_a_coroutine_function_is_no_callback(name: str) -> None:
+    """What would never be awaited is refused when given."""
+
+    async def callback(*_: object) -> None: ...
+
+    options: dict[str, Any] = {name: callback}
+    with pytest.raises(ConfigurationError, match=name):
+        HubBufferedProducer(ScriptedProducer(), None, **options)
+
+
+# ------------------------------------------------------------------------------------------------------- routing
+
+
+async def test_a_key_meets_the_events_that_the_service_routes() -> None:
+    """Buffered events and gateway sends of one key are in one partition, and readers see the key of both."""
+    hub = FakeHub(partitions=7)
+    keys = [f"key{number}" for number in range(40)] + ["", "é"]
+    plain = HubProducer(FakeTransport(hub), "telemetry")
+    async with HubBufferedProducer(HubProducer(FakeTransport(hub), "telemetry")) as producer:
+        for key in keys:
+            await producer.send(EventData("buffered"), partition_key=key)
+            await plain.send(EventData("gateway"), partition_key=key)
+    await plain.aclose()
+    places: defaultdict[str | None, list[tuple[str, str]]] = defaultdict(list)
+    for partition_id in hub.partition_ids:
+        for each in hub.events(partition_id):
+            places[each.partition_key].append((partition_id, each.body_as_str()))
+    assert set(places) == set(keys)
+    for key in keys:
+        found = places[key]
+        assert sorted(body for _, body in found) == ["buffered", "gateway"]
+        assert {partition for partition, _ in found} == {str(partition_for_key(key, 7))}
+
+
+@pytest.mark.parametrize("properties", [None, {"a": 1}])
+async def test_an_event_with_a_key_is_encoded_as_any_other_sender_does(properties: dict[str, Any] | None) -> None:
+    """The key's annotation stands where `EventData.encode` puts it, byte for byte."""
+    service = ScriptedProducer()
+    sent = EventData("body", properties=properties, content_type="text/plain")
+    async with buffered(service) as producer:
+        receipt = await producer.send(sent, partition_key="k")
+    assert service.sent[receipt.partition_id] == [[sent.encode("k")]]
+
+
+async def test_events_without_key_go_round() -> None:
+    """Partitions get equally many."""
+    service = ScriptedProducer()
+    async with buffered(service) as producer:
+        for number in range(12):
+            await producer.send(event(number))
+    assert {partition_id: len(service.bodies(partition_id)) for partition_id in "0123"} == dict.fromkeys("0123", 3)
+
+
+async def test_a_router_of_ones_own_decides() -> None:
+    """A router sees the event, the key and the partitions, and an explicit partition goes past it."""
+    asked: list[tuple[str | None, tuple[str, ...]]] = []
+
+    class Last:
+        def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+            asked.append((partition_key, tuple(partition_ids)))
+            return partition_ids[-1]
+
+    async with buffered(router=Last()) as producer:
+        assert (await producer.send(event(), partition_key="k")).partition_id == "3"
+        assert (await producer.send(event())).partition_id == "3"
+        assert (await producer.send(event(), partition_id="1")).partition_id == "1"
+    assert asked == [("k", ("0", "1", "2", "3")), (None, ("0", "1", "2", "3"))]
+
+
+async def test_targets_that_cannot_be_are_refused() -> None:
+    """A partition that the hub lacks, two targets at once, a key that is no text: nothing is accepted."""
+
+    class Lost:
+        def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+            return "9"
+
+    async with buffered() as producer, buffered(router=Lost()) as lost:
+        with pytest.raises(ConfigurationError, match="no partition '9'"):
+            await producer.send(event(), partition_id="9")
+        with pytest.raises(ConfigurationError, match="along with"):
+            await producer.send(event(), partition_id="0", partition_key="k")
+        with pytest.raises(EventError, match="is text"):
+            await producer.send(event(), partition_key=7)  # type: ignore[arg-type] # the point of the test
+        with pytest.raises(EventError, match="surrogate"):
+            await producer.send(event(), partition_key="\ud800")
+        with pytest.raises(ConfigurationError, match="router"):
+            await lost.send(event())
+        assert producer.buffered_events == lost.buffered_events == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- room
+
+
+async def test_send_waits_for_room_and_send_nowait_does_not() -> None:
+    """A full buffer holds `send` up until something has ended, and `send_nowait` raises, having taken nothing."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    async with buffered(service, max_events=3) as producer:
+        for _ in range(3):
+            producer.send_nowait(event(), partition_id="0")
+        with pytest.raises(BufferFullError) as full:
+            producer.send_nowait(event(), partition_id="0")
+        assert (full.value.partition_id, full.value.events) == ("0", 3)
+        assert full.value.held == producer.buffered_bytes == 3 * full.value.size
+        waiting = asyncio.ensure_future(producer.send(event("late"), partition_id="0"))
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        assert producer.buffered_events == 3
+        service.let_go("0")
+        assert await (await waiting) == Published("0", None)
+    assert service.bodies("0") == ["x", "x", "x", "late"]
+
+
+async def test_sends_that_wait_get_room_in_their_order() -> None:
+    """First come, first served, and nobody overtakes who waits: neither a smaller event nor a later call."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    async with buffered(service, max_events=2) as producer:
+        for _ in range(2):
+            await producer.send(event(), partition_id="0")
+        waiting = [asyncio.ensure_future(producer.send(event(each), partition_id="0")) for each in range(6)]
+        await asyncio.sleep(1)
+        waiting[2].cancel()
+        service.let_go("0")
+        await asyncio.wait(waiting)
+        await producer.flush()
+    assert service.bodies("0") == ["x", "x", "0", "1", "3", "4", "5"]
+
+
+async def test_a_send_keeps_its_place_while_its_room_is_ready() -> None:
+    """One given room that has not run yet is not overtaken by a send that begins in that moment."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    order: list[str] = []
+    async with buffered(service, max_events=2) as producer:
+        loop = asyncio.get_running_loop()
+        late: list[asyncio.Task[Receipt]] = []
+
+        def begin(*_: object) -> None:
+            # Called as the batch ends, which gives the room: a task made here runs after the one that waits is woken.
+            if not late:
+                late.append(loop.create_task(producer.send(event("late"), partition_id="0")))
+                with pytest.raises(BufferFullError):
+                    producer.send_nowait(event("later"), partition_id="0")
+
+        producer._on_success = begin
+        for each in ("a", "b"):
+            await producer.send(event(each), partition_id="0")
+        waiting = asyncio.ensure_future(producer.send(event("waits"), partition_id="0"))
+        await asyncio.sleep(1)
+        service.let_go("0")
+        await waiting
+        await producer.flush()
+        await late[0]
+        await producer.flush()
+        order += service.bodies("0")
+    assert order == ["a", "b", "waits", "late"]
+
+
+async def test_a_cancelled_send_was_not_accepted() -> None:
+    """Cancelled while it waits, or just as its room is ready, it leaves nothing, and its room goes to the next."""
+    service = ScriptedProducer(partitions=1)
+    told = Told()
+    service.hold("0")
+    async with buffered(service, told, max_events=1) as producer:
+        await producer.send(event("first"), partition_id="0")
+        first = asyncio.ensure_future(producer.send(event("cancelled early"), partition_id="0"))
+        second = asyncio.ensure_future(producer.send(event("cancelled late"), partition_id="0"))
+        third = asyncio.ensure_future(producer.send(event("third"), partition_id="0"))
+        await asyncio.sleep(1)
+        first.cancel()
+
+        def cancel(*_: object) -> None:
+            second.cancel()  # the room has been given to it, and it has not run since
+
+        producer._on_success = cancel
+        service.let_go("0")
+        await asyncio.wait([first, second, third])
+        assert first.cancelled()
+        assert second.cancelled()
+        await producer.flush()
+        assert producer.buffered_events == 0
+    assert service.bodies("0") == ["first", "third"]
+
+
+async def test_a_full_buffer_does_not_wait_for_age() -> None:
+    """With nothing to be gained by waiting, what is buffered is sent, however long `max_wait` is."""
+    service = ScriptedProducer()
+    async with buffered(service, max_events=4, max_wait=3600) as producer:
+        start = now()
+        sends = [asyncio.ensure_future(producer.send(event(number))) for number in range(20)]
+        keyed = [asyncio.ensure_future(producer.send(event(number), partition_key="k")) for number in range(20)]
+        await asyncio.wait([*sends, *keyed])
+        assert now() == start
+        await producer.flush()
+    assert len(service.everything()) == 40
+
+
+async def test_a_slow_partition_holds_up_no_other() -> None:
+    """With one partition stuck and its room used up, the others send on, however many events they get."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service, max_events=80) as producer:
+        stuck = [asyncio.ensure_future(producer.send(event(), partition_id="0")) for _ in range(200)]
+        await asyncio.sleep(1)
+        for number in range(500):
+            await producer.send(event(number), partition_id=str(1 + number % 3))
+        assert not service.sent["0"]
+        assert sum(each.done() for each in stuck) >= 10
+        for partition_id in "123":
+            await (await producer.send(event("last"), partition_id=partition_id))
+        service.let_go("0")
+        await asyncio.wait(stuck)
+    assert len(service.everything()) == 703
+
+
+async def test_events_without_key_pass_a_partition_without_room() -> None:
+    """They go to whichever partition has room, and one that waits for any is let in by whichever ends first."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service, max_events=16) as producer:
+        for number in range(100):
+            receipt = await producer.send(event(number))
+            if number >= 50:
+                assert receipt.partition_id != "0"
+        await asyncio.gather(*(producer.flush(), _later(1, lambda: service.let_go("0"))))
+        service.hold(*"0123")
+        for _ in range(16):
+            producer.send_nowait(event())
+        with pytest.raises(BufferFullError):
+            producer.send_nowait(event())
+        roaming = [asyncio.ensure_future(producer.send(event())) for _ in range(3)]
+        await asyncio.sleep(1)
+        roaming[0].cancel()
+        service.let_go("2")
+        done, pending = await asyncio.wait(roaming, timeout=1)
+        assert not pending
+        assert sum(isinstance(each.result(), Receipt) for each in done if not each.cancelled()) == 2
+        for partition_id in "013":
+            service.let_go(partition_id)
+
+
+async def test_the_bounds_of_a_partition_hold() -> None:
+    """A partition takes no more than its own bound, in events and in bytes, while others have room."""
+    service = ScriptedProducer()
+    service.hold("0", "1")
+    size = added_size(len(event().encode()))
+    async with (
+        buffered(service, max_partition_events=3) as by_events,
+        buffered(service, max_partition_bytes=2 * size) as by_bytes,
+    ):
+        for producer, room in ((by_events, 3), (by_bytes, 2)):
+            for _ in range(room):
+                producer.send_nowait(event(), partition_id="0")
+            with pytest.raises(BufferFullError):
+                producer.send_nowait(event(), partition_id="0")
+            producer.send_nowait(event(), partition_id="1")
+        service.let_go("0")
+        service.let_go("1")
+
+
+async def test_a_buffer_needs_room_for_each_partition() -> None:
+    """A buffer that cannot hold one event of every partition is refused when the partitions are known."""
+    producer = buffered(ScriptedProducer(partitions=8), max_events=7)
+    with pytest.raises(ConfigurationError, match="max_events"):
+        await producer.open()
+    await producer.aclose()
+
+
+# ------------------------------------------------------------------------------------------------------ failures
+
+
+async def test_an_event_too_large_fails_alone_and_with_its_size() -> None:
+    """Events around it in the batch are stored, in order, and its receipt and on_error name its size and the limit."""
+    service, told = ScriptedProducer(limit=2000), Told()
+    async with buffered(service, told, max_wait=1) as producer:
+        large = EventData(b"y" * 3000)
+        receipts = [await producer.send(each, partition_id="0") for each in (event("a"), event("b"), large, event("c"))]
+        outcomes = [await _outcome(receipt) for receipt in receipts]
+    assert outcomes[:2] + outcomes[3:] == [Published("0", None)] * 3
+    error = outcomes[2]
+    assert isinstance(error, EventTooLargeError)
+    assert (error.size, error.limit) == (added_size(len(large.encode())), 2000)
+    assert service.bodies("0") == ["a", "b", "c"]
+    assert [(events, partition) for events, partition, _ in told.errors] == [([large], "0")]
+
+
+async def test_a_batch_above_the_services_limit_goes_in_parts() -> None:
+    """Where the service takes less than a batch holds, it is sent in as few messages as hold it, each event once."""
+    service, told = ScriptedProducer(limit=1000), Told()
+    async with buffered(service, told) as producer:
+        receipts = [await producer.send(EventData(f"{number:090}"), partition_id="0") for number in range(30)]
+        assert await asyncio.gather(*receipts) == [Published("0", None)] * 30
+        assert producer.buffered_bytes == producer.buffered_events == 0
+    assert [len(batch) for batch in service.sent["0"]] == [10, 10, 10]
+    assert service.bodies("0") == [f"{number:090}" for number in range(30)]
+    assert len(told.successes) == 3
+
+
+async def test_a_service_that_misstates_its_limit_gets_ever_smaller_parts() -> None:
+    """A refusal of what fits by its own words is halved, until it is taken or is one event."""
+
+    class Odd(ScriptedProducer):
+        async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+            if sealed.count > 3:
+                raise EventTooLargeError(sealed.size, MIB)
+            return await super()._take(sealed, partition_id)
+
+    service = Odd()
+    async with buffered(service) as producer:
+        for number in range(10):
+            await producer.send(event(number), partition_id="0")
+    assert service.bodies("0") == [str(number) for number in range(10)]
+
+
+async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
+    """The error is that batch's own; what comes after it is sent."""
+    service, told = ScriptedProducer(), Told()
+    service.script["0"] = [REFUSED]
+    async with buffered(service, told, max_batch_events=2) as producer:
+        receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
+        outcomes = [await _outcome(receipt) for receipt in receipts]
+    assert outcomes == [REFUSED, REFUSED, Published("0", None), Published("0", None)]
+    assert service.bodies("0") == ["c", "d"]
+
+
+async def test_any_exception_is_the_batchs_outcome() -> None:
+    """An error of another kind than ours, or a cancellation from within, ends the batch and not the producer."""
+    service, told = ScriptedProducer(), Told()
+    odd = OSError("odd")
+
+    class Cancelling(ScriptedProducer):
+        async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+            if not self.sent[partition_id] and len(self.calls) == 1:
+                raise asyncio.CancelledError
+            return await super()._take(sealed, partition_id)
+
+    service.script["0"] = [odd]
+    for each, expected in ((service, OSError), (Cancelling(), PublishOutcomeUnknownError)):
+        async with buffered(each, told, max_batch_events=1) as producer:
+            receipts = [await producer.send(event(number), partition_id="0") for number in range(3)]
+            outcomes = [await _outcome(receipt) for receipt in receipts]
+        assert isinstance(outcomes[0], expected)
+        assert outcomes[1:] == [Published("0", None)] * 2
+
+
+async def test_an_event_that_cannot_be_encoded_is_not_accepted() -> None:
+    """The call raises, and neither callback hears of it."""
+    told = Told()
+    async with buffered(told=told) as producer:
+        with pytest.raises(EventError):
+            await producer.send(EventData("x", properties={"a": object()}))
+        assert producer.buffered_events == 0
+    assert told == Told()
+
+
+async def test_the_encode_hook_runs_before_the_size_is_measured() -> None:
+    """What the hook gives is what is sent and counted; callbacks speak of what was given."""
+    service, told = ScriptedProducer(), Told()
+
+    def squeeze(given: EventData) -> EventData:
+        return EventData(b"z" * 10, properties={"was": len(given.body.parts[0])})  # type: ignore[union-attr] # data
+
+    async with buffered(service, told, encode=squeeze, max_batch_bytes=200, max_wait=60) as producer:
+        sent = EventData(b"a" * 5000)
+        receipt = await producer.send(sent, partition_id="0")
+        assert producer.buffered_bytes == added_size(len(squeeze(sent).encode()))
+        await producer.flush()
+        await receipt
+    found = Message.decode(service.sent["0"][0][0])
+    assert (found.body, found.application_properties) == (Data((b"z" * 10,)), {"was": 5000})
+    assert told.successes == [([sent], "0")]
+
+
+# -------------------------------------------------------------------------------------------- order and idempotence
+
+
+async def test_one_batch_is_on_its_way_per_partition() -> None:
+    """However many batches are ready, a partition's next one goes when the last has ended; partitions overlap."""
+    service = ScriptedProducer()
+    for partition_id in "01":
+        service.script[partition_id] = [0.1] * 100
+    async with buffered(service, max_batch_events=2) as producer:
+        for number in range(20):
+            await producer.send(event(number), partition_id="01"[number % 2])
+        await asyncio.sleep(0.05)
+        assert service.in_flight == {"0": 1, "1": 1}
+    assert service.peak == {"0": 1, "1": 1}
+    assert service.bodies("0") == [str(number) for number in range(0, 20, 2)]
+
+
+async def test_batches_of_a_partition_overlap_where_asked() -> None:
+    """With `max_in_flight=3` three batches are on their way, and not more."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service, max_batch_events=2, max_in_flight=3) as producer:
+        for number in range(20):
+            await producer.send(event(number), partition_id="0")
+        await asyncio.sleep(1)
+        assert service.in_flight["0"] == 3
+        service.let_go("0")
+    assert service.peak["0"] == 3
+    assert sorted(service.everything()) == sorted(map(str, range(20)))
+
+
+async def test_a_slow_partition_sends_fewer_and_larger_batches() -> None:
+    """What is due by age goes on filling while the batch before it is on its way."""
+    service = ScriptedProducer()
+    service.script["0"] = [1.0]
+    async with buffered(service) as producer:
+        for number in range(10):
+            await producer.send(event(number), partition_id="0")
+            await asyncio.sleep(0.05)
+    assert [len(batch) for batch in service.sent["0"]] == [1, 9]
+
+
+async def test_a_receipt_tells_the_published_number() -> None:
+    """Numbers follow the order in the batch, across messages, parts and the wrap."""
+    service = ScriptedProducer(idempotent=True, limit=1000, first=NUMBERS - 3)
+    async with buffered(service) as producer:
+        receipts = [await producer.send(EventData(f"{number:090}"), partition_id="1") for number in range(9)]
+        outcomes = await asyncio.gather(*receipts)
+    assert outcomes == [Published("1", (NUMBERS - 3 + number) % NUMBERS) for number in range(9)]
+    assert len(service.sent["1"]) == 3
+    assert service.bodies("1") == [f"{number:090}" for number in range(9)]
+
+
+async def test_room_counts_what_numbering_adds() -> None:
+    """The size of an event at an idempotent producer is the one it has with its numbers, key or not."""
+    async with buffered(ScriptedProducer(idempotent=True), max_wait=60) as producer:
+        for key in (None, "k"):
+            before = producer.buffered_bytes
+            await producer.send(event(), partition_key=key)
+            assert producer.buffered_bytes - before == added_size(numbered_size(event().encode(key)))
+    assert producer.buffered_bytes == 0
+
+
+async def test_a_batch_in_doubt_is_waited_for() -> None:
+    """The very same sealed batch is asked for until its outcome is known; nothing is told before, or sent twice."""
+    service, told = ScriptedProducer(idempotent=True), Told()
+    service.script["0"] = [PublishOutcomeUnknownError("0", 0, 2), 1.0, PublishOutcomeUnknownError("0", 0, 2), 1.0]
+    async with buffered(service, told, max_batch_events=2) as producer:
+        receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
+        await asyncio.sleep(1.5)
+        assert told == Told()
+        assert await asyncio.gather(*receipts) == [Published("0", number) for number in range(4)]
+    assert service.calls[0][1] is service.calls[1][1] is service.calls[2][1] is not service.calls[3][1]
+    assert service.bodies("0") == ["a", "b", "c", "d"]
+
+
+async def test_a_batch_in_doubt_fails_as_such_when_the_producer_closes() -> None:
+    """Closing ends the wait for a settlement, and the error says that the outcome is not known."""
+    service, told = ScriptedProducer(idempotent=True), Told()
+    producer = buffered(service, told, max_batch_events=1)
+    await producer.open()
+    service.hold("0")
+    service.script["0"] = [PublishOutcomeUnknownError("0", 0, 1)]
+    receipts = [await producer.send(event(each), partition_id="0") for each in "ab"]
+    await asyncio.sleep(1)
+    await producer.aclose(deadline=5)
+    outcomes = [await _outcome(receipt) for receipt in receipts]
+    assert isinstance(outcomes[0], PublishOutcomeUnknownError)
+    assert isinstance(outcomes[1], ClosedError)
+
+
+async def test_numbered_events_and_pipelining_are_refused_with_idempotence() -> None:
+    """An event that carries a number is not sent again as new, and batches of a partition do not overlap."""
+    with pytest.raises(ConfigurationError, match="max_in_flight"):
+        buffered(ScriptedProducer(idempotent=True), max_in_flight=2)
+    async with buffered(ScriptedProducer(idempotent=True)) as producer:
+        sent = event()
+        sent.published_sequence_number = 7
+        with pytest.raises(EventError, match="published already"):
+            await producer.send(sent)
+
+
+# ---------------------------------------------------------------------------------------------------------- life
+
+
+async def test_the_first_send_opens_it_and_a_failed_opening_is_tried_again() -> None:
+    """Calls made while it opens keep their order; a failure reaches the calls, and the next call tries again."""
+    hub = FakeHub()
+    hub.refuse(ServiceError("not now"), operation="hub")
+    hub.latency = 0.1
+    producer = HubBufferedProducer(HubProducer(FakeTransport(hub), "telemetry"))
+    with pytest.raises(ConfigurationError, match="open"):
+        producer.send_nowait(event())
+    with pytest.raises(ServiceError, match="not now"):
+        await producer.send(event())
+    sends = [asyncio.ensure_future(producer.send(event(number), partition_id="0")) for number in range(5)]
+    await asyncio.sleep(0.05)
+    sends.append(asyncio.ensure_future(producer.send(event(5), partition_id="0")))
+    await asyncio.wait(sends)
+    await producer.aclose()
+    assert [each.body_as_str() for each in hub.events("0")] == [str(number) for number in range(6)]
+
+
+async def test_closing_sends_what_was_accepted() -> None:
+    """The end of the block waits for every outcome, accepts nothing more, and closes the transport; twice is fine."""
+    service = ScriptedProducer()
+    service.script["0"] = [5.0]
+    async with buffered(service, max_wait=60) as producer:
+        receipt = await producer.send(event(), partition_id="0")
+        closing = asyncio.ensure_future(producer.aclose())
+        await asyncio.sleep(1)
+        for refused in (producer.send(event()), producer.open()):
+            with pytest.raises(ClosedError):
+                await refused
+        with pytest.raises(ClosedError):
+            producer.send_nowait(event())
+        await producer.aclose()
+        assert closing.done() or receipt.done()
+        await closing
+    assert service.bodies("0") == ["x"]
+    assert isinstance(service._transport, FakeTransport)
+    assert service._transport.is_closed
+    assert repr(producer) == "<HubBufferedProducer closed, 0 events, 0 bytes>"
+
+
+async def test_closing_without_flush_fails_what_has_not_begun() -> None:
+    """What is on its way is waited for; the rest fails with ClosedError, as do sends that wait for room."""
+    service, told = ScriptedProducer(partitions=1), Told()
+    service.script["0"] = [5.0]
+    producer = buffered(service, told, max_batch_events=2, max_events=5)
+    sends = [asyncio.ensure_future(producer.send(event(number), partition_id="0")) for number in range(7)]
+    roaming = asyncio.ensure_future(producer.send(event("roaming")))
+    await asyncio.sleep(1)
+    await producer.aclose(flush=False)
+    outcomes = [await _outcome(await each) for each in sends[:5]]
+    assert outcomes[:2] == [Published("0", None)] * 2
+    assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
+    for each in (*sends[5:], roaming):
+        with pytest.raises(ClosedError):
+            await each
+    assert service.bodies("0") == ["0", "1"]
+    assert sum(len(events) for events, _, _ in told.errors) == 3
+    assert producer.buffered_events == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_closing_ends_at_its_deadline(*, cancelled: bool) -> None:
+    """At the deadline, or cancelled, what has not ended fails; no task and no open receipt is left."""
+    service, told = ScriptedProducer(), Told()
+    service.hold("0")
+    before = asyncio.all_tasks()
+    producer = buffered(service, told, max_batch_events=2)
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(6)]
+    start = now()
+    if cancelled:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await producer.aclose()
+    else:
+        await producer.aclose(deadline=3)
+    assert now() - start == pytest.approx(3)
+    outcomes = [await _outcome(receipt) for receipt in receipts]
+    assert all(isinstance(outcome, PublishOutcomeUnknownError) for outcome in outcomes[:2])
+    assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
+    assert sum(len(events) for events, _, _ in told.errors) == 6
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_send_that_hears_of_nothing_is_cut_when_closing() -> None:
+    """Even a sender that ignores its closing does not keep the producer from ending: its events are in doubt."""
+
+    class Deaf(ScriptedProducer):
+        async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+            await asyncio.Event().wait()
+            return None
+
+    told = Told()
+    producer = buffered(Deaf(), told)
+    receipt = await producer.send(event(), partition_id="0")
+    await producer.aclose(deadline=1)
+    assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
+    assert len(told.errors) == 1
+
+
+# --------------------------------------------------------------------------------------------------- any history
+
+
+class Weather(ScriptedProducer):
+    """Takes its time, fails and loses its memory as chance has it; stores each batch once at most."""
+
+    def __init__(self, rng: random.Random, *, idempotent: bool, limit: int) -> None:
+        super().__init__(3, idempotent=idempotent, limit=limit)
+        self.rng = rng
+        self.doubted: dict[int, int | None] = {}
+        self.kept: list[SealedBatch] = []
+
+    async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+        await asyncio.sleep(self.rng.choice((0, 0, 0.001, 0.02, 5)))
+        if partition_id == "2":
+            await asyncio.sleep(10)
+        if id(sealed) in self.doubted:
+            first = self.doubted.pop(id(sealed))
+            if first is None:
+                raise RequestRefusedError("settled: not stored")
+            return first
+        chance = self.rng.random()
+        if chance < 0.15:
+            raise ServiceError("not stored")
+        if self.is_idempotent and chance < 0.3:
+            self.kept.append(sealed)
+            self.doubted[id(sealed)] = await super()._take(sealed, partition_id) if chance < 0.22 else None
+            raise PublishOutcomeUnknownError(partition_id, 0, sealed.count)
+        return await super()._take(sealed, partition_id)
+
+
+OPERATION = st.one_of(
+    st.tuples(st.just("send"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
+    st.tuples(st.just("partition"), st.sampled_from(["0", "1", "2"]), st.integers(1, 400)),
+    st.tuples(st.just("any"), st.just(""), st.integers(1, 400)),
+    st.tuples(st.just("nowait"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
+    st.tuples(st.just("spawn"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
+    st.tuples(st.just("cancel"), st.just(""), st.integers(0, 5)),
+    st.tuples(st.just("flush"), st.just(""), st.just(0)),
+    st.tuples(st.just("pause"), st.just(""), st.sampled_from([0, 1, 5, 100, 20_000])),
+)
+
+
+@given(
+    operations=st.lists(OPERATION, min_size=1, max_size=60),
+    seed=st.integers(0, 2**32),
+    idempotent=st.booleans(),
+    max_batch_events=st.sampled_from([1, 3, 10]),
+    max_batch_bytes=st.sampled_from([300, 2000]),
+    max_events=st.sampled_from([3, 8, 30]),
+    max_bytes=st.sampled_from([600, 5000]),
+    limit=st.sampled_from([250, 450, 1000]),
+    closing=st.sampled_from([(True, None), (True, 3.0), (False, 3.0)]),
+)
+def test_every_accepted_event_ends_once_in_order_and_within_bounds(
+    operations: list[tuple[str, str, int]],
+    seed: int,
+    closing: tuple[bool, float | None],
+    *,
+    idempotent: bool,
+    limit: int,
+    **bounds: int,
+) -> None:
+    """Whatever is sent by whom, cancelled, refused, slow, too large, in doubt or closed upon:
+
+    every accepted event ends in exactly one of success or error, told alike by callback and receipt; what is told a
+    success is stored once; what has one key is stored in the order of the calls; no bound is exceeded; one batch per
+    partition is on its way; nothing is left.
+    """
+
+    async def run() -> None:
+        service = Weather(random.Random(seed), idempotent=idempotent, limit=limit)
+        told = Told()
+        producer = buffered(service, told, max_wait=0.005, **bounds)
+        await producer.open()
+        accepted: dict[str, Receipt] = {}
+        keys: dict[str, str] = {}
+        calls: list[str] = []
+        tasks: list[asyncio.Task[None]] = []
+        largest = 600
+
+        async def send(name: str, **target: str) -> None:
+            with suppress(ClosedError):
+                accepted[name] = await producer.send(event(name.ljust(sizes[name], "-")), **target)
+
+        def check() -> None:
+            assert producer.buffered_events <= bounds["max_events"]
+            assert producer.buffered_bytes <= bounds["max_bytes"] + 3 * largest
+            assert max(service.in_flight.values(), default=0) <= 1
+
+        sizes: dict[str, int] = {}
+        for index, (kind, target, amount) in enumerate(operations):
+            name = f"{index}:{target}:"
+            sizes[name] = amount
+            match kind:
+                case "send" | "spawn":
+                    calls.append(name)
+                    keys[name] = target
+                    task = asyncio.ensure_future(send(name, partition_key=target))
+                    tasks.append(task)
+                    if kind == "send":
+                        await asyncio.wait([task])
+                case "partition":
+                    calls.append(name)
+                    await send(name, partition_id=target)
+                case "any":
+                    calls.append(name)
+                    await send(name)
+                case "nowait":
+                    # It takes part in the order of calls only where no call of that key is still waiting.
+                    await asyncio.sleep(0)
+                    if not any(not task.done() for task in tasks):
+                        try:
+                            accepted[name] = producer.send_nowait(event(name.ljust(amount, "-")), partition_key=target)
+                            calls.append(name)
+                            keys[name] = target
+                        except BufferFullError:
+                            pass
+                case "cancel":
+                    for task in tasks[-amount:]:
+                        task.cancel()
+                case "flush":
+                    before = list(accepted)
+                    await producer.flush()
+                    assert all(accepted[each].done() for each in before)
+                case _:
+                    await asyncio.sleep(amount / 1000)
+            check()
+        flush, deadline = closing
+        await producer.aclose(flush=flush, deadline=deadline)
+        if tasks:
+            await asyncio.wait(tasks)
+        check()
+        outcomes = {name: await _outcome(receipt) for name, receipt in accepted.items()}
+        successes = Counter(_name(each) for events, _ in told.successes for each in events)
+        failures = Counter(_name(each) for events, _, _ in told.errors for each in events)
+        assert successes + failures == Counter(list(accepted))
+        assert {name for name, outcome in outcomes.items() if isinstance(outcome, Published)} == set(successes)
+        stored = Counter(_strip(body) for body in service.everything())
+        assert max(stored.values(), default=1) == 1
+        unknown = {name for name, outcome in outcomes.items() if isinstance(outcome, PublishOutcomeUnknownError)}
+        assert set(successes) <= set(stored) <= set(successes) | unknown
+        for partition_id in "012":
+            order = [_strip(body) for body in service.bodies(partition_id)]
+            for key in "abcd":
+                mine = [name for name in order if keys.get(name) == key]
+                assert mine == [name for name in calls if name in mine]
+        assert producer.buffered_events == producer.buffered_bytes == 0
+        if idempotent:
+            for name, outcome in outcomes.items():
+                if isinstance(outcome, Published):
+                    bodies = [_strip(body) for body in service.bodies(outcome.partition_id)]
+                    assert outcome.published_sequence_number is not None
+                    assert bodies[outcome.published_sequence_number] == name
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(run())
+
+
+def _name(given: EventData) -> str:
+    return _strip(given.body.parts[0].decode())  # type: ignore[union-attr] # all bodies here are data
+
+
+def _strip(body: str) -> str:
+    return body.rstrip("-")
+
+
+async def _outcome(receipt: Receipt) -> Published | Exception:
+    try:
+        return await receipt
+    except Exception as error:
+        return error
+
+
+async def _later(seconds: float, step: Step) -> None:
+    await asyncio.sleep(seconds)
+    step()
