@@ -287,10 +287,7 @@ def plain(value: Any) -> Any:
         case None | bool() | str():
             return value
         case Timestamp():
-            try:
-                return value.to_datetime().isoformat().replace("+00:00", "Z")
-            except (ValueError, OverflowError):
-                return int(value)
+            return value.to_datetime().isoformat().replace("+00:00", "Z")
         case int():
             return int(value)
         case float():
