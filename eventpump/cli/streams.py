@@ -151,10 +151,6 @@ class LineSource:
         return count + (last not in (b"", b"\n"))
 
 
-class OutputClosedError(Exception):
-    """Whoever read the output has gone."""
-
-
 class Output:
     """The standard output, for lines of bytes. Writing waits for a slow reader without holding up the loop.
 
@@ -169,17 +165,14 @@ class Output:
         self._thread = Blocking("eventpump output")
 
     async def write(self, data: bytes) -> None:
-        """Write all of it, in one piece. :raises OutputClosedError: nobody reads it. :raises OSError: it failed."""
+        """Write all of it, in one piece. :raises OSError: it failed; `BrokenPipeError` where its reader has gone."""
 
         def write_all() -> None:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
 
-        try:
-            await self._thread.run(write_all)
-        except BrokenPipeError:
-            raise OutputClosedError from None
+        await self._thread.run(write_all)
 
     @contextlib.contextmanager
     def watched(self, closed: Callable[[], None]) -> Iterator[None]:

@@ -19,7 +19,6 @@ from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
     Output,
-    OutputClosedError,
     add_connection_options,
     complain,
     connection_text,
@@ -128,6 +127,7 @@ class _Tail:
         self._group = group
         self._is_json = is_json
         self._enough = asyncio.Event()
+        self._unwritable: OSError | None = None
 
     async def run(self, transport: Transport, partition_id: str | None) -> int:
         tasks: list[asyncio.Task[None]] = []
@@ -157,15 +157,14 @@ class _Tail:
 
     def _outcome(self, tasks: Sequence[asyncio.Task[None]]) -> int:
         """Find what ended the reading. :raises EventPumpError: a partition cannot be read."""
-        for task in tasks:
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if isinstance(error, OutputClosedError):
+        if self._unwritable is not None:
+            if isinstance(self._unwritable, BrokenPipeError):
                 return 0
-            if isinstance(error, OSError):
-                complain(f"the output cannot be written: {error.strerror}")
-                return FAILURE
-            if error is not None:
-                raise error
+            complain(f"the output cannot be written: {self._unwritable.strerror}")
+            return FAILURE
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()
         return 0
 
     async def _readers(self, transport: Transport, partition_id: str | None) -> list[tuple[str, PartitionReader]]:
@@ -200,7 +199,13 @@ class _Tail:
                         lines.append(form(partition_id, event))
                     except EventError as error:
                         complain(f"partition {partition_id}: {error}")
-                await self._output.write(b"".join(lines))
+                try:
+                    await self._output.write(b"".join(lines))
+                except OSError as error:
+                    # Noted at once: another partition's task may find that it was enough before this one has closed.
+                    self._unwritable = error
+                    self._enough.set()
+                    return
                 if self._remaining == 0:
                     self._enough.set()
                     return

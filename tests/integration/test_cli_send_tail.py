@@ -361,6 +361,17 @@ async def test_tail_ends_when_its_reader_goes(eventpump_emulator: Emulator, coun
         assert await process.wait() == 0
 
 
+async def test_an_output_that_fails_is_told(eventpump_emulator: Emulator) -> None:
+    """A full disk is one line and exit code 1, whichever partition meets it first."""
+    await fill(eventpump_emulator, 10)
+    full = os.open("/dev/full", os.O_WRONLY)
+    tail = ("tail", "--hub", "telemetry", "--count", "10")
+    async with started(*tail, emulator=eventpump_emulator, stdout=full) as process:
+        os.close(full)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (1, b"eventpump: the output cannot be written: No space left on device\n")
+
+
 async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator) -> None:
     """A connection that is cut is made again, and nothing is missing or doubled."""
     await fill(eventpump_emulator, 100)
