@@ -7,16 +7,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
+import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from eventpump.amqp.message import Message
-from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.amqp.types import Int, Short, Symbol, Timestamp
 from eventpump.dialect.conditions import error_for
 from eventpump.dialect.envelope import decode_batch
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
+from eventpump.dialect.names import (
+    BATCH_MESSAGE_FORMAT,
+    IDEMPOTENT_PRODUCER,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+)
+from eventpump.emulator.ledger import PublishingLedger, Repeat, Run, claim_of, run_of
 from eventpump.emulator.readers import Reader, ReaderTable, Refusal
 from eventpump.errors import (
     ClosedError,
@@ -55,11 +65,29 @@ class _Partition:
     times: list[datetime] = field(default_factory=list)
     links: list[FakeReceiveLink] = field(default_factory=list)
     readers: dict[str, ReaderTable] = field(default_factory=dict)
+    publishing: PublishingLedger = field(default_factory=PublishingLedger)
     is_stalled: bool = False
 
     @property
     def next(self) -> int:
         return self.first + len(self.raw)
+
+
+class SendFault(enum.Enum):
+    """What becomes of a message whose answer nobody will get."""
+
+    LOST_BEFORE_STORE = "lost before store"
+    LOST_AFTER_STORE = "lost after store"
+    STORED_LATE = "stored late"
+    """It reaches the service when `deliver_late` is called, whatever was sent in between."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    fault: SendFault
+    partition_id: str | None
+    is_connection: bool
+    after: int
 
 
 @dataclass(slots=True)
@@ -97,8 +125,15 @@ class FakeHub:
         self.attached: list[ReceiveLinkSpec] = []
         """Every receive link that was ever attached, in order."""
         self.peak_outstanding = 0
+        self.send_links: list[SendLinkSpec] = []
+        """Every send link that was ever attached, in order."""
+        self.runs: list[tuple[str, Run, tuple[bytes, ...]]] = []
+        """Every numbered message that left a client, stored or not: partition, numbers, events without them."""
         self._partitions: dict[str, _Partition] = {}
         self._refusals: list[_Refusal] = []
+        self._losses: list[_Loss] = []
+        self._late: list[Callable[[], None]] = []
+        self._rng = random.Random(7)
         self._stalled: dict[str, asyncio.Event] = {}
         self._turn = 0
         self._transports: list[FakeTransport] = []
@@ -176,8 +211,25 @@ class FakeHub:
         """Refuse nothing any more."""
         self._refusals.clear()
 
+    def lose(
+        self, fault: SendFault, *, partition_id: str | None = None, connection: bool = False, after: int = 0
+    ) -> None:
+        """End the link on the next message to a partition, or to any, without an answer. Once.
+
+        :param connection: end everything of that client.
+        :param after: how many messages pass before.
+        """
+        self._losses.append(_Loss(fault, partition_id, connection, after))
+
+    def deliver_late(self) -> int:
+        """Let what is late reach the service now. Gives how many messages there were; nobody hears of them."""
+        late, self._late = self._late, []
+        for deliver in late:
+            deliver()
+        return len(late)
+
     def hang(self, operation: str) -> None:
-        """Answer no request of a kind (see `refuse`) until `answer` is called."""
+        """Answer no request of a kind (see `refuse`) until `answer` is called; "credit" lets no message leave."""
         self._stalled[operation] = asyncio.Event()
 
     def answer(self, operation: str) -> None:
@@ -206,14 +258,33 @@ class FakeHub:
         """Let a request take its time, and be refused where a test said so."""
         if self.latency:
             await asyncio.sleep(self.latency)
-        while (stalled := self._stalled.get(operation)) is not None:
-            await stalled.wait()
+        await self.until_answered(operation)
         for refusal in self._refusals:
             if refusal.operation == operation and refusal.partition_id in {None, partition_id}:
                 refusal.left -= 1
                 if refusal.left <= 0:
                     self._refusals.remove(refusal)
                 raise refusal.error
+
+    async def until_answered(self, operation: str) -> None:
+        """Wait as long as a test says so."""
+        while (stalled := self._stalled.get(operation)) is not None:
+            await stalled.wait()
+
+    def loss(self, partition_id: str | None) -> _Loss | None:
+        """Count a message. Gives how it is lost, if it is."""
+        for loss in self._losses:
+            if loss.partition_id in {None, partition_id}:
+                loss.after -= 1
+                if loss.after < 0:
+                    self._losses.remove(loss)
+                    return loss
+                return None
+        return None
+
+    def delay(self, deliver: Callable[[], None]) -> None:
+        """Keep a message for `deliver_late`."""
+        self._late.append(deliver)
 
     def check_hub(self, hub: str) -> None:
         """Refuse a hub that is not this one."""
@@ -267,9 +338,51 @@ class FakeHub:
         batch = partition.raw[start - partition.first : end - partition.first]
         return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
 
-    def store(self, payload: bytes, message_format: int, partition_id: str | None) -> None:
-        """Store what a producer sent."""
+    def publish_as(self, spec: SendLinkSpec) -> dict[str, object]:
+        """Attach a send link. Gives the properties answered. :raises ServiceError: refused."""
+        if spec.partition_id is not None:
+            self.partition(spec.partition_id)
+        self.send_links.append(spec)
+        if IDEMPOTENT_PRODUCER not in spec.desired_capabilities:
+            return dict(spec.properties)
+        if spec.partition_id is None:
+            raise error_for("amqp:not-allowed", "an idempotent producer sends to a partition", lost=Recovery.RELINK)
+        ledger = self.partition(spec.partition_id).publishing
+        claim = claim_of(spec.properties)
+        answer = claim if isinstance(claim, Refusal) else ledger.attach(claim, self._rng)
+        if isinstance(answer, Refusal):
+            raise error_for(answer.condition, answer.description, entity=spec.partition_id, lost=Recovery.RELINK)
+        ledger.committed(answer.state)
+        return {
+            PRODUCER_ID: answer.state.producer_id,
+            PRODUCER_EPOCH: Short(answer.state.epoch),
+            PRODUCER_SEQUENCE_NUMBER: Int(answer.number),
+        }
+
+    def left(self, payload: bytes, partition_id: str) -> None:
+        """Take down the numbers of a message that left a client."""
+        numbered = run_of(decode_batch(payload))
+        if not isinstance(numbered, Refusal):
+            self.runs.append((partition_id, numbered[0], tuple(numbered[1])))
+
+    def store(
+        self, payload: bytes, message_format: int, partition_id: str | None, *, is_idempotent: bool = False
+    ) -> None:
+        """Store what a producer sent. :raises ServiceError: refused."""
         messages = decode_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else [payload]
+        if is_idempotent:
+            assert partition_id is not None
+            ledger = self.partition(partition_id).publishing
+            numbered = run_of(messages)
+            judged = numbered if isinstance(numbered, Refusal) else ledger.judge(numbered[0])
+            if isinstance(judged, Refusal):
+                raise error_for(judged.condition, judged.description, entity=partition_id)
+            if isinstance(judged, Repeat):
+                return
+            assert not isinstance(numbered, Refusal)
+            ledger.advance(judged)
+            ledger.committed(judged)
+            messages = numbered[1]
         for raw in messages:
             target = partition_id
             if target is None:
@@ -442,12 +555,17 @@ class FakeReceiveLink:
 class FakeSendLink:
     """A send link to a hub in memory. Made by `FakeTransport`."""
 
-    def __init__(self, hub: FakeHub, spec: SendLinkSpec) -> None:
-        self._hub = hub
+    def __init__(self, transport: FakeTransport, spec: SendLinkSpec) -> None:
+        self._transport = transport
+        self._hub = transport.hub
         self._spec = spec
+        self._answer = self._hub.publish_as(spec)
+        self._is_idempotent = IDEMPOTENT_PRODUCER in spec.desired_capabilities
         self._error: EventPumpError | None = None
         self._turn = asyncio.Lock()
+        self._wire = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
+        self._on_the_wire: set[asyncio.Task[None]] = set()
 
     @property
     def max_message_size(self) -> int:
@@ -456,8 +574,8 @@ class FakeSendLink:
 
     @property
     def properties(self) -> Mapping[str, object]:
-        """What the service answered: what was asked for."""
-        return dict(self._spec.properties)
+        """What the service answered: the producer's state, or what was asked for."""
+        return dict(self._answer)
 
     @property
     def is_attached(self) -> bool:
@@ -465,25 +583,67 @@ class FakeSendLink:
         return self._error is None
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Store a message."""
+        """Store a message. Cancelled once it has left, it is stored all the same, unless the link ends."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
         if self._error is not None:
             raise self._error
-        await _unless_ended(self._store(message, message_format, on_sent), self._waiting, lambda: self._error)
+        caller = asyncio.current_task()
+        assert caller is not None
+        before = caller.cancelling()
 
-    async def _store(self, message: bytes, message_format: int, on_sent: Callable[[], None] | None) -> None:
-        async with self._turn:
-            if on_sent is not None:
-                on_sent()
-            await self._hub.request("transfer", self._spec.partition_id)
-            self._hub.store(message, message_format, self._spec.partition_id)
+        async def hand_over() -> None:
+            async with self._turn:
+                await self._hub.until_answered("credit")
+                if caller.cancelling() > before:
+                    return  # nothing leaves after a cancellation, even if it is not carried out yet
+                if on_sent is not None:
+                    on_sent()
+                if self._is_idempotent and self._spec.partition_id is not None:
+                    self._hub.left(message, self._spec.partition_id)
+                arriving = asyncio.ensure_future(self._arrive(message, message_format))
+                self._on_the_wire.add(arriving)
+                arriving.add_done_callback(self._arrived)
+            await asyncio.wait({arriving})
+            arriving.result()
+
+        await _unless_ended(hand_over(), self._waiting, lambda: self._error)
+
+    async def _arrive(self, message: bytes, message_format: int) -> None:
+        hub, partition_id = self._hub, self._spec.partition_id
+
+        def store() -> None:
+            hub.store(message, message_format, partition_id, is_idempotent=self._is_idempotent)
+
+        def store_unheard() -> None:
+            with contextlib.suppress(EventPumpError):
+                store()
+
+        async with self._wire:
+            await hub.request("transfer", partition_id)
+            loss = hub.loss(partition_id)
+            if loss is None:
+                store()
+                return
+            if loss.fault is SendFault.LOST_AFTER_STORE:
+                store_unheard()
+            elif loss.fault is SendFault.STORED_LATE:
+                hub.delay(store_unheard)
+            if loss.is_connection:
+                self._transport.lose(ConnectionLostError("the connection was cut by the test"))
+            else:
+                self.end(LinkDetachedError("detached by the test", condition="amqp:link:detach-forced"))
+
+    def _arrived(self, arriving: asyncio.Task[None]) -> None:
+        self._on_the_wire.discard(arriving)
+        if not arriving.cancelled():
+            arriving.exception()  # whoever waits gets it; if nobody does, that is no fault
 
     def end(self, error: EventPumpError) -> None:
         """Detach with an error, with which the sends that wait fail."""
         if self._error is None:
             self._error = error
-            for waiting in self._waiting:
+            for waiting in (*self._waiting, *self._on_the_wire):
                 waiting.cancel()
 
     async def aclose(self) -> None:
@@ -535,9 +695,7 @@ class FakeTransport:
         """Attach a send link."""
         await self._ask("send", spec.partition_id)
         self.hub.check_hub(spec.hub)
-        if spec.partition_id is not None:
-            self.hub.partition(spec.partition_id)
-        link = FakeSendLink(self.hub, spec)
+        link = FakeSendLink(self, spec)
         self._links.append(link)
         return link
 

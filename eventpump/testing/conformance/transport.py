@@ -407,6 +407,44 @@ class TransportContract:
         await link.send(EventData(b"then").encode())
         assert (await transport.get_partition_properties(HUB, "0")).last_enqueued_sequence_number == 0
 
+    async def test_the_first_byte_is_told(self, harness: TransportHarness) -> None:
+        """`on_sent` is called once, when the message is handed over, be it answered or not; never where it is not."""
+        transport = harness.new_transport()
+        link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+        told: list[str] = []
+        await link.send(EventData(b"a").encode(), on_sent=lambda: told.append("a"))
+        never = asyncio.ensure_future(link.send(EventData(b"b").encode(), on_sent=lambda: told.append("b")))
+        never.cancel()
+        await asyncio.gather(never, return_exceptions=True)
+        large = bytes(link.max_message_size + 1)
+        assert isinstance(await _error_of(link.send(large, on_sent=lambda: told.append("large"))), EventTooLargeError)
+        release = harness.hold("transfer")
+        waiting = asyncio.ensure_future(link.send(EventData(b"c").encode(), on_sent=lambda: told.append("c")))
+        await transport.get_hub_properties(HUB)
+        assert not waiting.done()
+        assert told == ["a", "c"]
+        release()
+        await waiting
+        await link.aclose()
+        await _error_of(link.send(EventData(b"d").encode(), on_sent=lambda: told.append("d")))
+        assert told == ["a", "c"]
+
+    async def test_a_send_link_tells_whether_it_is_attached(self, harness: TransportHarness) -> None:
+        """`is_attached` holds from the attach to the end: closed here, or lost with the connection, at once."""
+        transport = harness.new_transport()
+        closed = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+        lost = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+        release = harness.hold("transfer")
+        waiting = asyncio.ensure_future(lost.send(EventData(b"x").encode()))
+        await transport.get_hub_properties(HUB)
+        assert (closed.is_attached, lost.is_attached) == (True, True)
+        await closed.aclose()
+        assert (closed.is_attached, lost.is_attached) == (False, True)
+        harness.lose_connections()
+        await _error_of(waiting)
+        assert not lost.is_attached
+        release()
+
     async def test_the_gateway_spreads_and_keeps_keys_together(self, harness: TransportHarness) -> None:
         """Without a partition, messages go to all of them; those with a key go where the service's hash says."""
         transport = harness.new_transport()
