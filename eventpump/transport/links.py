@@ -73,7 +73,7 @@ class NativeLink:
     @property
     def is_attached(self) -> bool:
         """Whether messages can flow."""
-        return self.link is not None and self.link.is_attached and not self._is_closing
+        return self.link is not None and self.link.is_attached and not self._is_closing and self.error is None
 
     @property
     def max_message_size(self) -> int:
