@@ -62,6 +62,8 @@ class ScriptedProducer(HubProducer):
         self.calls: list[tuple[str, SealedBatch]] = []
         self.next: defaultdict[str, int] = defaultdict(lambda: first)
         self.is_shut = asyncio.Event()
+        self.close_deadlines: list[float | None] = []
+        self.on_stored: Step = lambda: None  # runs in the step in which the batch ends, just before it does
 
     def hold(self, *partition_ids: str) -> None:
         for partition_id in partition_ids:
@@ -109,10 +111,12 @@ class ScriptedProducer(HubProducer):
         message = sealed.numbered(1, 0, first) if sealed.is_idempotent else sealed.message
         self.sent[partition_id].append(decode_batch(message))
         self.next[partition_id] = (first + sealed.count) % NUMBERS
+        self.on_stored()
         return first if sealed.is_idempotent else None
 
     async def aclose(self, deadline: float | None = None) -> None:
         self.is_shut.set()
+        self.close_deadlines.append(deadline)
         await super().aclose(deadline)
 
 
@@ -229,12 +233,29 @@ async def test_sending_without_a_pause_lets_batches_out() -> None:
         for number in range(40):
             await producer.send(event(number), partition_id="0")
         assert len(service.calls) >= 2
-        await producer.flush()
-        called = len(service.calls)
+    service = ScriptedProducer()
+    async with buffered(service) as producer:
         for number in range(40):
             await producer.send(event(number), partition_id=str(number % 4))
             loop.advance(0.001)
-        assert len(service.calls) > called + 4
+        assert len(service.calls) > 4
+
+
+async def test_sends_that_let_others_run_keep_their_order() -> None:
+    """A send that begins while others let the loop run stays behind them, though nothing is due any more."""
+    service = ScriptedProducer()
+    async with buffered(service, max_batch_events=2, max_wait=60) as producer:
+
+        async def second() -> None:
+            await asyncio.sleep(0)
+            await producer.send(event("third"), partition_id="0")
+
+        for _ in range(2):
+            await producer.send(event("full"), partition_id="0")
+        await asyncio.gather(
+            producer.send(event("first"), partition_id="0"), second(), producer.send(event("second"), partition_id="0")
+        )
+    assert service.bodies("0") == ["full", "full", "first", "second", "third"]
 
 
 async def test_flush_ends_with_the_outcome_of_everything_accepted() -> None:
@@ -268,8 +289,13 @@ async def test_cancelling_a_receipt_touches_no_other() -> None:
             await asyncio.wait_for(receipts[1], 1)
         assert waits[0].cancelled()
         assert not any(wait.done() for wait in waits[1:])
+        assert len(receipts[0]._fate.waiters) == 2
+        last = asyncio.ensure_future(receipts[2])
+        service.on_stored = last.cancel  # just as its batch ends
+        await asyncio.sleep(1)
         service.let_go("0")
         assert await asyncio.gather(*receipts, *waits[1:]) == [Published("0", None)] * 5
+        assert last.cancelled()
 
 
 async def test_a_receipt_is_awaited_as_often_as_one_likes() -> None:
@@ -473,33 +499,121 @@ async def test_sends_that_wait_get_room_in_their_order() -> None:
 
 
 async def test_a_send_keeps_its_place_while_its_room_is_ready() -> None:
-    """One given room that has not run yet is not overtaken by a send that begins in that moment."""
+    """One given room that has not run yet is overtaken by no send that begins in that moment."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
-    order: list[str] = []
-    async with buffered(service, max_events=2) as producer:
-        loop = asyncio.get_running_loop()
-        late: list[asyncio.Task[Receipt]] = []
+    late: list[asyncio.Task[Receipt]] = []
 
-        def begin(*_: object) -> None:
-            # Called as the batch ends, which gives the room: a task made here runs after the one that waits is woken.
-            if not late:
-                late.append(loop.create_task(producer.send(event("late"), partition_id="0")))
-                with pytest.raises(BufferFullError):
-                    producer.send_nowait(event("later"), partition_id="0")
+    def begin() -> None:
+        if not late:
+            late.append(asyncio.create_task(producer.send(event("late"), partition_id="0")))
 
-        producer._on_success = begin
+    def intrude(*_: object) -> None:
+        if len(service.sent["0"]) == 1:
+            with pytest.raises(BufferFullError):
+                producer.send_nowait(event("intruder"), partition_id="0")
+
+    service.on_stored = begin
+    async with buffered(service, max_events=2, on_success=intrude) as producer:
         for each in ("a", "b"):
             await producer.send(event(each), partition_id="0")
         waiting = asyncio.ensure_future(producer.send(event("waits"), partition_id="0"))
         await asyncio.sleep(1)
         service.let_go("0")
         await waiting
-        await producer.flush()
         await late[0]
-        await producer.flush()
-        order += service.bodies("0")
-    assert order == ["a", "b", "waits", "late"]
+    assert service.bodies("0") == ["a", "b", "waits", "late"]
+
+
+async def test_a_small_event_does_not_overtake_a_large_one() -> None:
+    """Where a large event waits for room, a smaller one that would fit waits too; where that one goes, it is let in."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    async with buffered(service, max_bytes=1000) as producer:
+        await producer.send(EventData(b"f" * 500), partition_id="0")
+        large = asyncio.ensure_future(producer.send(EventData(b"l" * 800), partition_id="0"))
+        small = asyncio.ensure_future(producer.send(event("small"), partition_id="0"))
+        await asyncio.sleep(1)
+        with pytest.raises(BufferFullError):
+            producer.send_nowait(event(), partition_id="0")
+        assert not small.done()
+        large.cancel()
+        await asyncio.wait([small], timeout=1)
+        assert small.done()
+        service.let_go("0")
+    assert service.bodies("0") == ["f" * 500, "small"]
+
+
+async def test_all_that_fit_are_let_in_at_once() -> None:
+    """The room of a batch of two goes to two who wait, though nothing else ends."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    service.script["0"] = [1.0]
+    async with buffered(service, max_events=2) as producer:
+        for _ in range(2):
+            await producer.send(event(), partition_id="0")
+        waiting = [asyncio.ensure_future(producer.send(event(), partition_id="0")) for _ in range(3)]
+        await asyncio.sleep(2)
+        service.on_stored = lambda: service.hold("0")
+        service.let_go("0")
+        await asyncio.sleep(1)
+        assert [each.done() for each in waiting] == [True, True, False]
+        service.on_stored = lambda: None
+        service.let_go("0")
+        await asyncio.wait(waiting)
+
+
+async def test_common_room_that_is_freed_lets_other_partitions_in() -> None:
+    """What waits for a share of the common room gets it when another partition has ended."""
+    service = ScriptedProducer(partitions=2)
+    service.hold("0", "1")
+    async with buffered(service, max_events=8) as producer:
+        for partition_id, count in (("0", 6), ("1", 2)):
+            for _ in range(count):
+                producer.send_nowait(event(), partition_id=partition_id)
+        waiting = asyncio.ensure_future(producer.send(event(), partition_id="1"))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        service.let_go("0")
+        await asyncio.wait([waiting], timeout=1)
+        assert waiting.done()
+        service.let_go("1")
+
+
+async def test_room_for_any_partition_passes_on_from_who_is_cancelled() -> None:
+    """A send without key that is cancelled as its room is ready leaves the room to the next."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+
+    def cancel(*_: object) -> None:
+        roaming[0].cancel()
+
+    async with buffered(service, max_events=1, on_success=cancel) as producer:
+        await producer.send(event())
+        roaming = [asyncio.ensure_future(producer.send(event(each))) for each in range(2)]
+        await asyncio.sleep(1)
+        service.let_go("0")
+        await asyncio.wait(roaming)
+        assert roaming[0].cancelled()
+    assert service.bodies("0") == ["x", "1"]
+
+
+async def test_closing_just_as_room_is_ready_takes_the_room_back() -> None:
+    """A send that has its room and finds the producer closed raises, and leaves nothing."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    closing: list[asyncio.Task[None]] = []
+    service.on_stored = lambda: closing.append(asyncio.create_task(producer.aclose()))
+    producer = buffered(service, max_events=1)
+    await producer.send(event(), partition_id="0")
+    waiting = asyncio.ensure_future(producer.send(event(), partition_id="0"))
+    await asyncio.sleep(1)
+    service.let_go("0")
+    with pytest.raises(ClosedError):
+        await waiting
+    await closing[0]
+    assert producer.buffered_events == 0
+    assert service.bodies("0") == ["x"]
 
 
 async def test_a_cancelled_send_was_not_accepted() -> None:
@@ -525,7 +639,8 @@ async def test_a_cancelled_send_was_not_accepted() -> None:
         assert second.cancelled()
         await producer.flush()
         assert producer.buffered_events == 0
-    assert service.bodies("0") == ["first", "third"]
+        producer.send_nowait(event("fourth"), partition_id="0")
+    assert service.bodies("0") == ["first", "third", "fourth"]
 
 
 async def test_a_full_buffer_does_not_wait_for_age() -> None:
@@ -537,8 +652,12 @@ async def test_a_full_buffer_does_not_wait_for_age() -> None:
         keyed = [asyncio.ensure_future(producer.send(event(number), partition_key="k")) for number in range(20)]
         await asyncio.wait([*sends, *keyed])
         assert now() == start
-        await producer.flush()
-    assert len(service.everything()) == 40
+        for number in range(20):
+            await producer.send(event(number))
+        for number in range(20):
+            await producer.send(event(number), partition_key="k")
+        assert now() == start
+    assert len(service.everything()) == 80
 
 
 async def test_a_slow_partition_holds_up_no_other() -> None:
@@ -615,18 +734,21 @@ async def test_a_buffer_needs_room_for_each_partition() -> None:
 # ------------------------------------------------------------------------------------------------------ failures
 
 
-async def test_an_event_too_large_fails_alone_and_with_its_size() -> None:
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("others", [1, 3])
+async def test_an_event_too_large_fails_alone_and_with_its_size(place: int, others: int) -> None:
     """Events around it in the batch are stored, in order, and its receipt and on_error name its size and the limit."""
     service, told = ScriptedProducer(limit=2000), Told()
+    large = EventData(b"y" * 3000)
+    events = [event(each) for each in range(others)]
+    events.insert(place, large)
     async with buffered(service, told, max_wait=1) as producer:
-        large = EventData(b"y" * 3000)
-        receipts = [await producer.send(each, partition_id="0") for each in (event("a"), event("b"), large, event("c"))]
-        outcomes = [await _outcome(receipt) for receipt in receipts]
-    assert outcomes[:2] + outcomes[3:] == [Published("0", None)] * 3
-    error = outcomes[2]
+        outcomes = await asyncio.gather(*[_outcome(await producer.send(each, partition_id="0")) for each in events])
+    error = outcomes.pop(events.index(large))
     assert isinstance(error, EventTooLargeError)
     assert (error.size, error.limit) == (added_size(len(large.encode())), 2000)
-    assert service.bodies("0") == ["a", "b", "c"]
+    assert outcomes == [Published("0", None)] * others
+    assert service.bodies("0") == [str(each) for each in range(others)]
     assert [(events, partition) for events, partition, _ in told.errors] == [([large], "0")]
 
 
@@ -639,7 +761,7 @@ async def test_a_batch_above_the_services_limit_goes_in_parts() -> None:
         assert producer.buffered_bytes == producer.buffered_events == 0
     assert [len(batch) for batch in service.sent["0"]] == [10, 10, 10]
     assert service.bodies("0") == [f"{number:090}" for number in range(30)]
-    assert len(told.successes) == 3
+    assert [len(events) for events, _ in told.successes] == [10, 10, 10]
 
 
 async def test_a_service_that_misstates_its_limit_gets_ever_smaller_parts() -> None:
@@ -808,6 +930,27 @@ async def test_a_batch_in_doubt_fails_as_such_when_the_producer_closes() -> None
     assert isinstance(outcomes[1], ClosedError)
 
 
+async def test_closing_without_a_deadline_does_not_ask_for_ever() -> None:
+    """What is in doubt while the producer closes is reported when the retries have been used up."""
+    service, told = ScriptedProducer(idempotent=True), Told()
+    service.script["0"] = [5.0, PublishOutcomeUnknownError("0", 0, 1), 1000.0]
+    producer = buffered(service, told)
+    receipt = await producer.send(event(), partition_id="0")
+    start = now()
+    await producer.aclose()
+    assert now() - start < 6
+    assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
+
+
+async def test_a_doubt_stays_one_when_the_producer_below_is_closed() -> None:
+    """That the sender was closed meanwhile does not make a batch in doubt one that was never sent."""
+    service, told = ScriptedProducer(idempotent=True), Told()
+    service.script["0"] = [PublishOutcomeUnknownError("0", 0, 1), ClosedError("producer")]
+    async with buffered(service, told) as producer:
+        receipt = await producer.send(event(), partition_id="0")
+        assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
+
+
 async def test_numbered_events_and_pipelining_are_refused_with_idempotence() -> None:
     """An event that carries a number is not sent again as new, and batches of a partition do not overlap."""
     with pytest.raises(ConfigurationError, match="max_in_flight"):
@@ -857,6 +1000,7 @@ async def test_closing_sends_what_was_accepted() -> None:
         assert closing.done() or receipt.done()
         await closing
     assert service.bodies("0") == ["x"]
+    assert service.close_deadlines == [None]
     assert isinstance(service._transport, FakeTransport)
     assert service._transport.is_closed
     assert repr(producer) == "<HubBufferedProducer closed, 0 events, 0 bytes>"
@@ -898,11 +1042,32 @@ async def test_closing_ends_at_its_deadline(*, cancelled: bool) -> None:
     else:
         await producer.aclose(deadline=3)
     assert now() - start == pytest.approx(3)
+    assert service.close_deadlines == [0.0]
     outcomes = [await _outcome(receipt) for receipt in receipts]
     assert all(isinstance(outcome, PublishOutcomeUnknownError) for outcome in outcomes[:2])
     assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
     assert sum(len(events) for events, _, _ in told.errors) == 6
     assert asyncio.all_tasks() == before
+
+
+async def test_closing_ends_the_wait_for_room_at_once() -> None:
+    """Sends that wait for room learn of the closing when it begins, not when it ends."""
+    service = ScriptedProducer(partitions=1)
+    service.hold("0")
+    producer = buffered(service, max_events=1)
+    await producer.send(event(), partition_id="0")
+    waiting = [
+        asyncio.ensure_future(producer.send(event())),
+        asyncio.ensure_future(producer.send(event(), partition_id="0")),
+    ]
+    await asyncio.sleep(1)
+    closing = asyncio.ensure_future(producer.aclose(deadline=60))
+    await asyncio.sleep(1)
+    for each in waiting:
+        assert isinstance(each.exception(), ClosedError)
+    assert not closing.done()
+    service.let_go("0")
+    await closing
 
 
 async def test_a_send_that_hears_of_nothing_is_cut_when_closing() -> None:
@@ -913,12 +1078,21 @@ async def test_a_send_that_hears_of_nothing_is_cut_when_closing() -> None:
             await asyncio.Event().wait()
             return None
 
-    told = Told()
-    producer = buffered(Deaf(), told)
-    receipt = await producer.send(event(), partition_id="0")
-    await producer.aclose(deadline=1)
-    assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
-    assert len(told.errors) == 1
+    class Small(Deaf):
+        async def _take(self, sealed: SealedBatch, partition_id: str) -> int | None:
+            if sealed.count > 1:
+                raise EventTooLargeError(sealed.size, self.limit)
+            return await super()._take(sealed, partition_id)
+
+    for service, count in ((Deaf(), 1), (Small(limit=1), 3)):
+        told = Told()
+        producer = buffered(service, told)
+        receipts = [await producer.send(event(), partition_id="0") for _ in range(count)]
+        await producer.aclose(deadline=1)
+        outcomes = [await _outcome(receipt) for receipt in receipts]
+        assert isinstance(outcomes[0], PublishOutcomeUnknownError)
+        assert all(isinstance(outcome, ClosedError) for outcome in outcomes[1:])
+        assert len(told.errors) == count
 
 
 # --------------------------------------------------------------------------------------------------- any history
@@ -952,20 +1126,25 @@ class Weather(ScriptedProducer):
         return await super()._take(sealed, partition_id)
 
 
+KEYS = st.sampled_from(["a", "b", "c", "d"])
+SIZES = st.sampled_from([1, 1, 40, 200, 400])
+SPAWN = st.tuples(st.just("spawn"), KEYS, SIZES)
 OPERATION = st.one_of(
-    st.tuples(st.just("send"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
-    st.tuples(st.just("partition"), st.sampled_from(["0", "1", "2"]), st.integers(1, 400)),
-    st.tuples(st.just("any"), st.just(""), st.integers(1, 400)),
-    st.tuples(st.just("nowait"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
-    st.tuples(st.just("spawn"), st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 400)),
+    SPAWN,
+    SPAWN,
+    SPAWN,
+    st.tuples(st.just("send"), KEYS, SIZES),
+    st.tuples(st.just("partition"), st.sampled_from(["0", "1", "2"]), SIZES),
+    st.tuples(st.just("any"), st.just(""), SIZES),
+    st.tuples(st.just("nowait"), KEYS, SIZES),
     st.tuples(st.just("cancel"), st.just(""), st.integers(0, 5)),
     st.tuples(st.just("flush"), st.just(""), st.just(0)),
-    st.tuples(st.just("pause"), st.just(""), st.sampled_from([0, 1, 5, 100, 20_000])),
+    st.tuples(st.just("pause"), st.just(""), st.sampled_from([0, 0, 0, 1, 5, 100, 20_000])),
 )
 
 
 @given(
-    operations=st.lists(OPERATION, min_size=1, max_size=60),
+    operations=st.lists(OPERATION, min_size=12, max_size=100),
     seed=st.integers(0, 2**32),
     idempotent=st.booleans(),
     max_batch_events=st.sampled_from([1, 3, 10]),
