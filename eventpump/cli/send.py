@@ -22,6 +22,7 @@ from eventpump.cli.streams import (
     add_connection_options,
     complain,
     connection_text,
+    keep_quiet,
     say,
     whole_number,
 )
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     batch_bytes = None if args.batch_bytes is None else whole_number("--batch-bytes", args.batch_bytes, 1, 1 << 40)
     text = connection_text(args)
     source = LineSource(args.file)
+
+    keep_quiet()
 
     async def send() -> int:
         producer = EventProducer(text, args.hub, idempotent=args.idempotent)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import queue
 import signal
@@ -32,6 +33,11 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         "--connection-string", metavar="TEXT", help=f"how to reach the service (default: ${CONNECTION_VARIABLE})"
     )
     parser.add_argument("--hub", metavar="NAME", help="the hub (default: the connection string's EntityPath)")
+
+
+def keep_quiet() -> None:
+    """Leave what is tried again to the end's one line: a warning on the way would go through the bar, or the output."""
+    logging.getLogger("eventpump").setLevel(logging.ERROR)
 
 
 def connection_text(args: argparse.Namespace) -> str:

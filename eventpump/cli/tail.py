@@ -22,6 +22,7 @@ from eventpump.cli.streams import (
     add_connection_options,
     complain,
     connection_text,
+    keep_quiet,
     whole_number,
 )
 from eventpump.consumer.reader import PartitionReader
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
     settings = connection_settings(connection_text(args), args.hub)
+
+    keep_quiet()
 
     async def tail() -> int:
         work = _Tail(settings.hub, Output(), start, count, group=args.consumer_group, is_json=args.json)
