@@ -396,9 +396,9 @@ class Publisher:
         self._numbers[partition_id] += 1
         return f"{partition_id}:{self._numbers[partition_id]}:".encode().ljust(self._size, b".")
 
-    def start(self) -> None:
-        """Publish without end, to all partitions at once."""
-        for partition_id in self.partitions:
+    def start(self, lanes: int = 1) -> None:
+        """Publish without end, to all partitions at once, with so many batches to each under way."""
+        for partition_id in self.partitions * lanes:
             self._tasks.append(asyncio.get_running_loop().create_task(self._publish_on(partition_id), name="publisher"))
 
     async def _publish_on(self, partition_id: str) -> None:

@@ -56,7 +56,7 @@ async def test_what_was_acknowledged_or_seen_survives(
     # Batches take their time to the disk, so that many are on their way there when it is killed.
     async with Publisher(stage, 2, ahead=500, size=20_000, pace=0.0) as publisher, asyncio.TaskGroup() as group:
         watches = [group.create_task(_watch(stage, each, seen)) for each in publisher.partitions]
-        publisher.start()
+        publisher.start(lanes=4)
         for _ in range(kills):
             count = sum(map(len, publisher.acknowledged.values())) + rng.randrange(1, 300)
             await stage.progress.until(lambda count=count: sum(map(len, publisher.acknowledged.values())) >= count)  # type: ignore[misc]

@@ -64,12 +64,12 @@ async def test_a_host_that_leaves_in_order_leaves_no_duplicate_behind(stage: Sta
     """*Tidy close*, *no duplicate*: a host that closes hands over at once, at the last event it processed."""
     async with Publisher(stage, 4) as publisher:
         publisher.start()
-        first = await stage.start_child("first", checkpoint_on_close=True)
+        first = await stage.start_child("first", checkpoint_every=0, checkpoint_on_close=True)
         await stage.progress.until_flowing(publisher.partitions, START)
         assert await first.stop() == 0
         assert first.lines[-1] == "left 0 0 0"
         assert await stage.held_leases() == {}
-        await stage.start_child("second", checkpoint_on_close=True)
+        await stage.start_child("second", checkpoint_every=0, checkpoint_on_close=True)
         await stage.progress.until_flowing(publisher.partitions, START)
         await publisher.stop()
         (await stage.verify(publisher)).check_no_duplicate()
