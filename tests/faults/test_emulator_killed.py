@@ -52,7 +52,7 @@ async def test_what_was_acknowledged_or_seen_survives(
     stage, rng = bare_stage, random.Random(seed)
     stage.connection_string = service.connection_string
     seen: set[Fact] = set()
-    kills = 5 if request.config.getoption("--long") else 2
+    kills = 5 if request.config.getoption("--long") else 3
     # Batches take their time to the disk, so that many are on their way there when it is killed.
     async with Publisher(stage, 2, ahead=500, size=20_000, pace=0.0) as publisher, asyncio.TaskGroup() as group:
         watches = [group.create_task(_watch(stage, each, seen)) for each in publisher.partitions]
