@@ -363,6 +363,7 @@ class Publisher:
         self._pace = pace
         self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         self.partitions = [str(number) for number in range(partitions)]
         self.acknowledged: defaultdict[str, set[str]] = defaultdict(set)
         """By partition: digests of what the service has taken."""
@@ -372,7 +373,9 @@ class Publisher:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._producer.aclose()
 
     async def publish(self, partition_id: str, count: int, *, batch: int = 20) -> None:
@@ -403,11 +406,16 @@ class Publisher:
 
     async def _publish_on(self, partition_id: str) -> None:
         progress = self._stage.progress
-        while True:
+
+        def is_due() -> bool:
             # Unacknowledged events that were stored all the same make this wait longer, never shorter.
-            await progress.until(
-                lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
-            )
+            is_wanted = len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead
+            return is_wanted or self._is_stopping
+
+        while True:
+            await progress.until(is_due, 60.0)
+            if self._is_stopping:
+                return
             await asyncio.sleep(self._pace)
             try:
                 await self.publish(partition_id, 20)
@@ -416,13 +424,12 @@ class Publisher:
                 continue
 
     async def stop(self) -> None:
-        """End what `start` began. What was on its way may have been stored or not."""
+        """End what `start` began. What is on its way is waited for: nothing is stored after this."""
+        self._is_stopping = True
+        self._stage.progress.changed()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                raise outcome
+        await asyncio.gather(*tasks)
+        self._is_stopping = False
 
     async def ends(self) -> dict[str, int]:
         """Ask the service for the end of every partition: the number after its last event."""
