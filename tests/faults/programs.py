@@ -256,6 +256,27 @@ class Stage:
         await child.start()
         return child
 
+    async def freeze(self, host: str) -> None:
+        """Freeze a host, but not within a transaction: its lock would stop the others too, for as long as it lasts."""
+        child = self.children[host]
+        while True:
+            child.freeze()
+            try:
+                with closing(sqlite3.connect(self.leases, isolation_level=None, timeout=0.1)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+                    database.execute("ROLLBACK")
+                return
+            except sqlite3.OperationalError:
+                # Or it was another one's transaction, and all the same.
+                child.wake()
+
+    async def stop_child(self, host: str) -> None:
+        """Close a host in order, once it listens to signals, and check that nothing is left over in its process."""
+        child = self.children[host]
+        await child.line("report ")
+        assert await child.stop() == 0, child.stderr
+        assert child.lines[-1] == "left 0 0 0"
+
     def _said(self, line: str) -> None:
         match line.split():
             case ["batch", host, partition_id, epoch, last]:
@@ -332,7 +353,10 @@ class Stage:
         return evidence
 
     async def aclose(self) -> None:
-        for child in self.children.values():
+        for name, child in self.children.items():
+            # Shown where the test fails.
+            reports = [line for line in child.lines if not line.startswith("batch")]
+            print(f"{name} ({child.returncode}):", *reports[-20:], child.stderr[-2000:], sep="\n  ")  # noqa: T201
             await child.kill()
         for journal in self.journals:
             journal.close()
