@@ -236,7 +236,7 @@ class Connection:
         self.remote: Open | None = None
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.sessions: dict[int, Session] = {}
-        self.output: list[bytes] = []
+        self.output: list[bytes | memoryview] = []
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0

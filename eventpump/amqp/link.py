@@ -210,10 +210,11 @@ class Link:
         last = _TAIL_SETTLED if settled else _TAIL_UNSETTLED
         more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
         pos, size = 0, len(payload)
+        view = memoryview(payload)  # a large message is not copied frame by frame
         while size - pos > room:
-            session.send_transfer(self, self._header(head + more, room) + payload[pos : pos + room])
+            session.send_transfer(self, self._header(head + more, room), view[pos : pos + room])
             pos += room
-        session.send_transfer(self, self._header(head + last, size - pos) + (payload[pos:] if pos else payload))
+        session.send_transfer(self, self._header(head + last, size - pos), view[pos:])
         return delivery_id
 
     def _header(self, fields: bytes, payload_size: int) -> bytes:

@@ -64,7 +64,7 @@ class Session:
         self.incoming_window = connection.config.incoming_window
         self.remote_incoming_window = 0
         self.is_starved = False
-        self._blocked: deque[tuple[Link, bytes]] = deque()
+        self._blocked: deque[tuple[Link, bytes, memoryview]] = deque()
         self._next_handle = 0
         self._initial_outgoing_id = 0
 
@@ -208,14 +208,15 @@ class Session:
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
         return delivery_id
 
-    def send_transfer(self, link: Link, frame: bytes) -> None:
+    def send_transfer(self, link: Link, header: bytes, payload: memoryview) -> None:
         """Queue a transfer frame, or hold it back until the peer's window opens (2.5.6)."""
         if self.remote_incoming_window <= 0 or self._blocked:
-            self._blocked.append((link, frame))
+            self._blocked.append((link, header, payload))
             return
         self.remote_incoming_window -= 1
         self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
-        self.connection.output.append(frame)
+        self.connection.output.append(header)
+        self.connection.output.append(payload)
 
     def unblock(self, link: Link) -> None:
         """Forget what is held back for a link that is over: on its handle it would be another link's, or nobody's."""
@@ -299,7 +300,7 @@ class Session:
         while self._blocked and self.remote_incoming_window > 0:
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
-            self.connection.output.append(self._blocked.popleft()[1])
+            self.connection.output.extend(self._blocked.popleft()[1:])
             self.is_starved = True  # a drain may wait for it
         ready: list[Link] = []
         if self.is_starved and self.remote_incoming_window > 0:

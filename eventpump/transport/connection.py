@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import platform
+import socket
 import ssl
 import uuid
 from functools import cache
@@ -140,7 +142,7 @@ class ClientConnection:
             reason = (error.reason or str(error)).replace("_", " ").lower()
             raise ConnectionLostError(f"no TLS connection to {where}: {reason}") from error
         except OSError as error:
-            raise ConnectionLostError(f"cannot connect to {where}: {error.strerror or error}") from error
+            raise ConnectionLostError(f"cannot connect to {where}: {_reason(error)}") from error
         except BaseException:
             connection.abort()
             raise
@@ -342,13 +344,20 @@ class ClientConnection:
         self._held_back.clear()
 
 
+def _reason(error: OSError) -> str:
+    # asyncio tells of a failed connect in words of its own, around the number.
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
 def _tls(settings: ConnectionSettings) -> ssl.SSLContext | None:
     if not settings.use_tls:
         return None
     try:
         return client_tls(None if settings.ca_file is None else str(settings.ca_file))
     except OSError as error:
-        raise ConfigurationError("ca_file", f"cannot be used: {error.strerror or error}") from None
+        raise ConfigurationError("ca_file", f"cannot be used: {_reason(error)}") from None
 
 
 def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
@@ -41,17 +41,22 @@ class Remains:
         return found
 
 
+async def _gone(left_over: Callable[[], list[str]]) -> list[str]:
+    """Give what is left over when there was time enough to go."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _PATIENCE
+    # Nothing tells of the end of a thread, or of a socket closed with bytes still to send: they are looked at.
+    while (found := left_over()) and loop.time() < until:  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0.01)
+    return found
+
+
 @pytest.fixture(autouse=True)
 async def nothing_left() -> AsyncIterator[None]:
     """*Tidy close*: no task, thread, socket or process of a test outlives it."""
     remains = Remains()
     yield
-    loop = asyncio.get_running_loop()
-    until = loop.time() + _PATIENCE
-    # Nothing tells of the end of a thread or of a socket closed with bytes still to send: they are looked at.
-    while (found := remains.left_over()) and loop.time() < until:  # noqa: ASYNC110 - see above
-        await asyncio.sleep(0.01)
-    assert not found, f"left over: {found}"
+    assert await _gone(remains.left_over) == []
 
 
 @pytest.fixture
@@ -68,6 +73,8 @@ async def stage(nothing_left: None, emulator: Emulator, tmp_path: Path) -> Async
     await stage.witness_checkpoints()
     yield stage
     await stage.aclose()
+    # Hosts and publishers close their connections; it is not left to the service.
+    assert await _gone(lambda: [f"{emulator.connection_count} connections"] * bool(emulator.connection_count)) == []
 
 
 @pytest.fixture

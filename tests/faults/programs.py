@@ -256,6 +256,27 @@ class Stage:
         await child.start()
         return child
 
+    async def freeze(self, host: str) -> None:
+        """Freeze a host, but not within a transaction: its lock would stop the others too, for as long as it lasts."""
+        child = self.children[host]
+        while True:
+            child.freeze()
+            try:
+                with closing(sqlite3.connect(self.leases, isolation_level=None, timeout=0.1)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+                    database.execute("ROLLBACK")
+                return
+            except sqlite3.OperationalError:
+                # Or it was another one's transaction, and all the same.
+                child.wake()
+
+    async def stop_child(self, host: str) -> None:
+        """Close a host in order, once it listens to signals, and check that nothing is left over in its process."""
+        child = self.children[host]
+        await child.line("report ")
+        assert await child.stop() == 0, child.stderr
+        assert child.lines[-1] == "left 0 0 0"
+
     def _said(self, line: str) -> None:
         match line.split():
             case ["batch", host, partition_id, epoch, last]:
@@ -332,7 +353,10 @@ class Stage:
         return evidence
 
     async def aclose(self) -> None:
-        for child in self.children.values():
+        for name, child in self.children.items():
+            # Shown where the test fails.
+            reports = [line for line in child.lines if not line.startswith("batch")]
+            print(f"{name} ({child.returncode}):", *reports[-20:], child.stderr[-2000:], sep="\n  ")  # noqa: T201
             await child.kill()
         for journal in self.journals:
             journal.close()
@@ -363,6 +387,7 @@ class Publisher:
         self._pace = pace
         self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         self.partitions = [str(number) for number in range(partitions)]
         self.acknowledged: defaultdict[str, set[str]] = defaultdict(set)
         """By partition: digests of what the service has taken."""
@@ -372,7 +397,9 @@ class Publisher:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._producer.aclose()
 
     async def publish(self, partition_id: str, count: int, *, batch: int = 20) -> None:
@@ -396,18 +423,23 @@ class Publisher:
         self._numbers[partition_id] += 1
         return f"{partition_id}:{self._numbers[partition_id]}:".encode().ljust(self._size, b".")
 
-    def start(self) -> None:
-        """Publish without end, to all partitions at once."""
-        for partition_id in self.partitions:
+    def start(self, lanes: int = 1) -> None:
+        """Publish without end, to all partitions at once, with so many batches to each under way."""
+        for partition_id in self.partitions * lanes:
             self._tasks.append(asyncio.get_running_loop().create_task(self._publish_on(partition_id), name="publisher"))
 
     async def _publish_on(self, partition_id: str) -> None:
         progress = self._stage.progress
-        while True:
+
+        def is_due() -> bool:
             # Unacknowledged events that were stored all the same make this wait longer, never shorter.
-            await progress.until(
-                lambda: len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead, 60.0
-            )
+            is_wanted = len(self.acknowledged[partition_id]) < progress.reached[partition_id] + self._ahead
+            return is_wanted or self._is_stopping
+
+        while True:
+            await progress.until(is_due, 60.0)
+            if self._is_stopping:
+                return
             await asyncio.sleep(self._pace)
             try:
                 await self.publish(partition_id, 20)
@@ -416,13 +448,12 @@ class Publisher:
                 continue
 
     async def stop(self) -> None:
-        """End what `start` began. What was on its way may have been stored or not."""
+        """End what `start` began. What is on its way is waited for: nothing is stored after this."""
+        self._is_stopping = True
+        self._stage.progress.changed()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                raise outcome
+        await asyncio.gather(*tasks)
+        self._is_stopping = False
 
     async def ends(self) -> dict[str, int]:
         """Ask the service for the end of every partition: the number after its last event."""

@@ -54,9 +54,7 @@ async def test_a_killed_host_is_replaced(stage: Stage, seed: int, request: pytes
         await publisher.stop()
         await stage.verify(publisher)
         for name in names:
-            child = stage.children[name]
-            assert await child.stop() == 0
-            assert child.lines[-1] == "left 0 0 0"
+            await stage.stop_child(name)
     assert await stage.held_leases() == {}
 
 
@@ -64,12 +62,11 @@ async def test_a_host_that_leaves_in_order_leaves_no_duplicate_behind(stage: Sta
     """*Tidy close*, *no duplicate*: a host that closes hands over at once, at the last event it processed."""
     async with Publisher(stage, 4) as publisher:
         publisher.start()
-        first = await stage.start_child("first", checkpoint_on_close=True)
+        await stage.start_child("first", checkpoint_every=0, checkpoint_on_close=True)
         await stage.progress.until_flowing(publisher.partitions, START)
-        assert await first.stop() == 0
-        assert first.lines[-1] == "left 0 0 0"
+        await stage.stop_child("first")
         assert await stage.held_leases() == {}
-        await stage.start_child("second", checkpoint_on_close=True)
+        await stage.start_child("second", checkpoint_every=0, checkpoint_on_close=True)
         await stage.progress.until_flowing(publisher.partitions, START)
         await publisher.stop()
         (await stage.verify(publisher)).check_no_duplicate()
@@ -83,7 +80,7 @@ async def test_a_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> Non
         await stage.progress.until_flowing(publisher.partitions, START)
         epochs = dict(stage.progress.owner)
         child = stage.children["frozen"]
-        child.freeze()
+        await stage.freeze("frozen")
         await stage.start_child("heir")
         await stage.progress.until_flowing(publisher.partitions, START + TAKE_OVER)
         woken = time.monotonic()
@@ -151,10 +148,10 @@ async def test_a_fleet_that_starts_and_loses_hosts_at_random_loses_nothing(
                 if action == "kill":
                     await stage.children[name].kill()
                 elif action == "stop":
-                    assert await stage.children[name].stop() == 0
+                    await stage.stop_child(name)
                 else:
                     frozen.append(name)
-                    stage.children[name].freeze()
+                    await stage.freeze(name)
         for name in frozen:
             stage.children[name].wake()
         await publisher.stop()

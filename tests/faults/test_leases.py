@@ -115,12 +115,14 @@ async def test_a_former_owner_that_comes_back_is_refused_by_the_service(stage: S
 
 async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(stage: Stage) -> None:
     """*One reader*, *recovery*: by its own clock a host stops in time when no renewal is answered, and comes back."""
-    processor = stage.processor("alone")
+    processor = stage.gated("alone", hold=[])
     async with Publisher(stage, 4) as publisher:
         publisher.start()
 
         async def silence() -> None:
             await stage.progress.until_flowing(publisher.partitions, 20.0)
+            processor.hold.add("0")
+            await stage.progress.until(lambda: "0" in processor.inside)
             first = {partition: epoch for partition, (_, epoch) in stage.progress.owner.items()}
             with closing(sqlite3.connect(stage.leases, isolation_level=None)) as other:
                 other.execute("BEGIN EXCLUSIVE")
@@ -129,6 +131,9 @@ async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(st
                     lambda: len(processor.closed) == 4, LEASE_DURATION + HOST["loss_grace"] + 1.0
                 )
                 other.execute("COMMIT")
+            # The handler that ran was told, and cancelled after its grace; the others got nothing more.
+            assert processor.cancelled == ["0"]
+            processor.hold.clear()
             assert set(processor.closed) == {(each, CloseReason.OWNERSHIP_LOST) for each in publisher.partitions}
             assert stage.count(LeaseLost) == 4
             await stage.progress.until_flowing(publisher.partitions, 2 * RENEW_INTERVAL + 2.0)
@@ -155,7 +160,11 @@ async def test_a_link_stolen_from_outside_is_left_to_the_thief(stage: Stage, req
                 await stage.progress.until(lambda: ("0", CloseReason.OWNERSHIP_LOST) in processor.closed, 1.0)
                 since, epoch = time.monotonic(), stage.progress.owner["0"][1]
                 assert "0" not in await stage.held_leases()
-                # It asks again after a while, is refused, and goes on leaving it alone; the rest flows.
+                # Its lease is free for two cycles, and still not taken; the rest flows.
+                until = asyncio.get_running_loop().time() + 2 * RENEW_INTERVAL
+                await stage.progress.until(lambda: asyncio.get_running_loop().time() > until)
+                assert stage.count(OutsideReader, "0") == 1
+                # In the end it is taken again; the link is refused, and the partition left alone again.
                 if request.config.getoption("--long"):
                     await stage.progress.until(lambda: stage.count(OutsideReader, "0") == 2, AVOIDED)
                 await stage.progress.until_flowing(["1", "2", "3"], 2.0)

@@ -110,6 +110,7 @@ async def refused(
         ("", "Endpoint"),
         ("nonsense", "key=value"),
         (KEY, "Endpoint"),
+        (f"Endpoint=sb://example.servicebus.windows.net/;{KEY.rstrip('=')}", "key=value"),
         (f"SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),
         (f"Endpoint=;SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),
         (f"Endpoint=sb://{KEY}/;SharedAccessKeyName=name;SharedAccessKey={KEY}", "Endpoint"),

@@ -325,6 +325,21 @@ async def test_a_send_without_an_answer_ends_in_time(service: Service, transport
         assert outcome.recovery is Recovery.RELINK
 
 
+async def test_closing_fails_what_waits_at_once(service: Service, transport: NativeTransport) -> None:
+    """`aclose` fails the sends that wait before the service has answered anything."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    send = asyncio.ensure_future(link.send(event()))
+    await settle()
+    service.connection.mute()
+    closing = asyncio.ensure_future(link.aclose())
+    before = asyncio.get_running_loop().time()
+    with pytest.raises(LinkDetachedError, match="closed here"):
+        await send
+    assert asyncio.get_running_loop().time() == before
+    await closing
+
+
 async def test_the_end_of_a_link_fails_what_waits(service: Service, transport: NativeTransport) -> None:
     """Detached, with messages in flight and others waiting for credit, all of them fail, and later ones at once."""
     await _with_credit(service, transport)
@@ -381,6 +396,7 @@ async def test_every_wait_can_be_broken_off(service: Service, moment: str, how: 
     task = asyncio.ensure_future(work)
     await settle()
     assert not task.done()
+    before = asyncio.get_running_loop().time()
     match how:
         case "cancelled":
             task.cancel()
@@ -392,6 +408,8 @@ async def test_every_wait_can_be_broken_off(service: Service, moment: str, how: 
             await transport.aclose()
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError if how == "cancelled" else EventPumpError)
+    if how != "muted" and (moment, how) != ("begin", "closed"):  # the close has to pass a stalled stream there
+        assert asyncio.get_running_loop().time() == before
     service.script.credit, service.script.answer = 1000, type(script)().answer
     script.hold_attach.clear()
     script.hold_messages.clear()
@@ -410,4 +428,5 @@ async def test_every_wait_can_be_broken_off(service: Service, moment: str, how: 
         # What was being attached is detached again: the service has the links that were asked for, and no other.
         await settle()
         assert len(service.connection.links["Partitions/0"]) == 1
+        assert service.connection.detached == (["Partitions/0"] if moment == "attach" else [])
     await transport.aclose()

@@ -119,6 +119,11 @@ async def test_only_real_success_ends_the_back_off(service: Service) -> None:
     await settle()
     await open_sender(transport)
     assert service.attempts[4] - connected <= RETRY.base_delay
+    service.connection.drop()
+    await settle()
+    script.connect = refused
+    await errors(transport, 3)
+    assert [service.attempts[each] - service.attempts[each - 1] for each in (6, 7)] == [1.0, 2.0]
     await transport.aclose()
 
 
@@ -174,13 +179,14 @@ async def test_closed_while_connecting(service: Service, moment: str) -> None:
         assert isinstance(outcome, ClosedError)
 
 
-async def test_a_cancelled_close_drops_the_connection(service: Service) -> None:
+@pytest.mark.parametrize("turns", [1, 2, 3, 50])
+async def test_a_cancelled_close_drops_the_connection(service: Service, turns: int) -> None:
     """`aclose` that is cancelled while the service does not answer leaves neither stream nor task."""
     transport = service.transport()
     await open_reader(transport)
     service.connection.mute()
     closing = asyncio.ensure_future(transport.aclose())
-    await settle()
+    await settle(turns)
     assert not closing.done()
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)

@@ -1,0 +1,317 @@
+"""The native transport on real sockets: TLS, endpoints, sizes, dead peers, and what is left when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+import pytest
+import trustme
+
+from eventpump.emulator.faults import CloseConnection, DetachLink, Hold, LinkRole, Performative, Refuse, Reject
+from eventpump.emulator.server import Emulator
+from eventpump.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+    LinkDetachedError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
+from eventpump.events import EventData, EventPosition
+from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
+from eventpump.settings import connection_settings
+from eventpump.testing.proxy import FaultProxy
+from eventpump.testing.sink import PATIENCE, RecordingSink
+from eventpump.transport.native import NativeTransport
+
+HUB = "telemetry"
+NAMESPACE = "example.servicebus.windows.net"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority, and where its own certificate stands."""
+
+    ca: trustme.CA
+    file: Path
+
+    def server(self, *names: str, **options: Any) -> ssl.SSLContext:
+        """Make the TLS settings of a server with a certificate for these names."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ca.issue_cert(*names, **options).configure_cert(context)
+        return context
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that nobody trusts unless told to."""
+    ca = trustme.CA()
+    file = tmp_path_factory.mktemp("tls") / "ca.pem"
+    ca.cert_pem.write_to_path(str(file))
+    return Authority(ca, file)
+
+
+@pytest.fixture
+async def emulator() -> AsyncIterator[Emulator]:
+    """A service of two partitions. When the test is over, neither a task nor a socket is left."""
+    sockets = open_sockets()
+    async with Emulator({HUB: 2}) as started:
+        yield started
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert open_sockets() == sockets
+
+
+def open_sockets() -> int:
+    return len(psutil.Process(os.getpid()).net_connections("inet"))
+
+
+def transport_to(emulator: Emulator, **options: Any) -> NativeTransport:
+    return NativeTransport(connection_settings(emulator.connection_string, HUB, **options))
+
+
+def reading(partition_id: str = "0") -> ReceiveLinkSpec:
+    return ReceiveLinkSpec(HUB, "$Default", partition_id, EventPosition.earliest())
+
+
+# ------------------------------------------------------------------------------------------------------ TLS
+
+
+async def use(transport: NativeTransport) -> None:
+    link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+    await link.send(EventData(b"x").encode())
+
+
+async def test_tls_with_an_authority_of_ones_own(authority: Authority) -> None:
+    """Over TLS, with the authority named, everything works, large messages too."""
+    async with Emulator({HUB: 1}, tls=authority.server("localhost", "127.0.0.1")) as emulator:
+        transport = transport_to(emulator, ca_file=authority.file)
+        await use(transport)
+        link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+        body = os.urandom(1_000_000)
+        await link.send(EventData(body).encode())
+        sink = RecordingSink()
+        (await transport.open_receive_link(reading(), sink)).set_credit(10)
+        assert await sink.received(2) == [b"x", body]
+        await transport.aclose()
+
+
+async def test_tls_is_verified(authority: Authority, tmp_path: Path) -> None:
+    """A certificate that is not trusted, self-signed, for another host or expired is one clear error to give up on."""
+    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    own = trustme.CA()
+    self_signed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    own.cert_pem.write_to_path(str(tmp_path / "cert.pem"))
+    self_signed.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    cases = [
+        (
+            authority.server("127.0.0.1"),
+            None,
+            "self-signed certificate|unable to get local issuer",
+        ),
+        (self_signed, authority.file, "self-signed certificate|unable to get local issuer"),
+        (authority.server("elsewhere.test"), authority.file, "IP address mismatch|not valid for '127.0.0.1'"),
+        (authority.server("127.0.0.1", not_after=past), authority.file, "expired"),
+    ]
+    for tls, ca_file, reason in cases:
+        async with Emulator({HUB: 1}, tls=tls) as emulator:
+            transport = transport_to(emulator, ca_file=ca_file)
+            with pytest.raises(ConnectionLostError, match=reason) as caught:
+                async with asyncio.timeout(PATIENCE):
+                    await use(transport)
+            assert caught.value.recovery is Recovery.GIVE_UP
+            assert f"certificate of 127.0.0.1:{emulator.port}" in str(caught.value)
+            await transport.aclose()
+
+
+async def test_tls_is_not_given_up_unasked(authority: Authority) -> None:
+    """A server that speaks no TLS is an error that says so; nothing is sent to it in the clear."""
+    async with Emulator({HUB: 1}) as plain:
+        text = plain.connection_string.removesuffix(";UseDevelopmentEmulator=true")
+        assert text != plain.connection_string
+        transport = NativeTransport(connection_settings(text, HUB, ca_file=authority.file))
+        with pytest.raises(ConnectionLostError, match="TLS"):
+            await use(transport)
+        await transport.aclose()
+
+
+async def test_a_custom_endpoint_is_dialled_and_verified(authority: Authority) -> None:
+    """A custom endpoint's host is dialled and has to match the certificate; the open names the namespace."""
+    text = (
+        "Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey="
+    )
+    async with Emulator({HUB: 1}, key="k3y", tls=authority.server("localhost")) as emulator:
+        settings = connection_settings(
+            text + "k3y", HUB, custom_endpoint_address=f"localhost:{emulator.port}", ca_file=authority.file
+        )
+        transport = NativeTransport(settings)
+        assert transport.fully_qualified_namespace == NAMESPACE
+        await use(transport)
+        (connection,) = emulator._running().connections
+        assert connection.engine.remote is not None
+        assert connection.engine.remote.hostname == NAMESPACE
+        await transport.aclose()
+        # The same server, dialled by a name that its certificate lacks.
+        other = connection_settings(
+            text + "k3y", HUB, custom_endpoint_address=f"127.0.0.1:{emulator.port}", ca_file=authority.file
+        )
+        transport = NativeTransport(other)
+        with pytest.raises(ConnectionLostError, match="certificate") as caught:
+            await use(transport)
+        assert caught.value.recovery is Recovery.GIVE_UP
+        await transport.aclose()
+
+
+# ----------------------------------------------------------------------------------------------- connecting
+
+
+async def test_nobody_listens() -> None:
+    """A port where nobody listens is an error that names host, port and reason, and is worth another try."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        text = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=a;SharedAccessKey=s3cret;UseDevelopmentEmulator=true"
+        )
+        transport = NativeTransport(connection_settings(text, HUB))
+        with pytest.raises(ConnectionLostError, match=f"127.0.0.1:{port}.*refused") as caught:
+            await use(transport)
+        assert caught.value.recovery is Recovery.RECONNECT
+        assert "s3cret" not in str(caught.value)
+        await transport.aclose()
+
+
+async def test_a_server_that_speaks_something_else() -> None:
+    """Where HTTP, or nothing at all, answers, the error says what was there, in time."""
+
+    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(http, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    text = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
+    transport = NativeTransport(connection_settings(text, HUB))
+    with pytest.raises(ConnectionLostError, match="another protocol"):
+        await use(transport)
+    await transport.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_wrong_key_is_refused(emulator: Emulator) -> None:
+    """A key the service does not know is an authentication error to give up on, and not part of it."""
+    text = emulator.connection_string_for("RootManageSharedAccessKey", "wr0ng")
+    transport = NativeTransport(connection_settings(text, HUB))
+    for _ in range(2):
+        with pytest.raises(AuthenticationError) as caught:
+            await use(transport)
+        assert caught.value.recovery is Recovery.GIVE_UP
+        assert "wr0ng" not in str(caught.value)
+    await transport.aclose()
+
+
+async def test_the_connection_says_who_is_calling(emulator: Emulator) -> None:
+    """The open carries product, version and platform, which a service's operator sees."""
+    transport = transport_to(emulator)
+    await use(transport)
+    (connection,) = emulator._running().connections
+    assert connection.engine.remote is not None
+    properties = connection.engine.remote.properties
+    assert properties is not None
+    assert properties["product"] == "eventpump"
+    assert str(properties["user-agent"]).startswith("eventpump/")
+    assert len(str(properties["user-agent"])) <= 512
+    await transport.aclose()
+
+
+# ------------------------------------------------------------------------------------------------- lifetimes
+
+
+async def test_many_links_on_one_connection(emulator: Emulator) -> None:
+    """More links than one session of the service carries share one connection, and are gone when it closes."""
+    transport = transport_to(emulator)
+    links = await asyncio.gather(*(transport.open_send_link(SendLinkSpec(HUB, str(n % 2))) for n in range(300)))
+    await asyncio.gather(*(link.send(EventData(b"x").encode()) for link in links))
+    assert emulator.connection_count == 1
+    (connection,) = emulator._running().connections
+    assert len(connection.engine.sessions) == 2
+    await transport.aclose()
+    async with asyncio.timeout(PATIENCE):
+        await connection.closed
+    assert emulator.connection_count == 0
+
+
+async def test_a_silent_peer_is_noticed(emulator: Emulator) -> None:
+    """A peer that goes silent without a word ends the links within the idle time-out."""
+    async with FaultProxy(emulator.port) as proxy:
+        transport = transport_to(emulator, custom_endpoint_address=proxy.address, idle_timeout=0.4)
+        sink = RecordingSink()
+        await transport.open_receive_link(reading(), sink)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sink.until(lambda: bool(sink.errors)), 1.0)  # heartbeats keep it
+        proxy.half_open()
+        error = await asyncio.wait_for(sink.ended(), 2.0)
+        assert isinstance(error, ConnectionLostError)
+        assert "silent for 0.4 seconds" in str(error)
+        await transport.aclose()
+
+
+async def test_faults_carry_their_words(emulator: Emulator) -> None:
+    """What the service says at a refusal, a detach, a rejection or a close arrives with condition and tracking id."""
+    transport = transport_to(emulator)
+    words = "moved. TrackingId:4711_G2_B3, SystemTracker:ns, Timestamp:2024-01-01T00:00:00"
+    emulator.faults.add(Refuse("com.microsoft:timeout", words), on=Performative.ATTACH, role=LinkRole.CONSUMER)
+    with pytest.raises(ServiceError, match="moved") as caught:
+        await transport.open_receive_link(reading(), RecordingSink())
+    assert (caught.value.condition, caught.value.tracking_id) == ("com.microsoft:timeout", "4711_G2_B3")
+
+    emulator.faults.add(DetachLink("amqp:link:detach-forced", words), role=LinkRole.CONSUMER)
+    sink = RecordingSink()
+    (await transport.open_receive_link(reading(), sink)).set_credit(10)
+    sender = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+    await sender.send(EventData(b"x").encode())
+    error = await sink.ended()
+    assert isinstance(error, LinkDetachedError)
+    assert error.tracking_id == "4711_G2_B3"
+    assert error.entity == f"{HUB}/ConsumerGroups/$Default/Partitions/0"
+
+    emulator.faults.add(Reject(description=words), role=LinkRole.PRODUCER)
+    with pytest.raises(ServiceBusyError) as busy:
+        await sender.send(EventData(b"x").encode())
+    assert busy.value.tracking_id == "4711_G2_B3"
+    await sender.send(EventData(b"y").encode())
+
+    emulator.faults.add(CloseConnection(description=words), role=LinkRole.PRODUCER)
+    with pytest.raises(ConnectionLostError, match="moved"):
+        await sender.send(EventData(b"z").encode())
+    await transport.aclose()
+
+
+async def test_a_cancelled_attach_on_a_real_socket(emulator: Emulator) -> None:
+    """Cancelled at an attach that is never answered, nothing is left at the service once it may answer."""
+    transport = transport_to(emulator)
+    await transport.get_hub_properties(HUB)
+    hold = emulator.faults.add(Hold(), on=Performative.ATTACH, role=LinkRole.CONSUMER, count=None)
+    opening = [asyncio.ensure_future(transport.open_receive_link(reading(), RecordingSink())) for _ in range(20)]
+    async with asyncio.timeout(PATIENCE):
+        while hold.fired < 20:
+            await transport.get_hub_properties(HUB)
+    for task in opening:
+        task.cancel()
+    await asyncio.gather(*opening, return_exceptions=True)
+    hold.remove()
+    links = [await transport.open_receive_link(reading(), RecordingSink()) for _ in range(5)]
+    assert len(links) == 5
+    await transport.aclose()

@@ -1,0 +1,55 @@
+"""Batches: their size is what goes on the wire, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.dialect.envelope import decode_batch
+from eventpump.errors import EventTooLargeError
+from eventpump.events import EventData
+from eventpump.producer.batch import EventBatch
+
+SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integers(0, 3000)), max_size=40)
+
+
+@given(SIZES, st.one_of(st.none(), st.text(max_size=20)), st.integers(20, 8000))
+def test_the_size_is_exact(sizes: list[int], key: str | None, limit: int) -> None:
+    """Whatever is added, the size is that of the encoded batch and within the limit; what fits is taken."""
+    batch = EventBatch(limit, partition_key=key)
+    taken: list[EventData] = []
+    for size in sizes:
+        event = EventData(bytes(size))
+        trial = EventBatch(2**62, partition_key=key)
+        for each in [*taken, event]:
+            assert trial.try_add(each)
+        fits = trial.size <= limit
+        if fits or taken:
+            assert batch.try_add(event) is fits
+        else:
+            with pytest.raises(EventTooLargeError) as caught:
+                batch.try_add(event)
+            assert (caught.value.size, caught.value.limit) == (trial.size, limit)
+        if fits:
+            taken.append(event)
+    assert (batch.count, len(batch)) == (len(taken), len(taken))
+    if taken:
+        encoded = batch.encode()
+        assert len(encoded) == batch.size <= limit
+        assert decode_batch(encoded) == [event.encode(key) for event in taken]
+
+
+@pytest.mark.parametrize("size", [247, 248, 249])
+def test_around_the_short_form(size: int) -> None:
+    """Where the length of an event no longer takes one byte but four, the count changes with it."""
+    batch = EventBatch(10_000)
+    assert batch.try_add(EventData(bytes(size)))
+    assert batch.size == len(batch.encode())
+
+
+def test_it_shows_how_full_it_is() -> None:
+    """A batch's repr tells count and sizes, and nothing of its events."""
+    batch = EventBatch(1000)
+    batch.try_add(EventData(b"secret"))
+    assert repr(batch) == f"EventBatch(1 events, {batch.size} of 1000 bytes)"

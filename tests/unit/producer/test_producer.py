@@ -1,0 +1,241 @@
+"""The producer over a hub in memory: retries as the error says, links shared and replaced, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from eventpump.dialect.conditions import error_for
+from eventpump.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    EventPumpError,
+    EventTooLargeError,
+    LinkDetachedError,
+    QuotaExceededError,
+    Recovery,
+    RequestRefusedError,
+    ServiceBusyError,
+    ServiceError,
+    ServiceTimeoutError,
+)
+from eventpump.events import EventData
+from eventpump.ports import SendLinkSpec
+from eventpump.producer.producer import HubProducer
+from eventpump.settings import RetryOptions
+from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport
+
+
+class Highest(random.Random):
+    """Chance at its worst: delays are as long as they may be."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+class CountingTransport(FakeTransport):
+    """Counts the send links opened."""
+
+    def __init__(self, hub: FakeHub) -> None:
+        super().__init__(hub)
+        self.opened: list[FakeSendLink] = []
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        link = await super().open_send_link(spec)
+        self.opened.append(link)
+        return link
+
+
+@pytest.fixture
+def hub() -> FakeHub:
+    return FakeHub(partitions=4)
+
+
+@pytest.fixture
+def transport(hub: FakeHub) -> CountingTransport:
+    return CountingTransport(hub)
+
+
+@pytest.fixture
+def producer(transport: CountingTransport) -> HubProducer:
+    return HubProducer(
+        transport, "telemetry", retry=RetryOptions(max_retries=3, base_delay=1.0, max_delay=2.0), rng=Highest()
+    )
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def bodies(hub: FakeHub, partition_id: str = "0") -> list[bytes]:
+    return [event.body for event in hub.events(partition_id)]
+
+
+X = EventData(b"x")
+
+
+async def test_busy_is_waited_for(hub: FakeHub, producer: HubProducer, transport: CountingTransport) -> None:
+    """A service that is busy is left alone for the 4 s it asks for, and the back-off on top; then the send goes on."""
+    hub.refuse(error_for("com.microsoft:server-busy", "wait 4 seconds"), operation="transfer", times=2)
+    before = now()
+    await producer.send(X, partition_id="0")
+    assert now() - before == (4 + 1) + (4 + 2)
+    assert bodies(hub) == [b"x"]
+    assert len(transport.opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "links"),
+    [
+        (ServiceTimeoutError("slow"), 1),
+        (ServiceError("internal", condition="amqp:internal-error"), 1),
+        (LinkDetachedError("detached"), 2),
+        (ConnectionLostError("lost"), 2),
+        (ServiceTimeoutError("stuck", recovery=Recovery.RELINK), 2),
+    ],
+    ids=["retry", "internal", "relink", "reconnect", "stuck"],
+)
+async def test_what_is_rebuilt_follows_the_error(
+    hub: FakeHub, producer: HubProducer, transport: CountingTransport, error: ServiceError, links: int
+) -> None:
+    """Before the next try a new link is opened where the error says so, and only there."""
+    hub.refuse(error, operation="transfer")
+    await producer.send(X, partition_id="0")
+    assert bodies(hub) == [b"x"]
+    assert len(transport.opened) == links
+
+
+@pytest.mark.parametrize("operation", ["transfer", "send"])
+async def test_retries_are_bounded(hub: FakeHub, producer: HubProducer, operation: str) -> None:
+    """After as many retries as the options say the last error is raised, after the delays they say."""
+    hub.refuse(LinkDetachedError("detached"), operation=operation, times=4)
+    before = now()
+    with pytest.raises(LinkDetachedError):
+        await producer.send(X, partition_id="0")
+    assert now() - before == 1 + 2 + 2
+    assert bodies(hub) == []
+    hub.refuse(LinkDetachedError("detached"), operation=operation, times=3)
+    await producer.send(X, partition_id="0")
+    assert bodies(hub) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestRefusedError("no"),
+        AuthenticationError("no"),
+        QuotaExceededError("no"),
+        ConnectionLostError("certificate", recovery=Recovery.GIVE_UP),
+    ],
+    ids=["refused", "unauthorised", "quota", "certificate"],
+)
+async def test_what_cannot_help_is_not_tried(hub: FakeHub, producer: HubProducer, error: ServiceError) -> None:
+    """An error to give up on is raised as it is, at once."""
+    hub.refuse(error, operation="transfer", times=10)
+    before = now()
+    with pytest.raises(type(error)):
+        await producer.send(X, partition_id="0")
+    assert now() == before
+
+
+async def test_a_link_is_opened_once_per_target(producer: HubProducer, transport: CountingTransport) -> None:
+    """Sends that begin together to one target share the opening of its link."""
+    await asyncio.gather(*(producer.send(X, partition_id=str(number % 2)) for number in range(20)))
+    await asyncio.gather(*(producer.send(X) for _ in range(20)))
+    assert len(transport.opened) == 3
+
+
+async def test_a_failed_link_is_replaced_once(
+    hub: FakeHub, producer: HubProducer, transport: CountingTransport
+) -> None:
+    """Many sends whose link fails replace it once, and none closes the link another has opened meanwhile."""
+    await producer.send(X, partition_id="0")
+    hub.hang("transfer")
+    sends = [asyncio.ensure_future(producer.send(X, partition_id="0")) for _ in range(10)]
+    await asyncio.sleep(0.1)
+    hub.lose_connections()
+    hub.answer("transfer")
+    await asyncio.gather(*sends)
+    assert len(transport.opened) == 2
+    assert len(bodies(hub)) == 11
+
+
+async def test_too_much_is_refused_before_anything_is_sent(hub: FakeHub, producer: HubProducer) -> None:
+    """Events that do not fit one message are an error without a retry, and none of them is stored."""
+    before = now()
+    with pytest.raises(EventTooLargeError):
+        await producer.send([EventData(bytes(600_000)), EventData(bytes(600_000))], partition_id="0")
+    assert (now(), bodies(hub)) == (before, [])
+
+
+async def test_a_batch_keeps_its_target(hub: FakeHub, producer: HubProducer) -> None:
+    """A batch goes where it was made for; to name a target beside it, or two at once, is a mistake."""
+    batch = await producer.create_batch(partition_id="3")
+    batch.try_add(X)
+    await producer.send(batch)
+    assert bodies(hub, "3") == [b"x"]
+    with pytest.raises(ConfigurationError):
+        await producer.send(batch, partition_id="3")
+    with pytest.raises(ConfigurationError):
+        await producer.send(X, partition_id="0", partition_key="key")
+    with pytest.raises(ConfigurationError):
+        await producer.create_batch(partition_id="0", partition_key="key")
+    for size in (0, -1, 2 * 1024 * 1024):
+        with pytest.raises(ConfigurationError, match="max_size"):
+            await producer.create_batch(max_size=size)
+
+
+async def test_a_batch_without_a_stated_limit() -> None:
+    """Where the service states no limit, a batch is filled to 1 MiB."""
+    transport = FakeTransport(FakeHub(max_message_size=2**63))
+    assert (await HubProducer(transport, "telemetry").create_batch()).max_size == 1024 * 1024
+
+
+async def test_a_cancelled_send_holds_up_nobody(hub: FakeHub, producer: HubProducer) -> None:
+    """Cancelled while it opens the link, a send leaves that to the next."""
+    hub.hang("send")
+    first = asyncio.ensure_future(producer.send(EventData(b"first"), partition_id="0"))
+    await asyncio.sleep(0.1)
+    second = asyncio.ensure_future(producer.send(EventData(b"second"), partition_id="0"))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    hub.answer("send")
+    await second
+    assert bodies(hub) == [b"second"]
+
+
+@pytest.mark.parametrize("moment", ["opening", "sending", "retrying"])
+async def test_closing_fails_what_waits(hub: FakeHub, producer: HubProducer, moment: str) -> None:
+    """`aclose` ends a send at once wherever it waits, and no retry follows; later use says that it is closed."""
+    match moment:
+        case "opening":
+            hub.hang("send")
+        case "sending":
+            hub.hang("transfer")
+        case "retrying":
+            hub.refuse(ServiceBusyError("wait"), operation="transfer", times=1)
+    send = asyncio.ensure_future(producer.send(X, partition_id="0"))
+    await asyncio.sleep(0.1)
+    before = now()
+    await producer.aclose()
+    with pytest.raises(EventPumpError):
+        await send
+    assert (now(), bodies(hub)) == (before, [])
+    for use in (producer.send(X), producer.create_batch(), producer.get_hub_properties()):
+        with pytest.raises(ClosedError):
+            await use
+    await producer.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_hub_is_described(producer: HubProducer) -> None:
+    """A producer tells of its hub and partitions, and closes its transport when its context ends."""
+    async with producer:
+        assert await producer.get_partition_ids() == ("0", "1", "2", "3")
+        assert (await producer.get_partition_properties("1")).is_empty
+    with pytest.raises(ClosedError):
+        await producer.get_hub_properties()
