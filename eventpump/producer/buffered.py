@@ -30,6 +30,7 @@ from eventpump.errors import (
     ClosedError,
     ConfigurationError,
     EventError,
+    EventPumpError,
     EventTooLargeError,
     PublishOutcomeUnknownError,
 )
@@ -277,6 +278,9 @@ class HubBufferedProducer:
             self._opening = asyncio.Event()
             try:
                 self._lay_out(await self._producer.get_partition_ids())
+            except EventPumpError:
+                self._require_open()
+                raise
             finally:
                 self._opening.set()
                 self._opening = None

@@ -983,6 +983,39 @@ async def test_the_first_send_opens_it_and_a_failed_opening_is_tried_again() -> 
     assert [each.body_as_str() for each in hub.events("0")] == [str(number) for number in range(6)]
 
 
+async def test_a_send_does_not_overtake_those_that_wait_for_the_opening() -> None:
+    """One that begins in the moment of the opening stays behind the calls made before."""
+
+    class Announcing(ScriptedProducer):
+        async def get_partition_ids(self) -> tuple[str, ...]:
+            await asyncio.sleep(1)
+            late.append(asyncio.create_task(producer.send(event("late"), partition_id="0")))
+            return await super().get_partition_ids()
+
+    late: list[asyncio.Task[Receipt]] = []
+    service = Announcing()
+    producer = buffered(service)
+    await asyncio.gather(*(producer.send(event(number), partition_id="0") for number in range(3)))
+    await late[0]
+    await producer.aclose()
+    assert service.bodies("0") == ["0", "1", "2", "late"]
+
+
+async def test_closing_while_it_opens_ends_both() -> None:
+    """Whoever waits for the opening learns that it was closed."""
+    service = ScriptedProducer()
+    assert isinstance(service._transport, FakeTransport)
+    service._transport.hub.latency = 1
+    producer = buffered(service)
+    sends = [asyncio.ensure_future(producer.send(event())) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    await producer.aclose()
+    for each in sends:
+        with pytest.raises(ClosedError):
+            await each
+    assert producer.buffered_events == 0
+
+
 async def test_closing_sends_what_was_accepted() -> None:
     """The end of the block waits for every outcome, accepts nothing more, and closes the transport; twice is fine."""
     service = ScriptedProducer()
