@@ -33,19 +33,24 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.ports import HubProperties, PartitionProperties
-from eventpump.producer.batch import EventBatch
+from eventpump.ports import HubProperties, PartitionProperties, PublisherState, PublisherStateStore
+from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt
+from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.settings import RetryOptions, SharedKey, SharedSignature
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.publisher_state import MemoryPublisherStateStore, SqlitePublisherStateStore
 from eventpump.storage.sqlite import SqliteLeaseStore
 
 if TYPE_CHECKING:
     from eventpump.storage.blob import BlobLeaseStore
+    from eventpump.storage.blob_states import BlobPublisherStateStore
 
 __all__ = [
     "AuthenticationError",
+    "BatchState",
     "BlobLeaseStore",
+    "BlobPublisherStateStore",
     "BufferFullError",
     "BufferedProducer",
     "Checkpoint",
@@ -71,9 +76,12 @@ __all__ = [
     "LinkDetachedError",
     "MemoryLeaseStore",
     "MemoryLeases",
+    "MemoryPublisherStateStore",
     "OwnershipLostError",
     "PartitionContext",
     "PartitionProperties",
+    "PartitionPublishingOptions",
+    "PartitionPublishingProperties",
     "PartitionReader",
     "ProcessorFailedError",
     "ProcessorHost",
@@ -81,6 +89,8 @@ __all__ = [
     "ProtocolError",
     "PublishOutcomeUnknownError",
     "Published",
+    "PublisherState",
+    "PublisherStateStore",
     "QuotaExceededError",
     "Receipt",
     "ReceivedEvent",
@@ -93,6 +103,7 @@ __all__ = [
     "SharedKey",
     "SharedSignature",
     "SqliteLeaseStore",
+    "SqlitePublisherStateStore",
     "StoreError",
 ]
 
@@ -103,4 +114,8 @@ def __getattr__(name: str) -> Any:
         from eventpump.storage.blob import BlobLeaseStore
 
         return BlobLeaseStore
+    if name == "BlobPublisherStateStore":
+        from eventpump.storage.blob_states import BlobPublisherStateStore
+
+        return BlobPublisherStateStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@
     ├── PublishOutcomeUnknownError    whether a batch is stored is not known yet; its publisher goes on settling it
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
     ├── BufferFullError               a buffer has no room for an event right now
-    ├── StoreError                    the lease or checkpoint store failed
+    ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
     └── ClosedError                   used after it was closed
@@ -244,7 +244,7 @@ class BufferFullError(EventPumpError):
 
 
 class StoreError(EventPumpError):
-    """The lease or checkpoint store failed, as distinct from losing a race, which is a return value.
+    """A store failed, as distinct from losing a race, which is a return value.
 
     :param operation: what was being done, such as "renew".
     :param reason: why it failed.
