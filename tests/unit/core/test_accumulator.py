@@ -37,6 +37,24 @@ def test_a_batch_full_by_count_is_ready_at_once() -> None:
     assert filling.take("0") is None
 
 
+def test_the_newest_batch_is_the_one_that_the_last_event_went_into() -> None:
+    """It is named whether the event filled it or began it, keeps what is put on it, and is the one that is taken."""
+    filling = accumulator(max_events=2)
+    assert filling.newest is None
+    batches = []
+    for each in "abc":
+        filling.add("0", each, 1, 0)
+        assert filling.newest is not None
+        assert filling.newest.events[-1] == each
+        batches.append(filling.newest)
+    assert batches[0] is batches[1] is not batches[2]
+    assert batches[0].outcome is None
+    batches[0].outcome = "kept"
+    taken = filling.take("0")
+    assert taken is batches[0]
+    assert taken.outcome == "kept"
+
+
 def test_what_follows_a_full_batch_waits_on_its_own() -> None:
     """The next event begins a batch with a wait of its own."""
     filling = accumulator(max_events=2)
