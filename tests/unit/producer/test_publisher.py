@@ -87,7 +87,7 @@ class Scene:
 
     async def rival(self, of: PartitionPublisher, level: int, number: int | None = None) -> FakeSendLink:
         """Attach with a publisher's id, and another level."""
-        properties = {
+        properties: dict[str, object] = {
             PRODUCER_ID: of.sequencer.producer_id,
             PRODUCER_EPOCH: Short(level),
             PRODUCER_SEQUENCE_NUMBER: None if number is None else Int(number),
@@ -142,7 +142,7 @@ async def test_one_transfer_at_a_time(scene: Scene) -> None:
     await idle()
     assert [run.first for _, run, _ in scene.hub.runs] == [1]
     scene.hub.answer("transfer")
-    assert await asyncio.gather(first, second) == [1, 2]
+    assert [await first, await second] == [1, 2]
 
 
 async def test_a_link_lost_while_idle_costs_no_try(scene: Scene) -> None:
@@ -191,7 +191,7 @@ async def test_a_lost_transfer_is_settled(scene: Scene, fault: SendFault, connec
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
     scene.hub.lose(fault, connection=connection)
-    firsts = await asyncio.gather(publisher.send(sealed("b", "c")), publisher.send(sealed("d")))
+    firsts = await asyncio.gather(*(publisher.send(batch) for batch in (sealed("b", "c"), sealed("d"))))
     assert firsts == [2, 4]
     scene.hub.deliver_late()
     assert await publisher.send(sealed("e")) == 5
@@ -380,7 +380,7 @@ async def test_cancelled_as_credit_comes(scene: Scene) -> None:
         batch = sealed(f"{turns}")
         sending = asyncio.ensure_future(publisher.send(batch))
         await idle()
-        steps = [lambda: scene.hub.answer("credit"), sending.cancel]
+        steps: list[Callable[[], object]] = [lambda: scene.hub.answer("credit"), sending.cancel]
         for step in steps if turns >= 0 else reversed(steps):
             step()
             for _ in range(abs(turns)):
