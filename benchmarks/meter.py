@@ -58,6 +58,6 @@ class Meter:
         return {"cost": cpu / events * 1e6, "busy": cpu / wall, "rate": events / wall, "events": float(events)}
 
 
-def median_run(runs: list[Mapping[str, float]]) -> Mapping[str, float]:
-    """Give the run with the middle cost; the lower of two."""
-    return sorted(runs, key=lambda run: run["cost"])[(len(runs) - 1) // 2]
+def median_run(runs: list[Mapping[str, float]], by: str = "cost") -> Mapping[str, float]:
+    """Give the run in the middle of a value; the lower of two."""
+    return sorted(runs, key=lambda run: run[by])[(len(runs) - 1) // 2]

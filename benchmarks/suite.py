@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchmarks.meter import median_run
@@ -13,7 +14,8 @@ from eventpump.testing.azurite import Azurite
 
 PEER = f"azure-eventhub {version('azure-eventhub') or ''}".rstrip()
 RECEIVE_GOAL = 10.0
-SEND_GOAL = 5.0
+SEND_GOAL = 10.0
+BUFFERED_GOAL = 10.0
 IDLE_LIMIT = 1.0
 BUDGET = {"engine": 1.0, "event": 2.5, "pump": 1.5}
 """Microseconds of CPU per 1 KiB event (design, section 4)."""
@@ -79,33 +81,157 @@ def _steady(events: int) -> dict[str, int]:
     return {"events": events, "first": events // 20, "last": events - events // 20}
 
 
+SIZES = (1024, 100)
+"""Bytes of an event's body."""
+
+
 def send(quick: bool, log: Log) -> list[Row]:
-    """Full batches of 1 KiB events, beside `EventHubProducerClient.send_batch`."""
+    """Full batches, beside `EventHubProducerClient.send_batch`."""
     partitions = 4
-    rounds = 1 if quick else 3
-    ours: list[Mapping[str, float]] = []
-    theirs: list[Mapping[str, float]] = []
+    sizes = {1024: (60, 16) if quick else (160, 40), 100: (16, 8) if quick else (40, 12)}
+    rows = []
     with EmulatorProcess(partitions) as emulator:
         place = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "partitions": partitions}
-        for _ in range(rounds):
-            ours.append(run_side("ours:send", 300, **place, batches=60 if quick else 160, warm_up=4))
-            log(f"eventpump: {_told(ours[-1])}")
-            theirs.append(run_side("theirs:send", 300, **place, batches=16 if quick else 40, warm_up=4))
-            log(f"{PEER}: {_told(theirs[-1])}")
-    subject, peer = median_run(ours), median_run(theirs)
+        for body_size, (batches, peer_batches) in sizes.items():
+            options = {**place, "body_size": body_size, "warm_up": 4}
+            ours = partial(run_side, "ours:send", 300, **options, batches=batches)
+            theirs = partial(run_side, "theirs:send", 300, **options, batches=peer_batches)
+            rows.append(_beside(f"send: {_size(body_size)}", quick, log, ours, theirs, goal=SEND_GOAL))
+    return rows
+
+
+def buffered(quick: bool, log: Log) -> list[Row]:
+    """Single events through a buffer, beside `EventHubProducerClient(buffered_mode=True)`."""
+    events, peer_events = (40_000, 6_000) if quick else (200_000, 30_000)
+    rows = []
+    with EmulatorProcess(4) as emulator:
+        for body_size in SIZES:
+            options = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "body_size": body_size}
+            ours = partial(run_side, "ours:buffered", 300, **options, events=events, warm_up=events // 10)
+            theirs = partial(run_side, "theirs:buffered", 300, **options, events=peer_events, warm_up=peer_events // 10)
+            rows.append(_beside(f"buffered: {_size(body_size)}", quick, log, ours, theirs, goal=BUFFERED_GOAL))
+    return rows
+
+
+def latency(quick: bool, log: Log) -> list[Row]:
+    """Single 1 KiB events, each sent when the one before is stored, beside `EventHubProducerClient.send_event`."""
+    options = {"sends": 300 if quick else 2_000, "warm_up": 50}
+    with EmulatorProcess(1) as emulator:
+        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+        ours, theirs = _in_turn(
+            quick,
+            lambda: run_side("ours:latency", 300, **place, **options),
+            lambda: run_side("theirs:latency", 300, **place, **options),
+            lambda name, run: log(f"{name}: {_told_latency(run)}"),
+            PEER,
+        )
+    subject, peer = median_run(ours, "p50"), median_run(theirs, "p50")
+    return [*_latency_rows("latency", PEER, subject, peer), _row("latency: CPU per send", PEER, subject, peer)]
+
+
+PLAIN = "eventpump, plain"
+
+
+def idempotent(quick: bool, log: Log) -> list[Row]:
+    """What `idempotent=True` costs: sending full batches, through a buffer, and the time of single sends."""
+    partitions = 4
+    rows = []
+    with EmulatorProcess(partitions) as emulator:
+        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+        kinds: list[tuple[str, str, dict[str, object]]] = [
+            (
+                f"idempotent: send, {_size(body_size)}",
+                "ours:send",
+                {"partitions": partitions, "body_size": body_size, "warm_up": 4, "batches": batches},
+            )
+            for body_size, batches in ((1024, 60 if quick else 160), (100, 16 if quick else 40))
+        ]
+        events = 40_000 if quick else 200_000
+        kinds.append(
+            (
+                "idempotent: buffered, 100 B",
+                "ours:buffered",
+                {"body_size": 100, "events": events, "warm_up": events // 10},
+            )
+        )
+        for name, side, options in kinds:
+            run = partial(run_side, side, 300, **place, **options)
+            rows.append(_beside(name, quick, log, partial(run, idempotent=True), run, peer=PLAIN))
+        sends = {"sends": 300 if quick else 2_000, "warm_up": 50}
+        ours, theirs = _in_turn(
+            quick,
+            lambda: run_side("ours:latency", 300, **place, **sends, idempotent=True),
+            lambda: run_side("ours:latency", 300, **place, **sends),
+            lambda name, run: log(f"{name}: {_told_latency(run)}"),
+            PLAIN,
+        )
+    subject, peer = median_run(ours, "p50"), median_run(theirs, "p50")
+    return [*rows, *_latency_rows("idempotent: latency", PLAIN, subject, peer)]
+
+
+Run = Callable[[], Mapping[str, float]]
+
+
+def _in_turn(
+    quick: bool, ours: Run, theirs: Run, log: Callable[[str, Mapping[str, float]], None], peer: str
+) -> tuple[list[Mapping[str, float]], list[Mapping[str, float]]]:
+    """Run both sides, side by side in time, so that a slow spell of the machine meets both."""
+    runs: tuple[list[Mapping[str, float]], list[Mapping[str, float]]] = ([], [])
+    for _ in range(1 if quick else 3):
+        for side, name, mine in ((ours, "eventpump", runs[0]), (theirs, peer, runs[1])):
+            mine.append(side())
+            log(name, mine[-1])
+    return runs
+
+
+def _beside(
+    name: str, quick: bool, log: Log, ours: Run, theirs: Run, *, peer: str = PEER, goal: float | None = None
+) -> Row:
+    runs = _in_turn(quick, ours, theirs, lambda who, run: log(f"{name}, {who}: {_told(run)}"), peer)
+    subject, other = map(median_run, runs)
+    note = f"{subject['rate']:,.0f} events/s, peer {other['rate']:,.0f}"
+    return _row(name, peer, subject, other, goal=goal, note=note)
+
+
+def _row(
+    name: str,
+    peer: str,
+    subject: Mapping[str, float],
+    other: Mapping[str, float],
+    *,
+    goal: float | None = None,
+    note: str = "",
+) -> Row:
+    return Row(
+        name=name,
+        peer=peer,
+        subject_value=subject["cost"],
+        peer_value=other["cost"],
+        unit="µs CPU/event",
+        subject_busy=subject["busy"],
+        peer_busy=other["busy"],
+        goal=goal,
+        note=note,
+    )
+
+
+def _latency_rows(name: str, peer: str, subject: Mapping[str, float], other: Mapping[str, float]) -> list[Row]:
     return [
         Row(
-            name="send",
-            peer=PEER,
-            subject_value=subject["cost"],
-            peer_value=peer["cost"],
-            unit="µs CPU/event",
+            name=f"{name}, {part}",
+            peer=peer,
+            subject_value=subject[part],
+            peer_value=other[part],
+            unit="ms",
             subject_busy=subject["busy"],
-            peer_busy=peer["busy"],
-            goal=SEND_GOAL,
-            note=f"{subject['rate']:,.0f} events/s, peer {peer['rate']:,.0f}",
+            peer_busy=other["busy"],
         )
+        for part in ("p50", "p99")
     ]
+
+
+def _size(body_size: int) -> str:
+    return f"{body_size // 1024} KiB" if body_size % 1024 == 0 else f"{body_size} B"
 
 
 def stages(quick: bool, log: Log) -> list[Row]:
@@ -302,6 +428,9 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
     "stages": stages,
     "send": send,
+    "buffered": buffered,
+    "latency": latency,
+    "idempotent": idempotent,
     "idle": idle,
     "memory": memory,
 }
@@ -309,6 +438,10 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
 
 def _told(run: Mapping[str, float]) -> str:
     return f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} events/s, {run['busy']:.0%} busy"
+
+
+def _told_latency(run: Mapping[str, float]) -> str:
+    return f"p50 {run['p50']:.2f} ms, p99 {run['p99']:.2f} ms, {run['cost']:.0f} µs CPU per send"
 
 
 def _told_idle(run: Mapping[str, float]) -> str:

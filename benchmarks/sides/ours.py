@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.meter import Meter
-from benchmarks.sides.common import BODY_SIZE, measure_idle, port_of, resident, rest_until_told
+from benchmarks.sides.common import BODY_SIZE, measure_idle, measure_latency, port_of, resident, rest_until_told
 from eventpump import (
     BlobLeaseStore,
+    BufferedProducer,
     CheckpointPolicy,
     EventData,
     EventProcessor,
@@ -102,11 +103,19 @@ async def receive(connection_string: str, hub: str, events: int, first: int, las
 # ----------------------------------------------------------------------------------------------------- sending
 
 
-async def send(connection_string: str, hub: str, partitions: int, batches: int, warm_up: int) -> dict[str, float]:
+async def send(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    batches: int,
+    warm_up: int,
+    body_size: int = BODY_SIZE,
+    idempotent: bool = False,
+) -> dict[str, float]:
     """Fill batches to the brim and send them, one after the other."""
-    body = b"x" * BODY_SIZE
+    body = b"x" * body_size
     meter: Meter | None = None
-    async with EventProducer(connection_string, hub) as producer:
+    async with EventProducer(connection_string, hub, idempotent=idempotent) as producer:
         for number in range(batches):
             batch = await producer.create_batch(partition_id=str(number % partitions))
             while batch.try_add(EventData(body)):
@@ -117,6 +126,48 @@ async def send(connection_string: str, hub: str, partitions: int, batches: int, 
             meter.add(batch.count)
     assert meter is not None
     return meter.result()
+
+
+async def buffered(
+    connection_string: str,
+    hub: str,
+    events: int,
+    warm_up: int,
+    body_size: int,
+    idempotent: bool = False,
+) -> dict[str, float]:
+    """Send single events through a buffer, to whatever partition it likes."""
+    body = b"x" * body_size
+    meter = Meter(warm_up, warm_up + events)
+    stored = 0
+
+    def on_success(events: Sequence[EventData], partition_id: str) -> None:
+        nonlocal stored
+        stored += len(events)
+
+    producer = BufferedProducer(connection_string, hub, idempotent=idempotent, on_success=on_success)
+    async with producer:
+        for count in (warm_up, events):
+            for _ in range(count):
+                await producer.send(EventData(body))
+            await producer.flush()
+            meter.add(count)
+    if stored != meter.count:
+        raise AssertionError(f"{stored} events are stored of {meter.count}")
+    return meter.result()
+
+
+async def latency(
+    connection_string: str,
+    hub: str,
+    sends: int,
+    warm_up: int,
+    idempotent: bool = False,
+) -> dict[str, float]:
+    """Send single events, each after the one before is stored."""
+    body = b"x" * BODY_SIZE
+    async with EventProducer(connection_string, hub, idempotent=idempotent) as producer:
+        return await measure_latency(lambda: producer.send(EventData(body), partition_id="0"), sends, warm_up)
 
 
 # ---------------------------------------------------------------------------------------------------- idleness

@@ -9,7 +9,7 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient, PartitionContext
 
 from benchmarks.meter import Meter
-from benchmarks.sides.common import BODY_SIZE, connections_to, measure_idle, port_of
+from benchmarks.sides.common import BODY_SIZE, connections_to, measure_idle, measure_latency, port_of
 
 
 async def receive(connection_string: str, hub: str, events: int, first: int, last: int) -> dict[str, float]:
@@ -53,9 +53,11 @@ async def receive(connection_string: str, hub: str, events: int, first: int, las
     return result
 
 
-async def send(connection_string: str, hub: str, partitions: int, batches: int, warm_up: int) -> dict[str, float]:
+async def send(
+    connection_string: str, hub: str, partitions: int, batches: int, warm_up: int, body_size: int = BODY_SIZE
+) -> dict[str, float]:
     """Fill batches to the brim and send them, one after the other."""
-    body = b"x" * BODY_SIZE
+    body = b"x" * body_size
     meter: Meter | None = None
     client = EventHubProducerClient.from_connection_string(connection_string, eventhub_name=hub)
     async with client:
@@ -72,6 +74,45 @@ async def send(connection_string: str, hub: str, partitions: int, batches: int, 
             meter.add(len(batch))
     assert meter is not None
     return meter.result()
+
+
+async def buffered(connection_string: str, hub: str, events: int, warm_up: int, body_size: int) -> dict[str, float]:
+    """Send single events through its buffer, to whatever partition it likes."""
+    body = b"x" * body_size
+    meter = Meter(warm_up, warm_up + events)
+    stored = 0
+
+    async def on_success(events: list[Any], partition_id: str | None) -> None:
+        nonlocal stored
+        stored += len(events)
+
+    async def on_error(events: list[Any], partition_id: str | None, error: Exception) -> None:
+        raise AssertionError(f"{len(events)} events were not stored") from error
+
+    client = EventHubProducerClient.from_connection_string(
+        connection_string,
+        eventhub_name=hub,
+        buffered_mode=True,
+        on_success=on_success,
+        on_error=on_error,
+    )
+    async with client:
+        for count in (warm_up, events):
+            for _ in range(count):
+                await client.send_event(EventData(body))
+            await client.flush()
+            meter.add(count)
+    if stored != meter.count:
+        raise AssertionError(f"{stored} events are stored of {meter.count}")
+    return meter.result()
+
+
+async def latency(connection_string: str, hub: str, sends: int, warm_up: int) -> dict[str, float]:
+    """Send single events, each after the one before is stored."""
+    body = b"x" * BODY_SIZE
+    client = EventHubProducerClient.from_connection_string(connection_string, eventhub_name=hub)
+    async with client:
+        return await measure_latency(lambda: client.send_event(EventData(body), partition_id="0"), sends, warm_up)
 
 
 async def idle(
