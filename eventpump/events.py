@@ -153,7 +153,8 @@ class EventData:
     :ivar published_sequence_number: its number at an idempotent producer, once it is published in a list.
     """
 
-    __slots__ = ("body", "properties", "published_sequence_number", "standard")
+    # Of the many events that are bytes and no more, nothing else is made: body and properties when they are asked for.
+    __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
 
     def __init__(
         self,
@@ -164,31 +165,57 @@ class EventData:
         sequence: Sequence[Any] | None = None,
         **standard: Any,
     ) -> None:
+        self._payload: bytes | None = None
+        self._body: AmqpSequence | AmqpValue | None = None
+        self._properties: dict[str, Any] | None = None
+        self.standard: dict[str, Any] | None = None
+        self.published_sequence_number: int | None = None
+        if type(body) is bytes and properties is None and value is None and sequence is None and not standard:
+            self._payload = body
+            return
         if (body is not None) + (value is not None) + (sequence is not None) > 1:
             raise EventError("an event has one body: data, a value or a sequence")
         if properties is not None and not all(isinstance(key, str) for key in properties):
             raise EventError("the names of application properties are text")
         if standard and (unknown := standard.keys() - set(_STANDARD)):
             raise EventError(f"{sorted(unknown)[0]} is no standard property; application properties go in `properties`")
-        self.body: Data | AmqpSequence | AmqpValue
         if value is not None:
-            self.body = AmqpValue(value)
+            self._body = AmqpValue(value)
         elif sequence is not None:
-            self.body = AmqpSequence((list(sequence),))
+            self._body = AmqpSequence((list(sequence),))
         elif body is None:
-            self.body = Data((b"",))
+            self._payload = b""
         elif isinstance(body, str):
             try:
-                self.body = Data((body.encode(),))
+                self._payload = body.encode()
             except UnicodeEncodeError:
                 raise EventError("the body holds a lone surrogate, which UTF-8 cannot carry") from None
         elif isinstance(body, (bytes, bytearray, memoryview)):
-            self.body = Data((bytes(body),))
+            self._payload = bytes(body)
         else:
             raise EventError(f"a body is bytes or text, not {type(body).__name__}; other kinds go in `value`")
-        self.properties: dict[str, Any] = {} if properties is None else dict(properties)
-        self.standard: dict[str, Any] | None = standard or None
-        self.published_sequence_number: int | None = None
+        if properties:
+            self._properties = dict(properties)
+        self.standard = standard or None
+
+    @property
+    def body(self) -> Data | AmqpSequence | AmqpValue:
+        """The body as AMQP has it."""
+        if self._payload is not None:
+            return Data((self._payload,))
+        assert self._body is not None
+        return self._body
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The application properties; may be changed until the event is sent."""
+        if self._properties is None:
+            self._properties = {}
+        return self._properties
+
+    @properties.setter
+    def properties(self, properties: Mapping[str, Any]) -> None:
+        self._properties = dict(properties)
 
     def encode(self, partition_key: str | None = None) -> bytes:
         """Encode the event as one AMQP message.
@@ -196,12 +223,12 @@ class EventData:
         :param partition_key: the key to annotate it with, where it is sent with one.
         :raises EventError: a property or the body has no AMQP form.
         """
-        body = self.body
-        if type(body) is Data and not self.properties and self.standard is None and partition_key is None:
-            return encode_data(body.parts[0])
-        message = Message(body=body)
-        if self.properties:
-            message.application_properties = self.properties
+        payload = self._payload
+        if payload is not None and partition_key is None and not self._properties and self.standard is None:
+            return encode_data(payload)
+        message = Message(body=self.body)
+        if self._properties:
+            message.application_properties = self._properties
         if self.standard is not None:
             message.properties = _properties(self.standard)
         if partition_key is not None:
@@ -211,7 +238,7 @@ class EventData:
         return _encode(message)
 
     def __repr__(self) -> str:
-        return f"EventData({self.body!r:.80}, properties={len(self.properties)})"
+        return f"EventData({self.body!r:.80}, properties={len(self._properties or ())})"
 
 
 def _encode(message: Message) -> bytes:

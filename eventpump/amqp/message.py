@@ -231,12 +231,14 @@ def section(code: int, value: Any) -> bytes:
     return encode(Described(ULong(code), value))
 
 
+_SMALL_DATA = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
+_pack_large_data = struct.Struct(">4sI").pack
+
+
 def encode_data(payload: bytes) -> bytes:
     """Encode one data section (3.2.6)."""
     size = len(payload)
-    if size < 256:
-        return b"\x00\x53\x75\xa0" + size.to_bytes(1, "big") + payload
-    return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big") + payload
+    return (_SMALL_DATA[size] if size < 256 else _pack_large_data(b"\x00\x53\x75\xb0", size)) + payload
 
 
 def section_spans(raw: bytes) -> list[tuple[int, int, int]]:

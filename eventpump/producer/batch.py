@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from eventpump.dialect.envelope import EnvelopeSize
+from eventpump.dialect.envelope import EnvelopeSize, added_size
 from eventpump.dialect.sealing import SealedBatch, numbered_size
 from eventpump.errors import EventError, EventTooLargeError
 from eventpump.events import EventData
@@ -28,6 +28,7 @@ class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 
     :ivar max_size: bytes.
+    :ivar size: its size on the wire, in bytes.
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
     :ivar is_idempotent: whether its size counts the room for numbers.
@@ -39,12 +40,12 @@ class EventBatch:
     __slots__ = (
         "_encoded",
         "_sealed",
-        "_size",
         "events",
         "is_idempotent",
         "max_size",
         "partition_id",
         "partition_key",
+        "size",
         "starting_published_sequence_number",
         "state",
     )
@@ -65,7 +66,7 @@ class EventBatch:
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
         self._encoded: list[bytes] = []
-        self._size = EnvelopeSize(partition_key)
+        self.size = EnvelopeSize(partition_key).size
         self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
@@ -74,18 +75,17 @@ class EventBatch:
         :raises EventTooLargeError: it would not fit an empty batch either.
         :raises EventError: it cannot be encoded, carries a number already, or the batch is on its way or published.
         """
-        if self.is_under_way or self.state is BatchState.PUBLISHED:
+        if self.state is not BatchState.OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
         encoded = event.encode(self.partition_key)
-        added = numbered_size(encoded) if self.is_idempotent else len(encoded)
-        size = self._size.with_event(added)
+        size = self.size + added_size(numbered_size(encoded) if self.is_idempotent else len(encoded))
         if size > self.max_size:
             if not self._encoded:
                 raise EventTooLargeError(size, self.max_size)
             return False
-        self._size.add(added)
+        self.size = size
         self._encoded.append(encoded)
         if self.is_idempotent:
             self.events.append(event)
@@ -101,11 +101,6 @@ class EventBatch:
     def is_under_way(self) -> bool:
         """Whether it was sent, and what becomes of it is not known yet."""
         return self.state in (BatchState.IN_FLIGHT, BatchState.IN_DOUBT)
-
-    @property
-    def size(self) -> int:
-        """Its size on the wire, in bytes."""
-        return self._size.size
 
     def seal(self) -> SealedBatch:
         """Encode it, once for all sends of the same events."""

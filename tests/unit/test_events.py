@@ -364,3 +364,24 @@ def test_bad_positions(arguments: dict[str, Any]) -> None:
     """What is no position is refused; a quote could not be written in the filter."""
     with pytest.raises(ValueError, match=r"position|offset|time zone"):
         EventPosition(**arguments)
+
+
+def test_properties_given_after_the_event_was_made_are_sent() -> None:
+    """Changed in place or as a whole, and whatever the event was made of."""
+    changed = EventData(b"body")
+    changed.properties["unit"] = "C"
+    replaced = EventData(b"body")
+    given = {"unit": "C"}
+    replaced.properties = given
+    given["unit"] = "F"
+    for event in (changed, replaced):
+        assert event.encode() == EventData(b"body", properties={"unit": "C"}).encode()
+        assert event.properties == {"unit": "C"}
+
+
+def test_asking_for_body_and_properties_changes_nothing_that_is_sent() -> None:
+    """Reading an event leaves its bytes as they are."""
+    event = EventData(b"body")
+    before = event.encode()
+    assert (event.body, event.properties) == (Data((b"body",)), {})
+    assert event.encode() == before == EventData(bytearray(b"body")).encode() == EventData("body").encode()
