@@ -1,0 +1,307 @@
+"""Idempotent producers over sockets, while links and connections end before and after storing, and the service dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpump import (
+    Emulator,
+    EventData,
+    EventProducer,
+    PartitionReader,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+    RetryOptions,
+    ServiceError,
+)
+from eventpump.emulator.faults import (
+    Action,
+    DetachLink,
+    DropConnection,
+    Fault,
+    LinkRole,
+    Performative,
+    Refuse,
+    Reject,
+    StoreLate,
+)
+from eventpump.producer.batch import BatchState
+from eventpump.storage.publisher_state import SqlitePublisherStateStore
+from eventpump.testing.processes import EmulatorProcess
+from tests.faults.programs import CONNECTION, HUB, RETRY, Progress, emulator_of, write_config
+
+PARTITIONS = ("0", "1", "2", "3")
+QUICK = RetryOptions(max_retries=2, base_delay=0.005, max_delay=0.05)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(8 if metafunc.config.getoption("--long") else 1))
+
+
+@pytest.fixture
+def batches(request: pytest.FixtureRequest) -> int:
+    """How many batches a test sends, over four partitions."""
+    return 8000 if request.config.getoption("--long") else 1000
+
+
+def producer_to(connection_string: str, **options: Any) -> EventProducer:
+    """Make an idempotent producer."""
+    every: dict[str, Any] = {"idempotent": True, "retry": QUICK, **CONNECTION, **options}
+    return EventProducer(connection_string, HUB, **every)
+
+
+def rows(count: int) -> dict[str, list[list[str]]]:
+    """Make the bodies of so many batches of one to nine events, by partition."""
+    rng = random.Random(count)
+    return {
+        partition_id: [
+            [f"{partition_id}:{number}:{index}" for index in range(rng.randrange(1, 10))]
+            for number in range(count // len(PARTITIONS))
+        ]
+        for partition_id in PARTITIONS
+    }
+
+
+def flat(batches: Iterable[list[str]]) -> list[str]:
+    """Give the events of batches."""
+    return [body for batch in batches for body in batch]
+
+
+async def stored(connection_string: str, partition_id: str) -> list[str]:
+    """Read everything a partition holds."""
+    reader = PartitionReader(
+        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION
+    )
+    async with reader:
+        return [event.body_as_str() async for event in reader]
+
+
+async def publish(
+    producer: EventProducer, partition_id: str, batches: list[list[str]], progress: Progress | None = None
+) -> None:
+    """Send batches one after another, each again until it is known to be published."""
+    for bodies in batches:
+        batch = await producer.create_batch(partition_id=partition_id)
+        for body in bodies:
+            assert batch.try_add(EventData(body))
+        while batch.starting_published_sequence_number is None:
+            try:
+                await producer.send(batch)
+            except (PublishOutcomeUnknownError, ServiceError) as error:
+                is_known = "not stored" in str(error)
+                if batch.starting_published_sequence_number is None:  # else it was settled meanwhile
+                    assert batch.state is (BatchState.REFUSED if is_known else BatchState.IN_DOUBT)
+        if progress is not None:
+            progress.processed("publisher", partition_id, 0, progress.batches[partition_id])
+
+
+async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault]) -> None:
+    """Cut connections while nothing is on its way too, end links as they are attached, and let come what is late."""
+    while True:
+        await asyncio.sleep(rng.uniform(0.0, 0.03))
+        what = rng.randrange(4)
+        if what == 0:
+            emulator.drop_connections()
+        elif what == 1:
+            emulator.faults.add(DetachLink(), on=Performative.ATTACH, role=LinkRole.PRODUCER)
+        elif held := [fault for fault in late if fault.holds_something]:
+            rng.choice(held).remove()
+
+
+async def while_disturbed(
+    emulator: Emulator, rng: random.Random, batches: int, work: Awaitable[object], *, may_be_late: bool = False
+) -> None:
+    """Do something while about every twelfth message, or its answer, is lost, and others come late."""
+    actions: list[Action] = [DropConnection(), DropConnection(stored=True), DropConnection(stored=True), DetachLink()]
+    if may_be_late:
+        actions += [StoreLate(), StoreLate()]
+    faults = [
+        emulator.faults.add(rng.choice(actions), role=LinkRole.PRODUCER, after=start + rng.randrange(12))
+        for start in range(0, batches * 7 // 8, 12)  # a message that one fires on is not counted by the others
+    ]
+    late = [fault for fault in faults if isinstance(fault.action, StoreLate)]
+    disturbing = asyncio.get_running_loop().create_task(disturb(emulator, rng, late))
+    try:
+        await work
+    finally:
+        disturbing.cancel()
+        await asyncio.gather(disturbing, return_exceptions=True)
+        emulator.faults.clear()
+    assert all(fault.fired for fault in faults)
+
+
+@pytest.mark.timeout(120)
+async def test_every_event_once_and_in_order(emulator: Emulator, seed: int, batches: int) -> None:
+    """*No duplicate and no reorder*: with links and connections lost before, after and until later, at random."""
+    expected = rows(batches)
+    async with producer_to(emulator.connection_string) as producer:
+        sends = asyncio.gather(*(publish(producer, each, expected[each]) for each in PARTITIONS))
+        await while_disturbed(emulator, random.Random(seed), batches, sends, may_be_late=True)
+        for partition_id in PARTITIONS:
+            await producer.settle(partition_id)
+    for partition_id in PARTITIONS:
+        assert await stored(emulator.connection_string, partition_id) == flat(expected[partition_id])
+
+
+@pytest.mark.timeout(120)
+async def test_the_plain_producer_repeats(emulator: Emulator, seed: int, batches: int) -> None:
+    """*At least once*: under the same faults the plain producer loses nothing, and stores some events twice."""
+    expected = rows(batches)
+
+    async def publish_plainly(producer: EventProducer, partition_id: str) -> None:
+        for bodies in expected[partition_id]:
+            while True:
+                try:
+                    await producer.send([EventData(body) for body in bodies], partition_id=partition_id)
+                    break
+                except ServiceError:
+                    continue
+
+    async with producer_to(emulator.connection_string, idempotent=False) as producer:
+        sends = asyncio.gather(*(publish_plainly(producer, each) for each in PARTITIONS))
+        await while_disturbed(emulator, random.Random(seed), batches, sends)
+    found = {each: await stored(emulator.connection_string, each) for each in PARTITIONS}
+    assert all(set(found[each]) == set(flat(expected[each])) for each in PARTITIONS)
+    assert sum(map(len, found.values())) > sum(len(flat(each)) for each in expected.values())
+
+
+async def test_cancelled_at_random(emulator: Emulator, seed: int) -> None:
+    """*No duplicate and no reorder*: callers that time out and try again, with the same batch, publish it once."""
+    rng = random.Random(seed)
+    expected: list[str] = []
+    async with producer_to(emulator.connection_string) as producer:
+        for number in range(150):
+            events = [EventData(f"{number}.{index}") for index in range(rng.randrange(1, 5))]
+            expected += [f"{number}.{index}" for index in range(len(events))]
+            if rng.random() < 0.2:
+                emulator.faults.add(DropConnection(stored=rng.random() < 0.5), role=LinkRole.PRODUCER)
+            while events[0].published_sequence_number is None:
+                try:
+                    async with asyncio.timeout(rng.choice([0.0, 0.0005, 0.001, 0.002, 0.05])):
+                        await producer.send(events, partition_id="0")
+                except (TimeoutError, PublishOutcomeUnknownError, ServiceError):
+                    continue
+    assert await stored(emulator.connection_string, "0") == expected
+
+
+@pytest.mark.parametrize("is_resent_first", [False, True])
+async def test_a_transfer_stored_late(emulator: Emulator, is_resent_first: bool) -> None:
+    """*No duplicate*: a transfer of a lost connection that arrives before or after its repeat is stored once."""
+    async with producer_to(emulator.connection_string) as producer:
+        await producer.send(EventData("a"), partition_id="0")
+        late = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
+        attaching = emulator.faults.add(
+            Refuse("amqp:link:detach-forced"), on=Performative.ATTACH, role=LinkRole.PRODUCER, count=None
+        )
+        events = [EventData("b"), EventData("c")]
+        with pytest.raises(PublishOutcomeUnknownError):
+            await producer.send(events, partition_id="0")
+        if not is_resent_first:
+            late.remove()
+        attaching.remove()
+        await producer.send(events, partition_id="0")
+        late.remove()
+        await producer.send(EventData("d"), partition_id="0")
+        assert [event.published_sequence_number for event in events] == [2, 3]
+    assert await stored(emulator.connection_string, "0") == list("abcd")
+
+
+async def test_server_busy(emulator: Emulator) -> None:
+    """*Recovery*: a throttled batch is waited for as long as the service asks, on the same link, and stored once."""
+    async with producer_to(emulator.connection_string) as producer:
+        await producer.send(EventData("a"), partition_id="0")
+        busy = emulator.faults.add(Reject(), role=LinkRole.PRODUCER)
+        attaches = emulator.faults.add(Refuse("amqp:not-allowed"), on=Performative.ATTACH, role=LinkRole.PRODUCER)
+        started = time.monotonic()
+        await producer.send(EventData("b"), partition_id="0")
+        assert time.monotonic() - started >= 4.0
+        assert (busy.fired, attaches.fired) == (1, 0)
+        attaches.remove()
+    assert await stored(emulator.connection_string, "0") == ["a", "b"]
+
+
+async def test_closing_tells_what_stayed_in_doubt(emulator: Emulator) -> None:
+    """*Tidy close*: with a service that takes no link any more, the deadline holds and the doubt is raised."""
+    producer = producer_to(emulator.connection_string)
+    await producer.send(EventData("a"), partition_id="0")
+    emulator.faults.add(Refuse("amqp:link:detach-forced"), on=Performative.ATTACH, role=LinkRole.PRODUCER, count=None)
+    emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
+    for use in (producer.send(EventData("b"), partition_id="0"), producer.aclose(0.5)):
+        with pytest.raises(PublishOutcomeUnknownError):
+            await use
+    emulator.faults.clear()
+    assert await stored(emulator.connection_string, "0") == ["a", "b"]
+
+
+# ------------------------------------------------------------------------------------------------- the service dies
+
+
+@pytest.fixture
+async def service(nothing_left: None, tmp_path: Path) -> AsyncIterator[EmulatorProcess]:
+    """`eventpump emulator` on a data directory, in a process of its own."""
+    config = write_config(tmp_path / "Config.json", len(PARTITIONS))
+    async with EmulatorProcess(data=tmp_path / "data", arguments=["--config", str(config)]) as started:
+        yield started
+
+
+@pytest.mark.timeout(120)
+async def test_the_service_is_killed(service: EmulatorProcess, seed: int, request: pytest.FixtureRequest) -> None:
+    """*No loss, no duplicate and no reorder*: killed and started on its data while batches are on their way."""
+    kills = 6 if request.config.getoption("--long") else 2
+    expected = rows(400 * (kills + 1))
+    rng, progress = random.Random(seed), Progress()
+    async with producer_to(service.connection_string) as producer, asyncio.TaskGroup() as group:
+        sends = [group.create_task(publish(producer, each, expected[each], progress)) for each in PARTITIONS]
+        for kill in range(kills):
+            count = 400 * kill + rng.randrange(1, 400)
+            await progress.until(lambda count=count: sum(progress.batches.values()) >= count)  # type: ignore[misc]
+            assert not all(each.done() for each in sends)
+            await service.kill()
+            await service.start()
+    for partition_id in PARTITIONS:
+        assert await stored(service.connection_string, partition_id) == flat(expected[partition_id])
+
+
+@pytest.mark.parametrize("fence", [False, True], ids=["same level", "fenced"])
+async def test_a_publisher_that_dies_goes_on(emulator: Emulator, tmp_path: Path, fence: bool) -> None:
+    """*No duplicate*: every life asks how many of its events are published, and goes on from there."""
+    bodies = [f"{number}" for number in range(60)]
+    published = 0
+    for life in range(6):
+        store = SqlitePublisherStateStore(tmp_path / "states.db")
+        producer = producer_to(emulator.connection_string, name="feed", state_store=store, fence=fence and life > 0)
+        found = await producer.get_partition_publishing_properties("0")
+        assert (found.events_published, found.owner_level) == (published, life if fence else 0)
+        emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=4)
+        for body in bodies[published : published + 9]:
+            await producer.send(EventData(body), partition_id="0")
+        # It dies with a batch on its way: stored, or lost for ever.
+        is_stored = life % 2 == 0
+        emulator.faults.add(DropConnection(stored=is_stored), role=LinkRole.PRODUCER)
+        emulator.faults.add(
+            Refuse("amqp:link:detach-forced"), on=Performative.ATTACH, role=LinkRole.PRODUCER, count=None
+        )
+        with pytest.raises(PublishOutcomeUnknownError):
+            await producer.send(EventData(bodies[published + 9]), partition_id="0")
+        with pytest.raises(PublishOutcomeUnknownError):
+            await producer.aclose(0.0)
+        emulator.faults.clear()
+        published += 9 + is_stored
+    assert await stored(emulator.connection_string, "0") == bodies[:published]
+
+
+async def test_a_service_without_memory_is_told(nothing_left: None) -> None:
+    """A service that has forgotten its producers refuses the id: said at once, with what is known."""
+    async with emulator_of(1) as emulator, producer_to(emulator.connection_string) as producer:
+        await producer.send(EventData("a"), partition_id="0")
+        await emulator.restart()
+        with pytest.raises(RequestRefusedError, match="not stored"):
+            await producer.send(EventData("b"), partition_id="0")
