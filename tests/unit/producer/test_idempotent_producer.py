@@ -326,6 +326,7 @@ async def test_an_event_in_doubt_in_another_set_is_refused(scene: Scene) -> None
         producer.send(listed[::-1], partition_id="0"),
         producer.send([*listed, EventData("c")], partition_id="0"),
         producer.send(listed, partition_id="1"),
+        producer.send([EventData("x" * 1_000_000), EventData("y" * 100_000), listed[1]], partition_id="1", split=True),
         producer.send(other),
     ):
         error = await error_of(use)
@@ -467,14 +468,29 @@ async def test_closing_raises_what_stayed_in_doubt(scene: Scene) -> None:
     await producer.aclose()
 
 
-async def test_closing_that_is_cancelled_closes(scene: Scene) -> None:
-    """Cancelled while it settles, everything is closed nevertheless."""
-    producer = scene.producer()
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_that_is_cancelled_closes(scene: Scene, turns: int) -> None:
+    """Cancelled while it settles, and again while it closes: everything is closed nevertheless."""
+
+    class Slow(MemoryPublisherStateStore):
+        is_closed = False
+
+        async def aclose(self) -> None:
+            await asyncio.sleep(1)
+            self.is_closed = True
+
+    store = Slow()
+    producer = scene.producer(name="n", state_store=store)
     await scene.in_doubt(producer, events("a"))
     closing = asyncio.ensure_future(producer.aclose(1000))
     await asyncio.sleep(1)
     closing.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
     assert isinstance(await error_of(closing), asyncio.CancelledError)
+    await producer.aclose()
+    assert store.is_closed
     assert isinstance(await error_of(producer.get_partition_ids()), ClosedError)
 
 

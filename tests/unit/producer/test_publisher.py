@@ -543,6 +543,21 @@ async def test_fenced_with_the_end_of_the_link(scene: Scene) -> None:
     assert len(scene.hub.send_links) == 1
 
 
+async def test_a_link_that_ends_refuses_nothing(scene: Scene) -> None:
+    """A link that ends for good with a transfer out says nothing of it: in doubt, and settled."""
+    transport = FakeTransport(scene.hub)
+    publisher = scene.publisher(transport=transport)
+    scene.hub.hang("transfer")
+    sending = asyncio.ensure_future(publisher.send(batch := sealed("a")))
+    await idle()
+    scene.hub.answer("transfer")
+    transport.lose(error_for("com.microsoft:entity-disabled", "disabled"))
+    assert isinstance(await error_of(sending), PublishOutcomeUnknownError)
+    assert publisher.doubtful is batch
+    await publisher.settled()
+    assert (scene.bodies, scene.concluded) == (["a"], {batch: 1})
+
+
 async def test_an_unexplained_refusal_is_final(scene: Scene) -> None:
     """Out of order with nothing in doubt: the state is invalid, now and always, and the batch is not stored."""
     publisher = scene.publisher()
@@ -717,6 +732,8 @@ async def test_closing_ends_everything(scene: Scene) -> None:
     sends = [asyncio.ensure_future(publisher.send(batch)) for batch in batches]
     await idle()
     await publisher.aclose()
+    running = asyncio.all_tasks() - {asyncio.current_task(), *sends}
+    assert not [task for task in running if "FakeSendLink.send" in repr(task) or "publisher" in task.get_name()]
     await publisher.aclose()
     errors = [await error_of(each) for each in sends]
     assert [type(error) for error in errors] == [PublishOutcomeUnknownError, ClosedError]
@@ -744,6 +761,25 @@ async def test_closed_as_the_answer_comes(scene: Scene) -> None:
         else:
             assert isinstance(outcome, ClosedError)
             assert f"{turns}" not in scene.bodies
+
+
+async def test_closed_in_the_turn_the_answer_comes_in(scene: Scene) -> None:
+    """An answer that was heard counts, though its driver is cancelled before it can look at it."""
+    closing: list[asyncio.Task[None]] = []
+
+    class Closing(FakeSendLink):
+        async def send(self, *args: Any, **options: Any) -> None:
+            await super().send(*args, **options)
+            closing.append(asyncio.ensure_future(publisher.aclose()))
+
+    class ClosingTransport(FakeTransport):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            return Closing(self, spec)
+
+    publisher = scene.publisher(transport=ClosingTransport(scene.hub))
+    assert await publisher.send(batch := sealed("a")) == 1
+    await closing[0]
+    assert (publisher.doubtful, scene.concluded) == (None, {batch: 1})
 
 
 async def test_draining_waits_for_what_is_out(scene: Scene) -> None:
