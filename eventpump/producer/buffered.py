@@ -115,15 +115,17 @@ class _Part(NamedTuple):
 class _Fate:
     """The one future of a batch, which its receipts share.
 
+    :ivar encoded: its events as they are sent, beside those the batch has as they were given.
     :ivar parts: what is known.
     :ivar waiters: who waits for which event.
     :ivar flushes: who waits for the whole.
     """
 
-    __slots__ = ("flushes", "partition_id", "parts", "waiters")
+    __slots__ = ("encoded", "flushes", "partition_id", "parts", "waiters")
 
     def __init__(self, partition_id: str) -> None:
         self.partition_id = partition_id
+        self.encoded: list[bytes] = []
         self.parts: list[_Part] = []
         self.waiters: dict[asyncio.Future[_Part], int] = {}
         self.flushes: list[_Flush] = []
@@ -161,10 +163,6 @@ class _Flush:
         self.remaining -= 1
         if not self.remaining and not self.future.done():
             self.future.set_result(None)
-
-
-_Entry = tuple[EventData, bytes]
-"""An event as it was given, and as it is encoded."""
 
 
 class _Waiter(NamedTuple):
@@ -235,7 +233,7 @@ class HubBufferedProducer:
         self._on_success = on_success
         self._on_error = on_error
         self._hook = encode
-        self._accumulator: BatchAccumulator[_Entry] = BatchAccumulator(
+        self._accumulator: BatchAccumulator[EventData] = BatchAccumulator(
             max_events=settings.max_batch_events, max_bytes=settings.max_batch_bytes, max_wait=settings.max_wait
         )
         self._partition_ids: tuple[str, ...] = ()
@@ -390,7 +388,7 @@ class HubBufferedProducer:
         if partition_key is not None:
             # A key's annotation stands before all that an event encodes.
             encoded = _keyed_head(partition_key) + encoded
-        return encoded, added_size(numbered_size(encoded) if self._is_idempotent else len(encoded))
+        return encoded, self._size_of(encoded)
 
     def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> _Lane:
         if partition_id is None:
@@ -408,7 +406,7 @@ class HubBufferedProducer:
     def _accept(self, lane: _Lane, event: EventData, encoded: bytes, size: int, now: float) -> Receipt:
         """Add an event that has its room to its partition's batch."""
         accumulator = self._accumulator
-        is_ready = accumulator.add(lane.partition_id, (event, encoded), size, now)
+        is_ready = accumulator.add(lane.partition_id, event, size, now)
         batch = accumulator.newest
         assert batch is not None
         fate = batch.outcome
@@ -422,7 +420,9 @@ class HubBufferedProducer:
             self._yield_at = -inf
         if self._wanting:
             self._hurry()
-        return Receipt(fate, len(batch.events) - 1)
+        encodings = fate.encoded
+        encodings.append(encoded)
+        return Receipt(fate, len(encodings) - 1)
 
     async def _open_in_turn(self) -> None:
         self._yielding += 1
@@ -569,20 +569,20 @@ class HubBufferedProducer:
         finally:
             lane.sending -= 1
 
-    async def _send_batch(self, lane: _Lane, batch: Batch[_Entry]) -> None:
+    async def _send_batch(self, lane: _Lane, batch: Batch[EventData]) -> None:
         """Send a batch, in parts where the service takes less in one message, and tell what became of every event."""
-        entries = batch.events
-        parts = [(0, len(entries))]
+        encoded = batch.outcome.encoded
+        parts = [(0, len(encoded))]
         try:
             while parts:
                 start, end = parts[-1]
                 first: int | None = None
                 error: Exception | None = None
                 try:
-                    first = await self._publish(lane.partition_id, [encoded for _, encoded in entries[start:end]])
+                    first = await self._publish(lane.partition_id, encoded[start:end])
                 except EventTooLargeError as too_large:
                     if end - start > 1:
-                        parts[-1:] = reversed(self._split(entries, start, end, too_large.limit))
+                        parts[-1:] = reversed(self._split(encoded, start, end, too_large.limit))
                         continue
                     error = too_large
                 except Exception as failure:
@@ -616,12 +616,12 @@ class HubBufferedProducer:
                     raise unknown from None
                 raise
 
-    def _split(self, entries: list[_Entry], start: int, end: int, limit: int) -> list[tuple[int, int]]:
+    def _split(self, encoded: list[bytes], start: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Divide a batch that is too large into parts that are not, where an event is not by itself."""
         parts: list[tuple[int, int]] = []
         at, size = start, 0
         for index in range(start, end):
-            more = self._size_of(entries[index])
+            more = self._size_of(encoded[index])
             if size and size + more > limit:
                 parts.append((at, index))
                 at, size = index, 0
@@ -632,37 +632,38 @@ class HubBufferedProducer:
             return [(start, middle), (middle, end)]
         return parts
 
-    def _size_of(self, entry: _Entry) -> int:
-        return added_size(numbered_size(entry[1]) if self._is_idempotent else len(entry[1]))
+    def _size_of(self, encoded: bytes) -> int:
+        return added_size(numbered_size(encoded) if self._is_idempotent else len(encoded))
 
     def _settle(
-        self, lane: _Lane, batch: Batch[_Entry], start: int, end: int, first: int | None, error: Exception | None
+        self, lane: _Lane, batch: Batch[EventData], start: int, end: int, first: int | None, error: Exception | None
     ) -> None:
         """Tell what became of events, and give their room back."""
-        entries = batch.events
-        is_whole = end - start == len(entries)
-        size = batch.size if is_whole else sum(self._size_of(entry) for entry in entries[start:end])
+        events = batch.events[start:end]
+        is_whole = len(events) == len(batch.events)
+        size = batch.size if is_whole else sum(map(self._size_of, batch.outcome.encoded[start:end]))
         is_told = batch.outcome.settle(_Part(start, end, first, error))
         self._release(lane, end - start, size)
         try:
             if error is None:
                 if self._on_success is not None:
-                    self._on_success([event for event, _ in entries[start:end]], lane.partition_id)
+                    self._on_success(events, lane.partition_id)
             elif self._on_error is not None:
-                self._on_error([event for event, _ in entries[start:end]], lane.partition_id, error)
+                self._on_error(events, lane.partition_id, error)
             elif not is_told:
                 _log.error("partition %s: %d events were not sent: %s", lane.partition_id, end - start, error)
         except Exception:
             _log.exception("partition %s: a callback of the buffered producer failed", lane.partition_id)
 
-    def _end(self, batch: Batch[_Entry]) -> None:
+    def _end(self, batch: Batch[EventData]) -> None:
         """Let go of a batch whose every event has ended."""
         fate: _Fate = batch.outcome
         self._open_fates.discard(fate)
         for flush in fate.flushes:
             flush.ended()
         fate.flushes.clear()
-        batch.events = []  # the accumulator remembers its newest batch
+        batch.events = []  # the accumulator remembers its newest batch, and a receipt the fate
+        fate.encoded = []
 
     # ------------------------------------------------------------------------------------------ ending
 
