@@ -108,7 +108,7 @@ async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
         filler = batch.max_size - batch.size - overhead
     assert not batch.try_add(EventData(bytes(filler + 1)))
     assert batch.try_add(EventData(bytes(filler)))
-    assert batch.size == batch.max_size == len(batch.encode())
+    assert batch.size == batch.max_size == len(batch.seal().message)
     assert not batch.try_add(EventData(b""))
     await producer.send(batch)
     counts = [len(bodies) for bodies in (await everything(emulator)).values()]
@@ -184,7 +184,7 @@ async def test_closing_fails_sends_that_wait(emulator: Emulator) -> None:
         asyncio.ensure_future(producer.send(EventData(b"x"), partition_id=partition)) for partition in ("0", "1", "2")
     ]
     await _until(producer, lambda: hold.fired + attach.fired + drop.fired == 3)
-    await producer.get_hub_properties()
+    await producer.get_properties()
     async with asyncio.timeout(PATIENCE):
         await producer.aclose()
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
@@ -198,4 +198,4 @@ async def _until(producer: EventProducer, found: Callable[[], bool]) -> None:
     """Wait for something at the service; each question to it is a round trip."""
     async with asyncio.timeout(PATIENCE):
         while not found():
-            await producer.get_hub_properties()
+            await producer.get_properties()

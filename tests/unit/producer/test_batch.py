@@ -35,7 +35,7 @@ def test_the_size_is_exact(sizes: list[int], key: str | None, limit: int) -> Non
             taken.append(event)
     assert (batch.count, len(batch)) == (len(taken), len(taken))
     if taken:
-        encoded = batch.encode()
+        encoded = batch.seal().message
         assert len(encoded) == batch.size <= limit
         assert decode_batch(encoded) == [event.encode(key) for event in taken]
 
@@ -45,11 +45,11 @@ def test_around_the_short_form(size: int) -> None:
     """Where the length of an event no longer takes one byte but four, the count changes with it."""
     batch = EventBatch(10_000)
     assert batch.try_add(EventData(bytes(size)))
-    assert batch.size == len(batch.encode())
+    assert batch.size == len(batch.seal().message)
 
 
 def test_it_shows_how_full_it_is() -> None:
     """A batch's repr tells count and sizes, and nothing of its events."""
     batch = EventBatch(1000)
     batch.try_add(EventData(b"secret"))
-    assert repr(batch) == f"EventBatch(1 events, {batch.size} of 1000 bytes)"
+    assert repr(batch) == f"EventBatch(1 events, {batch.size} of 1000 bytes, open)"

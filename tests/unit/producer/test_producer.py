@@ -225,7 +225,7 @@ async def test_closing_fails_what_waits(hub: FakeHub, producer: HubProducer, mom
     with pytest.raises(EventPumpError):
         await send
     assert (now(), bodies(hub)) == (before, [])
-    for use in (producer.send(X), producer.create_batch(), producer.get_hub_properties()):
+    for use in (producer.send(X), producer.create_batch(), producer.get_properties()):
         with pytest.raises(ClosedError):
             await use
     await producer.aclose()
@@ -238,4 +238,4 @@ async def test_the_hub_is_described(producer: HubProducer) -> None:
         assert await producer.get_partition_ids() == ("0", "1", "2", "3")
         assert (await producer.get_partition_properties("1")).is_empty
     with pytest.raises(ClosedError):
-        await producer.get_hub_properties()
+        await producer.get_properties()
