@@ -472,6 +472,29 @@ async def test_cancelled_while_settling(scene: Scene) -> None:
     assert (scene.bodies, scene.concluded) == (["a"], {batch: 1})
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_look_that_finds_numbers_unused_frees_nothing(scene: Scene, is_late: bool) -> None:
+    """Cancelled after the look, before the repeat leaves: the old transfer may still come, so it stays in doubt."""
+    publisher = scene.publisher()
+    scene.hub.lose(LATE)
+    sending = asyncio.ensure_future(publisher.send(batch := sealed("a")))
+    await idle()
+    scene.hub.hang("credit")
+    await asyncio.sleep(10)
+    assert len(scene.hub.send_links) == 2
+    sending.cancel()
+    await idle()
+    assert publisher.doubtful is batch
+    other = asyncio.ensure_future(publisher.send(sealed("b")))
+    await idle()
+    if is_late:
+        scene.hub.deliver_late()
+    scene.hub.answer("credit")
+    assert await other == 2
+    scene.hub.deliver_late()
+    assert (scene.bodies, scene.concluded[batch]) == (["a", "b"], 1)
+
+
 async def test_two_callers_share_a_batch(scene: Scene) -> None:
     """They have one success; one cancelled leaves the other its own, queued and on its way."""
     publisher = scene.publisher()
