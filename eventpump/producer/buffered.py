@@ -388,7 +388,7 @@ class HubBufferedProducer:
         if partition_key is not None:
             # A key's annotation stands before all that an event encodes.
             encoded = _keyed_head(partition_key) + encoded
-        return encoded, self._size_of(encoded)
+        return encoded, added_size(numbered_size(encoded) if self._is_idempotent else len(encoded))
 
     def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> _Lane:
         if partition_id is None:
