@@ -3,7 +3,8 @@
 Who owns what is decided by a random token per acquisition: it fences renewals and checkpoints, whatever the clocks say.
 Expiry only lets others acquire. It is kept in wall clock time, which the processes of a machine share: a clock set
 forward makes leases expire early (they are lost, and noticed as lost), one set back makes them outlive their owner.
-Not for network file systems: WAL needs shared memory.
+Not for network file systems: WAL needs shared memory. A process that is frozen (SIGSTOP) within a transaction keeps
+the others from renewing for as long as it stands still; a killed one does not.
 """
 
 from __future__ import annotations
