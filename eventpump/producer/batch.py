@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventpump.dialect.envelope import EnvelopeSize, encode_batch
-from eventpump.errors import EventTooLargeError
+from eventpump.errors import EventError, EventTooLargeError
 from eventpump.events import EventData
 
 
@@ -28,8 +28,10 @@ class EventBatch:
         """Add an event. :returns: False, and nothing added, where it does not fit any more.
 
         :raises EventTooLargeError: it would not fit an empty batch either.
-        :raises EventError: it cannot be encoded.
+        :raises EventError: it is no `EventData`, or cannot be encoded.
         """
+        if not isinstance(event, EventData):
+            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
         encoded = event.encode(self.partition_key)
         size = self._size.with_event(len(encoded))
         if size > self.max_size:

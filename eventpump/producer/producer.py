@@ -181,5 +181,9 @@ async def _itself(link: SendLink) -> SendLink:
 
 
 def _one_target(partition_id: str | None, partition_key: str | None) -> None:
+    for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):
+        # A key of another type would be routed by nothing at all.
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(field, f"must be text, not {type(value).__name__}")
     if partition_id is not None and partition_key is not None:
         raise ConfigurationError("partition_key", "cannot be given along with partition_id")
