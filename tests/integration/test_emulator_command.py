@@ -104,6 +104,7 @@ async def test_a_closed_stdout_is_one_line() -> None:
         (("--config", "{tmp}/nothing.json"), "cannot be read"),
         (("--config", "{tmp}/broken.json"), "no JSON"),
         (("--hub", "a:1", "--fsync"), "--data"),
+        (("--data", "{tmp}/new", "--port", "0"), "holds none"),
         (("--hub", "a:1", "--data", "{tmp}/broken.json"), "cannot be used"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json"), "--tls-key"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json", "--tls-key", "{tmp}/broken.json"), "PEM"),
