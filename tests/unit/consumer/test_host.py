@@ -764,7 +764,7 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
             AuthenticationError,
         ),
     ],
-    ids=["hub", "group", "position", "key", "right"],
+    ids=["hub", "group", "position", "position of no partition", "key", "right"],
 )
 async def test_a_wrong_start_is_one_clear_error(
     break_it: Callable[[Fleet], None],
