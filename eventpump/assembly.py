@@ -112,8 +112,9 @@ class ProcessorHost(PartitionHost):
         async with host:
             await host.run()
 
-    Every event is processed at least once; a partition is processed by one host at a time. The first start of a
-    partition reads from the start of the stream, unless `initial_position` says otherwise.
+    Every event is processed at least once. Under each epoch of a partition one host processes; one that loses the
+    partition while it is alive may go on under its older epoch until it hears of it. The first start of a partition
+    reads from the start of the stream, unless `initial_position` says otherwise.
 
     :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.

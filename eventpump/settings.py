@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -619,6 +619,11 @@ class HostSettings(FeedSettings):
         if value < info.data.get("retry_delay", 0.0):
             raise ValueError("must not be below retry_delay")
         return value
+
+    def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
+        """Give the partitions that `initial_position` names and the hub does not have."""
+        configured = self.initial_position
+        return [] if isinstance(configured, EventPosition) else sorted(set(configured) - set(partition_ids))
 
     def position_of(self, partition_id: str) -> EventPosition:
         """Give the place where a partition without a checkpoint begins."""

@@ -77,7 +77,8 @@ async def consume(connection_string: str, hub: str, leases: str, count: int | No
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    given = os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    parser.add_argument("--connection-string", default=given, required=given is None)
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
     parser.add_argument("--count", type=int, help="stop after so many events")

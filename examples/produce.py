@@ -38,7 +38,8 @@ async def publish(connection_string: str, hub: str, events: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    given = os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    parser.add_argument("--connection-string", default=given, required=given is None)
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--events", type=int, default=1000)
     args = parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -115,5 +116,16 @@ async def _serve(emulator: Emulator) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with emulator:
-        print(emulator.connection_string, flush=True)
+        _say(emulator.connection_string)
         await stop.wait()
+
+
+def _say(line: str) -> None:
+    """Print a line. :raises ConfigurationError: nobody can read it."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        # What is still buffered would fail once more when the interpreter ends.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise ConfigurationError("stdout", f"the connection string cannot be printed: {error.strerror}") from None

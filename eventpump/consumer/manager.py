@@ -193,6 +193,9 @@ class PartitionManager:
         )
         if properties is not None:
             ids = properties.partition_ids
+            unknown = self._settings.positions_without_partition(ids)
+            if unknown:
+                raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
 

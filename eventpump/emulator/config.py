@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -81,7 +81,7 @@ class _Entity(BaseModel):
     model_config = ConfigDict(extra="ignore")
     Name: _Name
     PartitionCount: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
-    ConsumerGroups: Sequence[_Group] = ()
+    ConsumerGroups: list[_Group] | None = None
 
 
 class _Namespace(BaseModel):
@@ -120,9 +120,13 @@ def load_config(path: Path) -> list[HubSpec]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigurationError("config", f"{path}: {where}: {first['msg']}") from None
+        problem = {
+            "model_type": "must be an object",
+            "string_pattern_mismatch": "letters and digits, inside also _ - . /",
+        }.get(first["type"], first["msg"])
+        raise ConfigurationError("config", f"{path}: {where}: {problem}") from None
     entities = config.UserConfig.NamespaceConfig[0].Entities
     return hub_specs(
-        HubSpec(entity.Name, entity.PartitionCount, tuple(group.Name for group in entity.ConsumerGroups))
+        HubSpec(entity.Name, entity.PartitionCount, tuple(group.Name for group in entity.ConsumerGroups or ()))
         for entity in entities
     )

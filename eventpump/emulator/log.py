@@ -187,10 +187,6 @@ class PartitionLog:
         """Count the retained events that came before a moment."""
         return bisect_left(self._times, time_ms)
 
-    def index_of(self, sequence_number: int) -> int:
-        """Give the index in `payloads` a reader at a sequence number continues from."""
-        return max(0, sequence_number - self.beginning)
-
     def facts(self) -> PartitionFacts:
         """Tell what is visible now."""
         return PartitionFacts(

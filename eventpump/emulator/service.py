@@ -101,6 +101,9 @@ class Service:
                 take_back=self._take_back,
             )
             hubs = await self._durable.open(specs, self.now_ms())
+            if not hubs:
+                await self._durable.aclose()
+                raise ConfigurationError("hub", f"none is declared, and {data} holds none")
         self._hubs = {hub.name.lower(): hub for hub in hubs}
         self._partitions = [partition for hub in hubs for partition in hub.partitions]
         self._size = sum(partition.size for partition in self._partitions)

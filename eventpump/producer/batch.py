@@ -73,8 +73,11 @@ class EventBatch:
         """Add an event. :returns: False, and nothing added, where it does not fit any more.
 
         :raises EventTooLargeError: it would not fit an empty batch either.
-        :raises EventError: it cannot be encoded, carries a number already, or the batch is on its way or published.
+        :raises EventError: it is no `EventData`, cannot be encoded, or carries a number already; or the batch is on
+            its way or published.
         """
+        if not isinstance(event, EventData):
+            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
         if self.state is not BatchState.OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if event.published_sequence_number is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -236,7 +236,7 @@ class HubProducer:
                 await self.send_sealed(events.seal(), partition_id=events.partition_id)
             return
         self._check_target(partition_id, partition_key)
-        each = [events] if isinstance(events, EventData) else list(events)
+        each = [events] if isinstance(events, EventData) else _events(events)
         if not each:
             return
         if self._is_idempotent:
@@ -490,6 +490,10 @@ class HubProducer:
     # ------------------------------------------------------------------------------------------ plain links
 
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
+        for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):
+            # A key of another type would be routed by nothing at all.
+            if value is not None and not isinstance(value, str):
+                raise ConfigurationError(field, f"must be text, not {type(value).__name__}")
         if partition_id is not None and partition_key is not None:
             raise ConfigurationError("partition_key", "cannot be given along with partition_id")
         if self._is_idempotent and partition_id is None:
@@ -546,6 +550,17 @@ class HubProducer:
 
 async def _itself(link: SendLink) -> SendLink:
     return link
+
+
+def _events(given: object) -> list[EventData]:
+    """Take a list of events. :raises EventError: it is none."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | dict):
+        events = list(given)
+        wrong = next((each for each in events if not isinstance(each, EventData)), None)
+        if wrong is None:
+            return events
+        given = wrong
+    raise EventError(f"an event to send is an EventData, not {type(given).__name__}")
 
 
 def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:

@@ -3,7 +3,8 @@
 Who owns what is decided by a random token per acquisition: it fences renewals and checkpoints, whatever the clocks say.
 Expiry only lets others acquire. It is kept in wall clock time, which the processes of a machine share: a clock set
 forward makes leases expire early (they are lost, and noticed as lost), one set back makes them outlive their owner.
-Not for network file systems: WAL needs shared memory.
+Not for network file systems: WAL needs shared memory. A process that is frozen (SIGSTOP) within a transaction keeps
+the others from renewing for as long as it stands still; a killed one does not.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ CREATE TABLE IF NOT EXISTS checkpoint (
 _OF_LEASE: Final = " WHERE scope = ? AND partition_id = ?"
 
 
+class ForeignFileError(sqlite3.DatabaseError):
+    """The file is none of ours, and trying again cannot change that."""
+
+
 class SqliteLeaseStore:
     """A `LeaseStore` in a SQLite file.
 
@@ -101,12 +106,14 @@ class SqliteLeaseStore:
     async def open(self, scope: ConsumerScope) -> None:
         """Open the file, make the tables and bind to a consumer group. Once.
 
-        :raises StoreError: the file cannot be opened, or is none of ours.
+        :raises ConfigurationError: the path cannot be that of our file, however long one waits.
+        :raises StoreError: the file cannot be opened now.
         """
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is not None:
             raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+        _check_place(self._path)
         worker = self._worker = _Worker(self._path, self._busy_timeout)
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
 
@@ -117,9 +124,11 @@ class SqliteLeaseStore:
 
         try:
             self._scope_id = await worker.run("open", None, bind)
-        except BaseException:
+        except BaseException as error:
             self._worker = None
             await worker.aclose()
+            if isinstance(error.__cause__, ForeignFileError):
+                raise ConfigurationError("path", f"{self._path}: {error.__cause__}") from None
             raise
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
@@ -385,7 +394,7 @@ class _Worker:
         if version == _SCHEMA_VERSION:
             return
         if version:
-            raise sqlite3.DatabaseError(f"schema version {version} is not known to this version of eventpump")
+            raise ForeignFileError(f"schema version {version} is not known to this version of eventpump")
         connection.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
@@ -405,12 +414,20 @@ def use_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise ForeignFileError(str(error)) from error
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
             time.sleep(0.005)
         else:
             return
+
+
+def _check_place(path: str) -> None:
+    """Check what no waiting mends. :raises ConfigurationError: there can be no file at this path."""
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or os.curdir):
+        raise ConfigurationError("path", f"{path}: a file in a directory that exists is needed")
 
 
 def _commit(connection: sqlite3.Connection, batch: list[_Call]) -> None:

@@ -35,7 +35,6 @@ from eventpump import (
     RequestRefusedError,
     RetryOptions,
     SqliteLeaseStore,
-    StoreError,
 )
 
 KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
@@ -349,15 +348,15 @@ async def test_a_wrong_part(make: Callable[[], object], says: str, caplog: pytes
 
 
 async def test_leases_that_cannot_be_kept(service: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that cannot be opened, or is no database, is said once the start-up time is over."""
+    """A file that there cannot be, or that is no database, is said at once: no waiting mends it."""
     (tmp_path / "text.db").write_text("this is no database, however long it is" * 100)
     for path in (tmp_path / "missing" / "leases.db", tmp_path / "text.db"):
         leases = SqliteLeaseStore(path)
         await refused(
             caplog,
-            StoreError,
-            "open",
-            lambda leases=leases: run_host(service.connection_string, "telemetry", leases=leases, startup_timeout=0.5),  # type: ignore[misc]  # the default is the type
+            ConfigurationError,
+            "path",
+            lambda leases=leases: run_host(service.connection_string, "telemetry", leases=leases),  # type: ignore[misc]  # the default is the type
         )
 
 

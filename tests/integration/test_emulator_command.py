@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -76,6 +77,21 @@ async def test_it_serves_tls_and_the_official_file(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+async def test_a_closed_stdout_is_one_line() -> None:
+    """A reader that went away is no traceback: one line, exit code 2."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _COMMAND, "emulator", "--hub", "a:1", "--port", "0",
+        stdout=writing, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    os.close(writing)
+    async with asyncio.timeout(60):
+        _, err = await process.communicate()
+    assert process.returncode == 2
+    assert err.decode() == "eventpump emulator: stdout: the connection string cannot be printed: Broken pipe\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -88,11 +104,14 @@ async def test_it_serves_tls_and_the_official_file(tmp_path: Path) -> None:
         (("--config", "{tmp}/nothing.json"), "cannot be read"),
         (("--config", "{tmp}/broken.json"), "no JSON"),
         (("--hub", "a:1", "--fsync"), "--data"),
+        (("--data", "{tmp}/new", "--port", "0"), "holds none"),
         (("--hub", "a:1", "--data", "{tmp}/broken.json"), "cannot be used"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json"), "--tls-key"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json", "--tls-key", "{tmp}/broken.json"), "PEM"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/nothing", "--tls-key", "{tmp}/nothing"), "No such file"),
         (("--hub", "a:1", "--key", "secret;text"), "key"),
+        (("--hub", "a:1", "--key", "secret\ntext"), "key"),
+        (("--hub", "a:1", "--key", " secret"), "key"),
         (("--hub", "a:1", "--retention-bytes", "-1"), "--retention-bytes"),
         (("--hub", "a:1", "--port", "{taken}"), "in use"),
     ],

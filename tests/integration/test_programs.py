@@ -49,10 +49,10 @@ def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest)
     result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size)
     assert result.returncode == 0, result.stdout + result.stderr
     found = dict(
-        re.findall(r"^(published|processed|lost|out of turn|time to take over): ([\d,.]+)", result.stdout, re.M)
+        re.findall(r"^(published|processed|lost|shared epochs|time to take over): ([\d,.]+)", result.stdout, re.M)
     )
     assert found["published"].replace(",", "") == size[1]
     assert found["processed"] == found["published"]
-    assert found["lost"] == found["out of turn"] == "0"
+    assert found["lost"] == found["shared epochs"] == "0"
     assert "was killed (SIGKILL)" in result.stdout
     assert float(found["time to take over"]) > 0

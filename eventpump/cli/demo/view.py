@@ -108,7 +108,7 @@ def _ending(verdict: Verdict) -> list[tuple[str, str]]:
         ("processed", f"{verdict.processed:,}"),
         ("lost", f"{verdict.lost:,}"),
         ("duplicates", f"{verdict.duplicates:,}"),
-        ("out of turn", f"{verdict.crossed:,}"),
+        ("shared epochs", f"{verdict.shared:,}"),
         ("time to take over", "-" if verdict.take_over is None else f"{verdict.take_over:.1f} s"),
     ]
 
@@ -120,7 +120,7 @@ def _judgement(verdict: Verdict) -> str:
         return f"{verdict.unknown:,} events were processed that the hub does not hold"
     if verdict.lost:
         return f"{verdict.lost:,} events were lost"
-    return f"{verdict.crossed:,} events were processed by an owner that had been replaced"
+    return f"{verdict.shared:,} times two hosts delivered a partition under the same epoch"
 
 
 class PlainView:

@@ -752,6 +752,7 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
         (lambda fleet: None, {"hub": "another"}, EntityNotFoundError),
         (lambda fleet: None, {"consumer_group": "nobody"}, EntityNotFoundError),
         (lambda fleet: None, {"initial_position": "no offset"}, RequestRefusedError),
+        (lambda fleet: None, {"initial_position": {"0": "-1", "77": "-1"}}, ConfigurationError),
         (
             lambda fleet: fleet.hub.refuse(AuthenticationError("bad key"), operation="hub", times=9),
             {},
@@ -763,7 +764,7 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
             AuthenticationError,
         ),
     ],
-    ids=["hub", "group", "position", "key", "right"],
+    ids=["hub", "group", "position", "position of no partition", "key", "right"],
 )
 async def test_a_wrong_start_is_one_clear_error(
     break_it: Callable[[Fleet], None],

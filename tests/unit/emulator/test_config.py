@@ -37,7 +37,7 @@ def test_the_official_file_is_read(tmp_path: Path) -> None:
     ("document", "says"),
     [
         ("{", "no JSON"),
-        ("[]", "the file"),
+        ("[]", "the file: must be an object"),
         ({}, "UserConfig"),
         ({"UserConfig": {"NamespaceConfig": []}}, "UserConfig.NamespaceConfig"),
         (config(PartitionCount=2), "Entities.0.Name"),
@@ -45,7 +45,7 @@ def test_the_official_file_is_read(tmp_path: Path) -> None:
         (config(Name="eh1", PartitionCount=0), "Entities.0.PartitionCount"),
         (config(Name="_eh1", PartitionCount=1), "Entities.0.Name"),
         (config(Name="eh1", PartitionCount=1, ConsumerGroups=[{"Name": "$x"}]), "ConsumerGroups.0.Name"),
-        (config(Name="eh1", PartitionCount=1, ConsumerGroups=5), "ConsumerGroups"),
+        (config(Name="eh1", PartitionCount=1, ConsumerGroups=5), "ConsumerGroups: Input should be a valid list"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, document: object, says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from eventpump.errors import (
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
+    EventError,
     EventPumpError,
     EventTooLargeError,
     LinkDetachedError,
@@ -187,6 +189,22 @@ async def test_a_batch_keeps_its_target(hub: FakeHub, producer: HubProducer) -> 
     for size in (0, -1, 2 * 1024 * 1024):
         with pytest.raises(ConfigurationError, match="max_size"):
             await producer.create_batch(max_size=size)
+
+
+@pytest.mark.parametrize("target", [{"partition_id": 0}, {"partition_key": 5}])
+async def test_a_target_is_text(hub: FakeHub, producer: HubProducer, target: dict[str, Any]) -> None:
+    """A number is refused by name; as a key it would be sent, and order nothing."""
+    with pytest.raises(ConfigurationError, match=f"{next(iter(target))}: must be text, not int"):
+        await producer.send(X, **target)
+    with pytest.raises(ConfigurationError, match="must be text"):
+        await producer.create_batch(**target)
+
+
+@pytest.mark.parametrize("events", ["text", b"bytes", ["text"], [{"a": 1}]])
+async def test_only_event_data_is_sent(producer: HubProducer, events: Any) -> None:
+    """Whoever forgets to wrap a body is told so."""
+    with pytest.raises(EventError, match="an event to send is an EventData, not "):
+        await producer.send(events)
 
 
 async def test_a_batch_without_a_stated_limit() -> None:

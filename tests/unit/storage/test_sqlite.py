@@ -184,13 +184,13 @@ async def test_hosts_may_open_a_new_file_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
 async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None) -> None:
-    """Neither a file of another kind nor a missing directory gives more than one StoreError; no thread stays."""
+    """A file of another kind and a missing directory are wrong input, not to be tried again; no thread stays."""
     before = threads()
     path = tmp_path / "missing" / "leases.db" if content is None else tmp_path / "leases.db"
     if content is not None:
         path.write_bytes(content)
     store = SqliteLeaseStore(path)
-    with pytest.raises(StoreError, match="open"):
+    with pytest.raises(ConfigurationError, match=r"path: .*leases\.db: "):
         await store.open(SCOPE)
     await store.aclose()
     assert threads() == before
@@ -203,7 +203,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
         connection.commit()
     store = SqliteLeaseStore(path)
-    with pytest.raises(StoreError, match="schema version 99"):
+    with pytest.raises(ConfigurationError, match="schema version 99"):
         await store.open(SCOPE)
     await store.aclose()
     with closing(sqlite3.connect(path)) as connection:

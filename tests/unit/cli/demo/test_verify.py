@@ -1,0 +1,66 @@
+"""The demo's verdict: each promise it speaks of can be seen broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventpump.cli.demo.record import Record, RecordFile, read_records
+from eventpump.cli.demo.verify import judge
+
+STORED = [("0", 0, "a"), ("0", 1, "b"), ("1", 0, "c")]
+FIRST = [Record("0", 0, "a", 1, 10.0), Record("0", 1, "b", 1, 11.0)]
+SECOND = [Record("1", 0, "c", 1, 10.5)]
+
+
+def test_all_is_well() -> None:
+    """Every event processed once, by one owner each: the verdict holds."""
+    verdict = judge("abc", STORED, {"one": FIRST, "two": SECOND})
+    assert verdict.holds
+    assert (verdict.published, verdict.processed, verdict.lost, verdict.duplicates) == (3, 3, 0, 0)
+    assert verdict.take_over is None
+
+
+def test_an_event_that_nobody_processed_is_lost() -> None:
+    """A duplicate elsewhere makes the totals right, and does not hide it."""
+    verdict = judge("abc", STORED, {"one": FIRST, "two": FIRST[:1]})
+    assert not verdict.holds
+    assert (verdict.lost, verdict.duplicates) == (1, 1)
+
+
+def test_an_acknowledged_event_that_the_hub_does_not_hold_is_lost() -> None:
+    """What was published is compared too, not only what can be read back."""
+    assert judge("abcd", STORED, {"one": FIRST, "two": SECOND}).lost == 1
+
+
+def test_another_body_is_not_the_event() -> None:
+    """The right place with a wrong body is a loss, and something unknown."""
+    verdict = judge("abc", STORED, {"one": FIRST, "two": [Record("1", 0, "x", 1, 10.5)]})
+    assert (verdict.holds, verdict.lost, verdict.unknown) == (False, 1, 1)
+
+
+def test_two_hosts_under_one_epoch_break_the_promise() -> None:
+    """One deliverer per partition and epoch; an event come again under the next epoch is but a duplicate."""
+    again = [*SECOND, Record("0", 1, "b", 1, 12.0)]
+    assert judge("abc", STORED, {"one": FIRST, "two": again}).shared == 1
+    later = [*SECOND, Record("0", 1, "b", 2, 10.9)]
+    verdict = judge("abc", STORED, {"one": FIRST, "two": later})
+    assert (verdict.holds, verdict.shared, verdict.duplicates) == (True, 0, 1)
+
+
+def test_the_take_over_ends_with_the_last_orphan() -> None:
+    """It counts from the kill to the last partition's first event under another host."""
+    records = {"killed": FIRST, "two": [Record("0", 1, "b", 2, 16.0), Record("1", 0, "c", 2, 17.5)]}
+    verdict = judge("abc", STORED, records, killed="killed", killed_at=12.0, orphans=["0", "1"])
+    assert verdict.take_over == 5.5
+
+
+def test_records_are_read_as_written_but_for_a_line_cut_off(tmp_path: Path) -> None:
+    """A kill in the middle of a write loses that line only."""
+    path = tmp_path / "records"
+    file = RecordFile(path)
+    file.write(FIRST)
+    file.write(SECOND)
+    file.close()
+    assert list(read_records(path)) == [*FIRST, *SECOND]
+    path.write_bytes(path.read_bytes()[:-3])
+    assert list(read_records(path)) == FIRST
