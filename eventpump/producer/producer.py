@@ -101,9 +101,9 @@ class HubProducer:
     :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
     :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
-    :param fence: raise the owner level at the start, so that a former process with this name is shut out. A process that
-        ends after the service raised the level and before the store has it leaves a state that is refused from then
-        on as `ProducerDisconnectedError`: safe, and for the operator to mend in the store.
+    :param fence: raise the owner level at the start, so that a former process with this name is shut out. A process
+        that ends after the service raised the level and before the store has it leaves a state that is refused from
+        then on as `ProducerDisconnectedError`: safe, and for the operator to mend in the store.
     :param max_in_flight: plain sends to one target at a time; None for no bound.
     :raises ConfigurationError: options that do not go together.
     """
