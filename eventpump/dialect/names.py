@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 from eventpump.amqp.types import Symbol, ULong
@@ -26,11 +25,6 @@ DEFAULT_CONSUMER_GROUP: Final = "$Default"
 EPOCH: Final = Symbol(VENDOR + "epoch")
 """Receiver link property, long: the owner level."""
 RECEIVER_NAME: Final = Symbol(VENDOR + "receiver-name")
-TIMEOUT: Final = Symbol(VENDOR + "timeout")
-"""uint, milliseconds."""
-ENTITY_TYPE: Final = Symbol(VENDOR + "entity-type")
-"""int, an `EntityType`."""
-TRACKING_ID: Final = Symbol(VENDOR + "tracking-id")
 
 RUNTIME_METRIC: Final = Symbol(VENDOR + "enable-receiver-runtime-metric")
 """Capability: annotate every event with its partition's newest one."""
@@ -44,17 +38,6 @@ PRODUCER_EPOCH: Final = Symbol(VENDOR + "producer-epoch")
 """short."""
 PRODUCER_SEQUENCE_NUMBER: Final = Symbol(VENDOR + "producer-sequence-number")
 """int."""
-
-
-class EntityType(enum.IntEnum):
-    """Values of the `ENTITY_TYPE` property."""
-
-    NAMESPACE = 4
-    EVENT_HUB = 7
-    CONSUMER_GROUP = 8
-    PARTITION = 9
-    CHECKPOINT = 10
-
 
 # ------------------------------------------------------------------------------------------------- annotations
 
