@@ -114,11 +114,6 @@ class FaultProxy:
         while self._network.accepted < count:
             await self._network.change()
 
-    async def until_forwarded(self, direction: Direction, count: int) -> None:
-        """Wait until so many bytes went one way, counted from the start."""
-        while self._network.forwarded[direction] < count:
-            await self._network.change()
-
     # ---------------------------------------------------------------------------------------------- faults
 
     def cut(self) -> int:
