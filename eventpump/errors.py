@@ -21,6 +21,7 @@
     ├── PublishOutcomeUnknownError    whether a batch is stored is not known yet; its publisher goes on settling it
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
     ├── BufferFullError               a buffer has no room for an event right now
+    ├── DataLossError                 events that were to be read are gone from their partition
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
@@ -241,6 +242,24 @@ class BufferFullError(EventPumpError):
         self.size = size
         self.events = events
         self.held = held
+
+
+class DataLossError(EventPumpError):
+    """Events that were to be read are gone: retention passed them, or their partition or hub is another one.
+
+    :param hub: the hub.
+    :param partition_id: the partition.
+    :param problem: which events are gone, and how that shows.
+    """
+
+    def __init__(self, hub: str, partition_id: str, problem: str) -> None:
+        super().__init__(f"hub {hub}, partition {partition_id}: {problem}")
+        self.hub = hub
+        self.partition_id = partition_id
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[DataLossError], tuple[str, str, str]]:
+        return DataLossError, (self.hub, self.partition_id, self.problem)
 
 
 class StoreError(EventPumpError):
