@@ -1,0 +1,192 @@
+"""Which hub a Spark query uses, and as whom: a value that travels from the driver to its executors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
+
+from eventpump.errors import ConfigurationError
+from eventpump.settings import (
+    ConnectionSettings,
+    ConnectionString,
+    HubName,
+    Seconds,
+    SettingsModel,
+    SharedKey,
+    connection_settings,
+)
+
+CONNECTOR_PREFIX: Final = "eventhubs."
+"""What the options of Microsoft's Scala connector begin with; ours are known with it too."""
+
+CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "connectionString": "connection_string",
+        "fullyQualifiedNamespace": "fully_qualified_namespace",
+        "credential": "credential",
+        "hub": "hub",
+        "customEndpointAddress": "custom_endpoint_address",
+        "caFile": "ca_file",
+        "authTimeout": "auth_timeout",
+        "operationTimeout": "operation_timeout",
+        "idleTimeout": "idle_timeout",
+    }
+)
+"""The options of a connection as Spark's users write them, in any case, and the fields they set."""
+
+_FIELDS: Final = {option.lower(): (option, field) for option, field in CONNECTION_OPTIONS.items()}
+_ANY_KEY: Final = SharedKey("name", SecretStr("key"))
+_TIMEDELTA: Final = TypeAdapter(timedelta)
+
+
+def seconds(text: str) -> float:
+    """Read a duration: a number of seconds, or ISO 8601, as the connector writes it. :raises ValueError: it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return _TIMEDELTA.validate_python(text).total_seconds()
+    except ValidationError:
+        raise ValueError('must be a number of seconds, or an ISO 8601 duration such as "PT60S"') from None
+
+
+class SparkConnection(SettingsModel):
+    """How to reach one hub, as plain values: hashable, picklable, and without secrets in its repr.
+
+    It holds what the user gave; `settings` makes of it what connects. The secrets are in its pickle, which Spark sends
+    to executors, and nowhere else.
+
+    :param hub: the hub; what `EntityPath` of the connection string says, where it is left out.
+    :param connection_string: as the portal gives it.
+    :param fully_qualified_namespace: the namespace's host name, in place of a connection string.
+    :param credential: along with the namespace: "module:callable", called without arguments in every process that
+        connects; what it returns is a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
+    :param custom_endpoint_address: where to connect in place of the namespace.
+    :param ca_file: a file of CA certificates (PEM), at the same path on every machine.
+    :param auth_timeout: seconds; this and the other two as in :class:`eventpump.settings.ConnectionSettings`.
+    """
+
+    hub: HubName
+    connection_string: SecretStr | None = None
+    fully_qualified_namespace: str | None = None
+    credential: str | None = None
+    custom_endpoint_address: str | None = None
+    ca_file: str | None = None
+    auth_timeout: Seconds = 60.0
+    operation_timeout: Seconds = 60.0
+    idle_timeout: Seconds = 60.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hub_of_the_string(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("hub") is None and data.get("connection_string") is not None:
+            text = data["connection_string"]
+            text = text.get_secret_value() if isinstance(text, SecretStr) else text
+            hub = ConnectionString.parse(text).hub
+            if hub is None:
+                raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
+            return {**data, "hub": hub}
+        return data
+
+    @field_validator("auth_timeout", "operation_timeout", "idle_timeout", mode="before")
+    @classmethod
+    def _duration(cls, value: object) -> object:
+        return seconds(value) if isinstance(value, str) else value
+
+    @field_validator("credential")
+    @classmethod
+    def _names_a_callable(cls, value: str | None) -> str | None:
+        if value is not None:
+            module, separator, name = value.partition(":")
+            if not (separator and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
+                raise ValueError('must be "module:callable", the import name of what makes the credential')
+        return value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> SparkConnection:
+        if self.connection_string is None and self.fully_qualified_namespace is None:
+            raise ConfigurationError("connectionString", "is required, or fullyQualifiedNamespace and credential")
+        # What makes the credential is called, and the CA file looked for, where a connection is made.
+        self._settings(None if self.credential is None else _ANY_KEY, None)
+        return self
+
+    @classmethod
+    def split_options(cls, options: Mapping[str, str]) -> tuple[SparkConnection, dict[str, str]]:
+        """Take the connection's options out of Spark's.
+
+        Names are known in any case, with the connector's prefix and without it.
+
+        :returns: the connection, and the other options as they were given.
+        :raises ConfigurationError: a value cannot work, or one is given twice; it names the option and shows no secret.
+        """
+        values: dict[str, Any] = {}
+        rest: dict[str, str] = {}
+        for name, value in options.items():
+            known = _FIELDS.get(name.lower().removeprefix(CONNECTOR_PREFIX))
+            if known is None:
+                rest[name] = value
+                continue
+            option, field = known
+            if field in values and values[field] != value:
+                raise ConfigurationError(option, "is given twice, with different values")
+            values[field] = value
+        try:
+            connection = cls(**values)
+        except ConfigurationError as error:
+            option = next((each for each, field in CONNECTION_OPTIONS.items() if field == error.field), error.field)
+            raise ConfigurationError(option, error.problem) from None
+        return connection, rest
+
+    def settings(self) -> ConnectionSettings:
+        """Make what connects. Imports and calls the credential's callable, where there is one.
+
+        :raises ConfigurationError: a value cannot work.
+        """
+        credential = None if self.credential is None else _call(self.credential)
+        return self._settings(credential, None if self.ca_file is None else Path(self.ca_file))
+
+    def _settings(self, credential: Any, ca_file: Path | None) -> ConnectionSettings:
+        text = self.connection_string
+        return connection_settings(
+            None if text is None else text.get_secret_value(),
+            self.hub,
+            fully_qualified_namespace=self.fully_qualified_namespace,
+            credential=credential,
+            custom_endpoint_address=self.custom_endpoint_address,
+            ca_file=ca_file,
+            auth_timeout=self.auth_timeout,
+            operation_timeout=self.operation_timeout,
+            idle_timeout=self.idle_timeout,
+        )
+
+    def without_hub(self) -> SparkConnection:
+        """Give what two hubs of one namespace have in common: equal ones share an authorised connection."""
+        text = self.connection_string
+        if text is not None:
+            pairs = (pair for pair in text.get_secret_value().split(";") if not _is_entity_path(pair))
+            text = SecretStr(";".join(pairs))
+        return self.model_copy(update={"hub": "", "connection_string": text})
+
+
+def _is_entity_path(pair: str) -> bool:
+    return pair.partition("=")[0].strip().lower() == "entitypath"
+
+
+def _call(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        made: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError("credential", f"{name} cannot be imported: {type(error).__name__}") from error
+    if not callable(made):
+        raise ConfigurationError("credential", f"{name} is not callable")
+    return made()
