@@ -1,0 +1,101 @@
+"""The emulator for synchronous code: on a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from eventpump.emulator.faults import Action, Fault
+from eventpump.emulator.server import Emulator
+
+T = TypeVar("T")
+
+
+class EmulatorThread:
+    """An emulator that any thread may talk to. A context manager, with nothing async.
+
+    ::
+
+        with EmulatorThread({"telemetry": 4}) as service:
+            client = SomeClient(service.connection_string, "telemetry")
+
+    :param emulator: the parameters of `Emulator`.
+    :param options: likewise.
+    """
+
+    def __init__(self, *emulator: Any, **options: Any) -> None:
+        self.emulator = Emulator(*emulator, **options)
+        """The emulator itself: used on its own loop only, by `run` and `call`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self.emulator.start())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.run(self.emulator.aclose())
+        finally:
+            self._end()
+
+    @property
+    def connection_string(self) -> str:
+        """What a client connects with. It holds the key."""
+        return self.emulator.connection_string
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the emulator's loop, and wait for it. Interrupted, the coroutine is cancelled.
+
+        :returns: what it returns.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the emulator's loop, and wait for it. :returns: what it returns."""
+
+        async def on_loop() -> T:
+            return function()
+
+        return self.run(on_loop())
+
+    def add_fault(self, action: Action, **where: Any) -> Fault:
+        """Add a fault, with the parameters of `Faults.add`; `call(fault.remove)` ends it."""
+        return self.call(lambda: self.emulator.faults.add(action, **where))
+
+    def clear_faults(self) -> None:
+        """Remove every fault."""
+        self.call(lambda: self.emulator.faults.clear())
+
+    def add_partitions(self, hub: str, count: int) -> None:
+        """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
+        self.run(self.emulator.add_partitions(hub, count))
+
+    def restart(self) -> None:
+        """Stop, and start again on the same port, with whatever is on disk. Faults are gone."""
+        self.run(self.emulator.restart())
+
+    def drop_connections(self) -> None:
+        """Cut every connection without a word."""
+        self.call(self.emulator.drop_connections)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()

@@ -1,0 +1,74 @@
+"""The service that Spark's tests run against, with what a synchronous test does to a hub and sees in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from eventpump import EventData, EventProducer, PartitionReader, ReceivedEvent
+from eventpump.testing.threaded import EmulatorThread
+
+_SIZES = (1, 2, 3, 4, 8)
+_HUBS_PER_SIZE = 100
+
+
+class SparkService(EmulatorThread):
+    """An emulator on a thread of its own, with many hubs: each test takes those it needs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            {f"hub-{size}-{number}": size for size in _SIZES for number in range(_HUBS_PER_SIZE)}, **options
+        )
+        self._unused = {size: itertools.count() for size in _SIZES}
+
+    def new_hub(self, partitions: int = 2) -> str:
+        """Give a hub of 1, 2, 3, 4 or 8 partitions that no other test knows. :returns: its name."""
+        return f"hub-{partitions}-{next(self._unused[partitions])}"
+
+    def publish(
+        self, hub: str, events: Iterable[EventData | bytes | str], partition_id: str | None = None, **send: Any
+    ) -> None:
+        """Publish events in one call; the producer splits them into as many batches as they need."""
+
+        async def go() -> None:
+            async with EventProducer(self.connection_string, hub) as producer:
+                made = [each if isinstance(each, EventData) else EventData(each) for each in events]
+                await producer.send(made, partition_id=partition_id, split=True, **send)
+
+        self.run(go())
+
+    def publish_all(self, hub: str, events: Mapping[str, Iterable[EventData | bytes | str]]) -> None:
+        """Publish events by partition."""
+        for partition_id, each in events.items():
+            self.publish(hub, each, partition_id)
+
+    def ends(self, hub: str) -> dict[str, int]:
+        """Tell the number after the last event of every partition."""
+
+        async def go() -> dict[str, int]:
+            async with EventProducer(self.connection_string, hub) as producer:
+                ids = await producer.get_partition_ids()
+                each = [await producer.get_partition_properties(partition_id) for partition_id in ids]
+                return {found.partition_id: found.last_enqueued_sequence_number + 1 for found in each}
+
+        return self.run(go())
+
+    def read(self, hub: str) -> dict[str, list[ReceivedEvent]]:
+        """Read everything a hub holds now, by partition."""
+
+        async def go() -> dict[str, list[ReceivedEvent]]:
+            found: dict[str, list[ReceivedEvent]] = {}
+            async with EventProducer(self.connection_string, hub) as producer:
+                ids = await producer.get_partition_ids()
+            for partition_id in ids:
+                reader = PartitionReader(self.connection_string, hub, partition_id=partition_id, end="@latest")
+                async with reader:
+                    found[partition_id] = [event async for event in reader]
+            return found
+
+        return self.run(go())
+
+    def bodies(self, hub: str) -> dict[str, list[bytes]]:
+        """Read the bodies of everything a hub holds now, by partition."""
+        return {partition_id: [event.body for event in events] for partition_id, events in self.read(hub).items()}
