@@ -1,0 +1,225 @@
+"""From a DataFrame's rows to encoded events, each with the hub partition it goes to.
+
+Everything here is a function of the row alone: the same row gives the same bytes and the same partition, in whatever
+task, attempt or run. That, and an order made of nothing but the rows, is what lets a batch be published again.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from typing import Final, Self
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
+from pyspark.taskcontext import TaskContext
+
+from eventpump.amqp.message import APPLICATION_PROPERTIES, section
+from eventpump.dialect.envelope import added_size, envelope_head
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.sealing import ROOM, numbered_size
+from eventpump.errors import ConfigurationError, EventError
+
+ANYWHERE: Final = -1
+"""Instead of a partition: the row names neither a partition nor a key."""
+
+_SMALL: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
+_LARGE: Final = b"\x00\x53\x75\xb0"
+_pack_large = struct.Struct(">4sI").pack
+# What numbering adds to an event, and an envelope to that, at most: a key's map may need its larger form.
+_MARGIN: Final = ROOM + 32
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, StringType)
+
+
+def _is_body(kind: DataType) -> bool:
+    return isinstance(kind, StringType | BinaryType)
+
+
+def _is_partition(kind: DataType) -> bool:
+    return isinstance(kind, StringType | IntegralType)
+
+
+def _is_properties(kind: DataType) -> bool:
+    return isinstance(kind, MapType) and _is_text(kind.keyType) and _is_text(kind.valueType)
+
+
+_MEANINGS: Final = {
+    "body": ("body", _is_body, "must be string or binary"),
+    "partition": ("partition", _is_partition, "must be string or an integer type"),
+    "partitionid": ("partition", _is_partition, "must be string or an integer type"),
+    "partitionkey": ("partition_key", _is_text, "must be string"),
+    "properties": ("properties", _is_properties, "must be map<string,string>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventColumns:
+    """The columns of a DataFrame that make an event, by the names they have there; None for one it lacks.
+
+    :param body: string (as UTF-8) or binary.
+    :param partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
+    :param partition_key: `partitionKey`; string.
+    :param properties: `properties`; map<string,string>. Published sorted by name.
+    :param order_by: what orders the events of a hub partition.
+    """
+
+    body: str
+    partition: str | None = None
+    partition_key: str | None = None
+    properties: str | None = None
+    order_by: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, schema: StructType, order_by: Sequence[str] = ()) -> Self:
+        """Find the columns; their names in any case. Other columns are left alone.
+
+        :raises ConfigurationError: one is missing, has another type, or does not go with another; it names the column.
+        """
+        found: dict[str, str] = {}
+        for field in schema.fields:
+            meaning = _MEANINGS.get(field.name.lower())
+            if meaning is None:
+                continue
+            kind, is_right, problem = meaning
+            if kind in found:
+                raise ConfigurationError(field.name, f"the DataFrame has the column {found[kind]} too: drop one")
+            if not is_right(field.dataType):
+                raise ConfigurationError(field.name, f"the column {problem}, not {field.dataType.simpleString()}")
+            found[kind] = field.name
+        if "body" not in found:
+            raise ConfigurationError("body", "the DataFrame has no such column")
+        if "partition" in found and "partition_key" in found:
+            raise ConfigurationError(
+                found["partition_key"],
+                f"the DataFrame has the column {found['partition']} too, and an event goes by one of them: drop the "
+                "other, or rename it",
+            )
+        return cls(**found, order_by=tuple(_ordering(schema, name) for name in order_by))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to select, in the order an encoder expects."""
+        optional = (self.partition, self.partition_key, self.properties)
+        return [self.body, *(name for name in optional if name is not None), *self.order_by]
+
+
+def _ordering(schema: StructType, name: str) -> str:
+    named = [field for field in schema.fields if field.name.lower() == name.lower()]
+    if len(named) != 1:
+        raise ConfigurationError("order_by", f"the DataFrame has {len(named) or 'no'} column {name}")
+    if isinstance(named[0].dataType, MapType):
+        raise ConfigurationError("order_by", f"the column {name} is a map, which has no order")
+    return named[0].name
+
+
+class EventEncoder:
+    """Encodes the rows of one task, one record batch after another.
+
+    :param columns: what the batches hold, in the order of `EventColumns.names`.
+    :param partition_count: how many partitions the hub has, as far as this batch is concerned.
+    :param max_message_size: what the service takes in one message, in bytes.
+    :param reserved: bytes that each event will be given besides its numbers.
+    """
+
+    __slots__ = ("_columns", "_count", "_ids", "_limit", "_reserved", "_row")
+
+    def __init__(
+        self, columns: EventColumns, *, partition_count: int, max_message_size: int, reserved: int = 0
+    ) -> None:
+        self._columns = columns
+        self._count = partition_count
+        self._ids = {str(number): number for number in range(partition_count)}
+        self._limit = max_message_size
+        self._reserved = reserved
+        self._row = 0
+
+    def encode(self, batch: pa.RecordBatch) -> tuple[list[int], list[bytes]]:
+        """Encode a batch. :returns: per row the hub partition, or `ANYWHERE`, and the event.
+
+        :raises EventError: a row cannot be an event; it names the row.
+        """
+        columns = self._columns
+        arrays = iter(batch.columns)
+        bodies = next(arrays).cast(pa.binary())
+        if bodies.null_count:
+            raise self._error(bodies.is_null().index(True).as_py(), f"{columns.body} is null")
+        events = [_SMALL[len(body)] + body if len(body) < 256 else _large(body) for body in bodies.to_pylist()]
+        partitions: list[int] | None = None
+        keys: list[str | None] | None = None
+        if columns.partition is not None:
+            partitions = self._explicit(next(arrays), columns.partition)
+        if columns.partition_key is not None:
+            keys = next(arrays).to_pylist()
+        if columns.properties is not None:
+            sections = _properties(next(arrays))
+            events = [before + event for before, event in zip(sections, events, strict=True)]
+        if keys is not None:
+            partitions = [ANYWHERE if key is None else partition_for_key(key, self._count) for key in keys]
+            events = [envelope_head(key) + event for key, event in zip(keys, events, strict=True)]
+        self._check_sizes(events)
+        self._row += len(events)
+        return [ANYWHERE] * len(events) if partitions is None else partitions, events
+
+    def _explicit(self, array: pa.Array, name: str) -> list[int]:
+        ids = self._ids
+        given = array.to_pylist()
+        found = [ANYWHERE if each is None else ids.get(str(each), self._count) for each in given]
+        if self._count in found:
+            row = found.index(self._count)
+            raise self._error(row, f"{name} is {given[row]!r:.40}, and the hub has 0 to {self._count - 1}")
+        return found
+
+    def _check_sizes(self, events: Sequence[bytes]) -> None:
+        limit = self._limit - self._reserved
+        if not events or max(map(len, events)) + _MARGIN <= limit:
+            return
+        for row, event in enumerate(events):
+            size = added_size(numbered_size(event))
+            if size > limit:
+                raise self._error(
+                    row, f"the event takes {size + self._reserved} bytes, and a message {self._limit} at most"
+                )
+
+    def _error(self, row: int, problem: str) -> EventError:
+        context = TaskContext.get()
+        where = "" if context is None else f" of the DataFrame's partition {context.partitionId()}"
+        return EventError(f"row {self._row + row}{where}: {problem}")
+
+
+def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> list[int]:
+    """Give each event that may go anywhere a partition, by a hash of its bytes.
+
+    :param count: how many partitions there are.
+    """
+    return [
+        zlib.crc32(event) % count if partition == ANYWHERE else partition
+        for partition, event in zip(partitions, events, strict=True)
+    ]
+
+
+def _large(body: bytes) -> bytes:
+    return _pack_large(_LARGE, len(body)) + body
+
+
+def _properties(array: pa.MapArray) -> Iterator[bytes]:
+    """Encode the application properties of each row; nothing where there are none."""
+    ends = array.offsets.to_pylist()
+    names, values = array.keys.to_pylist(), array.items.to_pylist()
+    for is_there, start, end in zip(array.is_valid().to_pylist(), ends, ends[1:], strict=False):
+        if is_there and start < end:
+            yield _section(tuple(sorted(zip(names[start:end], values[start:end], strict=True), key=itemgetter(0))))
+        else:
+            yield b""
+
+
+@lru_cache(maxsize=4096)
+def _section(pairs: tuple[tuple[str, str | None], ...]) -> bytes:
+    """Encode application properties. Remembered, because events of one kind have the same."""
+    return section(APPLICATION_PROPERTIES, dict(pairs))

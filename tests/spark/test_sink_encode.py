@@ -1,0 +1,182 @@
+"""Rows become the events that the producers would send, routed as the service would, and what cannot is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from eventpump import EventData
+from eventpump.dialect.envelope import EnvelopeSize
+from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.errors import ConfigurationError, EventError
+from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, hashed
+
+TEXT = StringType()
+MAP = MapType(TEXT, TEXT)
+
+
+def schema(**columns: DataType) -> StructType:
+    made = StructType()
+    for name, kind in columns.items():
+        made.add(name, kind)
+    return made
+
+
+def encoder(columns: EventColumns, *, partition_count: int = 4, limit: int = 1024 * 1024) -> EventEncoder:
+    return EventEncoder(columns, partition_count=partition_count, max_message_size=limit)
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+# ----------------------------------------------------------------------------------------------------- columns
+
+
+def test_columns_are_found_in_any_case_and_others_left_alone() -> None:
+    """The connector's columns, under both names of the partition, in any case; what else there is does not matter."""
+    found = EventColumns.of(schema(Other=LongType(), BODY=BinaryType(), partitionid=IntegerType(), Properties=MAP))
+    assert found == EventColumns("BODY", partition="partitionid", properties="Properties")
+    assert found.names == ["BODY", "partitionid", "Properties"]
+    found = EventColumns.of(schema(body=TEXT, partitionKey=TEXT, at=TimestampType()), ["AT"])
+    assert found.names == ["body", "partitionKey", "at"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "order_by", "field"),
+    [
+        ({"value": TEXT}, (), "body"),
+        ({"body": LongType()}, (), "body"),
+        ({"body": TEXT, "Body": TEXT}, (), "Body"),
+        ({"body": TEXT, "partition": MAP}, (), "partition"),
+        ({"body": TEXT, "partition": TEXT, "partitionId": TEXT}, (), "partitionId"),
+        ({"body": TEXT, "partition": TEXT, "partitionKey": TEXT}, (), "partitionKey"),
+        ({"body": TEXT, "partitionKey": LongType()}, (), "partitionKey"),
+        ({"body": TEXT, "properties": ArrayType(TEXT)}, (), "properties"),
+        ({"body": TEXT, "properties": MapType(TEXT, LongType())}, (), "properties"),
+        ({"body": TEXT}, ("at",), "order_by"),
+        ({"body": TEXT, "at": MAP}, ("at",), "order_by"),
+    ],
+)
+def test_a_frame_that_cannot_be_published_names_the_column(
+    columns: dict[str, DataType], order_by: tuple[str, ...], field: str
+) -> None:
+    """A missing column, a wrong type, or two that exclude each other is an error that names the column."""
+    with pytest.raises(ConfigurationError) as caught:
+        EventColumns.of(schema(**columns), order_by)
+    assert caught.value.field == field
+
+
+# ------------------------------------------------------------------------------------------------------ events
+
+ROWS = st.lists(
+    st.tuples(
+        st.binary(max_size=400),
+        st.none() | st.text(max_size=20),
+        st.none()
+        | st.dictionaries(st.text("abc", max_size=300), st.none() | st.text("xyzß", max_size=300), max_size=3),
+    ),
+    min_size=1,
+)
+
+
+@given(ROWS, st.integers(0, 3))
+def test_rows_are_encoded_as_the_producers_encode_events(
+    rows: list[tuple[bytes, str | None, dict[str, str | None] | None]], cut: int
+) -> None:
+    """Body, properties and key of a row give the bytes that `EventData` gives, also in a slice of a batch."""
+    bodies, keys, properties = zip(*rows, strict=True)
+    whole = batch(
+        body=pa.array(bodies, pa.binary()),
+        partitionKey=pa.array(keys, pa.string()),
+        properties=pa.array(
+            [None if each is None else list(each.items()) for each in properties], pa.map_(pa.string(), pa.string())
+        ),
+    )
+    columns = EventColumns("body", partition_key="partitionKey", properties="properties")
+    partitions, events = encoder(columns).encode(whole.slice(cut))
+    for (body, key, named), partition, event in zip(rows[cut:], partitions, events, strict=True):
+        assert event == EventData(body, properties=dict(sorted((named or {}).items()))).encode(key)
+        assert partition == (ANYWHERE if key is None else partition_for_key(key, 4))
+
+
+def test_text_bodies_are_utf8() -> None:
+    """A string column is published as UTF-8."""
+    _, events = encoder(EventColumns("body")).encode(batch(body=pa.array(["straße"])))
+    assert events == [EventData("straße").encode()]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.int8()])
+def test_explicit_partitions_are_kept(kind: pa.DataType) -> None:
+    """A partition is given as text or number; null leaves it open."""
+    given_ids: list[Any] = ["3", None, "0"] if kind == pa.string() else [3, None, 0]
+    rows = batch(body=pa.array([b"a", b"b", b"c"]), partition=pa.array(given_ids, kind))
+    partitions, _ = encoder(EventColumns("body", partition="partition")).encode(rows)
+    assert partitions == [3, ANYWHERE, 0]
+
+
+def test_the_hash_spreads_and_depends_on_the_event_alone() -> None:
+    """Equal events go to one partition, different ones to all of them, and a partition that is given stays."""
+    events = [b"%d" % (number // 2) for number in range(1000)]
+    found = hashed([ANYWHERE] * 1000, events, 4)
+    assert found[0::2] == found[1::2]
+    assert all(200 < found.count(partition) < 300 for partition in range(4))
+    assert hashed([2, ANYWHERE], [b"x", b"x"], 4)[0] == 2
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("body", None, "body is null"),
+        ("partition", "4", "partition is '4', and the hub has 0 to 3"),
+        ("partition", "01", "partition is '01', and the hub has 0 to 3"),
+        ("partition", "x" * 100, "partition is 'xxx"),
+    ],
+)
+def test_a_row_that_cannot_be_an_event_is_named(column: str, value: str | None, problem: str) -> None:
+    """The error gives the number of the row, counted over the batches of its task, and what is wrong with it."""
+    columns: dict[str, list[str | None]] = {"body": ["a", "b", "c"], "partition": ["0", "1", None]}
+    good = batch(**{name: pa.array(values) for name, values in columns.items()})
+    columns[column][1] = value
+    bad = batch(**{name: pa.array(values) for name, values in columns.items()})
+    encode = encoder(EventColumns("body", partition="partition"))
+    encode.encode(good)
+    with pytest.raises(EventError, match="row 4") as caught:
+        encode.encode(bad)
+    assert problem in str(caught.value)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize("key", [None, "k" * 100])
+def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> None:
+    """An event passes exactly as long as a message of it alone, with its numbers, is within the limit."""
+    columns = EventColumns("body", partition_key="key")
+    limit = 5000
+
+    def rows(size: int) -> pa.RecordBatch:
+        return batch(body=pa.array([b"x" * size]), key=pa.array([key], pa.string()))
+
+    room = EnvelopeSize().with_event(numbered_size(EventData(b"x" * 4000).encode(key))) - 4000
+    _, (event,) = encoder(columns, limit=limit).encode(rows(limit - room))
+    assert SealedBatch.seal([event], idempotent=True).size == limit
+    with pytest.raises(EventError, match=f"row 0: the event takes {limit + 1} bytes, and a message {limit} at most"):
+        encoder(columns, limit=limit).encode(rows(limit - room + 1))
