@@ -34,6 +34,7 @@ class PartitionFeed:
 
     :param spec: the link; its position is where the first one begins.
     :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
+    :param limit: the messages wanted, until `resume` says more; None for no end.
     :param on_attached: is called each time the link is attached.
     :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
     """
@@ -46,6 +47,7 @@ class PartitionFeed:
         *,
         rng: random.Random,
         startup_timeout: float | None = None,
+        limit: int | None = None,
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None] | None = None,
     ) -> None:
@@ -60,10 +62,13 @@ class PartitionFeed:
         self._on_trouble = on_trouble
         self._cache = EventCache()
         self._cursor = self._cache.cursor()
-        self._credit = CreditWindow(settings.cache_events, settings.cache_bytes, strict=settings.strict_bytes)
+        self._credit = CreditWindow(
+            settings.cache_events, settings.cache_bytes, strict=settings.strict_bytes, left=limit
+        )
         self._link: ReceiveLink | None = None
         self._link_error: asyncio.Future[EventPumpError] | None = None
         self._is_stopped = False
+        self._is_parked = False
         self._is_closing = False
         self._waiter: asyncio.Future[bool] | None = None
         self._wait_until = 0.0
@@ -141,6 +146,24 @@ class PartitionFeed:
         if credit is not None and self._link is not None:
             self._link.set_credit(credit)
 
+    def park(self) -> bool:
+        """Keep the link, but want nothing for now: should it end meanwhile, so does the feed.
+
+        :returns: False, and the feed is left as it was, where there is no link, or of its limit some messages are still
+            to come or to be taken.
+        """
+        if self._link is None or self.error is not None or self._cache.count or self._credit.left != 0:
+            return False
+        self._is_parked = True
+        return True
+
+    def resume(self, limit: int) -> None:
+        """Go on with a parked feed. :param limit: the messages wanted from now on."""
+        assert self._is_parked
+        self._is_parked = False
+        self._credit.left = limit
+        self._adjust_credit()
+
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
 
@@ -193,7 +216,7 @@ class PartitionFeed:
             except EventPumpError as error:
                 if self.newest is not newest or loop.time() - opened_at > self._settled_after:
                     self._backoff.reset()
-                if not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
+                if self._is_parked or not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
                     self._end(error)
                     return
                 least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0

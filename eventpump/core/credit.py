@@ -22,6 +22,7 @@ class CreditWindow:
 
     :param max_events: the room, in events.
     :param max_bytes: the room, in bytes.
+    :param left: the messages still wanted; None for no end.
     """
 
     __slots__ = (
@@ -35,10 +36,11 @@ class CreditWindow:
         "_ramp",
         "_strict",
         "_total",
+        "left",
         "outstanding",
     )
 
-    def __init__(self, max_events: int, max_bytes: int, *, strict: bool = False) -> None:
+    def __init__(self, max_events: int, max_bytes: int, *, strict: bool = False, left: int | None = None) -> None:
         if max_events < 1 or max_bytes < 1:
             raise ValueError("a window needs room for one event and one byte")
         self._max_events = max_events
@@ -51,6 +53,8 @@ class CreditWindow:
         self._largest_before = 0
         self._counted = 0
         self._total = 0
+        self.left = left
+        """Messages still wanted that have not come; None for no end. Lowered only while nothing is outstanding."""
         self.outstanding = 0
         """Messages granted that have not come."""
 
@@ -74,6 +78,8 @@ class CreditWindow:
         sizes = list(map(len, batch))
         size = sum(sizes)
         self.outstanding = max(0, self.outstanding - count)
+        if self.left is not None:
+            self.left = max(0, self.left - count)
         # The ramp doubles per window used up, whatever the round trip is.
         self._ramp = min(self._ramp + count, max(self._max_events, START))
         self._total = min(self._total + count, _SIZES_KEPT)
@@ -108,6 +114,9 @@ class CreditWindow:
             window = min(window, self._ramp)
         if not events_held:
             wanted = max(wanted, 1)
+        if self.left is not None:
+            wanted = min(wanted, self.left)
+            window = min(window, self.left)
         if wanted - self.outstanding < max(1, window // 2):
             return None
         self.outstanding = wanted

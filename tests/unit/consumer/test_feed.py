@@ -34,7 +34,13 @@ Trouble = list[tuple[Exception, float | None]]
 
 @asynccontextmanager
 async def _feed(
-    hub: FakeHub, *, owner_level: int | None = None, trouble: Trouble | None = None, seed: int = 1, **options: Any
+    hub: FakeHub,
+    *,
+    owner_level: int | None = None,
+    trouble: Trouble | None = None,
+    seed: int = 1,
+    limit: int | None = None,
+    **options: Any,
 ) -> AsyncIterator[PartitionFeed]:
     spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), owner_level=owner_level)
     told: Trouble = [] if trouble is None else trouble
@@ -43,6 +49,7 @@ async def _feed(
         spec,
         FeedSettings(hub=hub.name, **options),
         rng=random.Random(seed),
+        limit=limit,
         on_trouble=lambda error, delay: told.append((error, delay)),
     )
     feed.start()
@@ -291,6 +298,53 @@ async def test_closing_detaches() -> None:
         assert feed.take(300) == []
         assert hub.owner_levels("0") == []
     assert asyncio.all_tasks() == before
+
+
+async def test_a_limit_is_kept() -> None:
+    """A feed with a limit gets so many messages and no more; resumed, so many more on the same link."""
+    hub = FakeHub(latency=0.05)
+    hub.publish("0", count=2000)
+    async with _feed(hub, owner_level=0, limit=500) as feed:
+        assert await _read(feed, 500) == list(range(500))
+        await asyncio.sleep(1)
+        assert (feed.events_held, hub.credit("0")) == (0, [0])
+        attaches = len(hub.attached)
+        assert feed.park()
+        feed.resume(300)
+        assert await _read(feed, 300) == list(range(500, 800))
+        await asyncio.sleep(1)
+        assert (feed.events_held, hub.credit("0"), len(hub.attached)) == (0, [0], attaches)
+
+
+async def test_a_parked_feed_does_not_take_its_partition_back() -> None:
+    """A feed whose link ends while it is parked ends too, whatever the reason: it opens no link nobody asked for."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    async with _feed(hub, owner_level=0, limit=5) as feed:
+        await _read(feed, 5)
+        assert feed.park()
+        attaches = len(hub.attached)
+        hub.detach("0", LinkDetachedError("idle for too long"))
+        await asyncio.sleep(100)
+        assert isinstance(feed.error, LinkDetachedError)
+        assert len(hub.attached) == attaches
+
+
+async def test_only_a_feed_at_rest_is_parked() -> None:
+    """A feed is not parked while messages are to come or to be taken, nor without a link."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    async with _feed(hub, limit=6) as feed:
+        await _read(feed, 5)
+        assert not feed.park()
+        hub.publish("0", "a")
+        await feed.wait(None)
+        assert not feed.park()
+        await _read(feed, 1)
+        hub.detach("0", LinkDetachedError("once more"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not feed.park()
 
 
 async def test_stopping_withdraws_credit() -> None:

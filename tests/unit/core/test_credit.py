@@ -136,6 +136,31 @@ def test_everything_comes_in_the_end(seed: int, max_events: int, max_bytes: int,
     assert got == count
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    max_events=st.sampled_from([1, 5, 40, 200]),
+    max_bytes=st.sampled_from([1, 1000, 20_000]),
+    left=st.integers(0, 400),
+    more=st.integers(1, 300),
+)
+def test_what_is_wanted_comes_and_no_more(seed: int, max_events: int, max_bytes: int, left: int, more: int) -> None:
+    """With a number of messages wanted, exactly so many come, whatever the window; and as many again as asked then."""
+    rng = random.Random(seed)
+    service = _Service(CreditWindow(max_events, max_bytes, left=left), _sizes(rng, 1000))
+    service.window.link_opened(LARGEST)
+    got = 0
+    for wanted in (left, left + more):
+        service.window.left = wanted - got
+        service.adjust()
+        for _ in range(3 * wanted + 10):
+            while service.flows:
+                service.flow_arrives()
+            service.sends(1000)
+            service.arrives(rng.randint(1, 1000))
+            got += service.reads(rng.randint(1, 50))
+        assert got == service.sent == wanted
+
+
 def test_a_known_size_keeps_within_the_budget() -> None:
     """Once sizes are known and steady, the bytes held never exceed the budget at all."""
     service = _Service(CreditWindow(3000, 50_000), deque([1000] * 5000))
