@@ -1,8 +1,33 @@
-"""What a batch of the source covers, as numbers. Pure."""
+"""What a query has read and is to read, as numbers: offsets, positions, limits, losses, and the tasks' shares. Pure.
+
+Numbers are sequence numbers of a hub partition. An offset holds, per partition, the next number to read; a partition it
+does not name stands at 0. A partition that the hub gained while the query was running is read from there, so that
+nothing of it is missed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, TypeVar
+
+from eventpump.errors import ConfigurationError, DataLossError
+from eventpump.events import LATEST_OFFSET, START_OFFSET, EventPosition
+from eventpump.ports import PartitionProperties
+
+_T = TypeVar("_T")
+
+MAX_READERS: Final = 5
+"""How many readers without an owner level the service lets read a partition in one consumer group."""
+
+FIRST_START: Final = "(start)"
+"""Where the offset of a query's first batch keeps that batch's start. No hub can have this name."""
+
+
+# ------------------------------------------------------------------------------------------------- what a task reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +38,15 @@ class SequenceRange:
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        """How many events it has, where there are no gaps."""
+        return self.end - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition:
-    """What one task reads: ranges of one hub, each of another hub partition or another part of one."""
+    """What one task reads: ranges of one hub, each of another hub partition."""
 
     ranges: tuple[SequenceRange, ...]
 
@@ -40,3 +70,451 @@ class ReceiveOptions:
     fail_on_data_loss: bool = True
     cache_memory: int = 64 * 1024 * 1024
     cache_disk: int = 512 * 1024 * 1024
+
+
+# --------------------------------------------------------------------------------------------------- what the hub has
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBounds:
+    """What a partition holds: numbers from `earliest` to before `latest`."""
+
+    earliest: int
+    latest: int
+
+    @classmethod
+    def of(cls, properties: PartitionProperties) -> PartitionBounds:
+        """Read them off the service's answer. An empty partition begins where its next event will be."""
+        latest = properties.last_enqueued_sequence_number + 1
+        return cls(latest if properties.is_empty else properties.beginning_sequence_number, latest)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSnapshot:
+    """What a hub held at one moment.
+
+    :param created_at: when the hub was created; another moment means another hub of the same name.
+    :param bounds: per partition id, in numeric order.
+    """
+
+    hub: str
+    created_at: datetime
+    bounds: Mapping[str, PartitionBounds]
+
+    @classmethod
+    def of(cls, hub: str, created_at: datetime, partitions: Iterable[PartitionProperties]) -> HubSnapshot:
+        """Put it together from the service's answers."""
+        bounds = {each.partition_id: PartitionBounds.of(each) for each in partitions}
+        return cls(hub, created_at, in_order(bounds))
+
+    @property
+    def latest(self) -> HubOffset:
+        """The offset behind everything it held."""
+        return HubOffset(self.hub, {each: bounds.latest for each, bounds in self.bounds.items()})
+
+
+def partition_order(partition_id: str) -> tuple[int, str]:
+    """Give the key that sorts partition ids by number."""
+    return len(partition_id), partition_id
+
+
+def in_order(values: Mapping[str, _T]) -> dict[str, _T]:
+    """Put what is keyed by partition id in numeric order."""
+    return {each: values[each] for each in sorted(values, key=partition_order)}
+
+
+# ---------------------------------------------------------------------------------------------------------- offsets
+
+
+@dataclass(frozen=True, slots=True)
+class HubOffset:
+    """How far a query has read a hub, as Spark's checkpoint keeps it: `{"<hub>": {"0": n, "1": n}}`.
+
+    It is the shape of Microsoft's Scala connector. Spark compares offsets as text, so a hub and its partitions are
+    always written the same way. Spark logs where a batch ends, and takes its start from the batch before; for the first
+    batch it asks anew, and would get another answer after a restart. So the first batch's offset keeps its start too.
+
+    :param following: per partition id, the next number to read; in numeric order.
+    :param first_start: where the query's first batch starts; only in the offset of that batch.
+    """
+
+    hub: str
+    following: Mapping[str, int]
+    first_start: Mapping[str, int] | None = None
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Give it as what JSON is made of."""
+        document = {self.hub: in_order(self.following)}
+        if self.first_start is not None:
+            document[FIRST_START] = in_order(self.first_start)
+        return document
+
+    @classmethod
+    def from_json(cls, hub: str, document: object) -> HubOffset:
+        """Read one back.
+
+        :raises ConfigurationError: it is no offset, or one of another hub.
+        """
+        if not isinstance(document, dict):
+            raise _bad_offset("an offset is a JSON object")
+        names = [name for name in document if name != FIRST_START]
+        if len(names) != 1 or not isinstance(names[0], str):
+            raise _bad_offset("an offset names one hub")
+        if names[0].lower() != hub.lower():
+            raise _bad_offset(f"it is of hub {names[0]!r}, and this query reads {hub!r}")
+        first_start = document.get(FIRST_START)
+        return cls(names[0], _numbers(document[names[0]]), None if first_start is None else _numbers(first_start))
+
+
+def _bad_offset(problem: str) -> ConfigurationError:
+    return ConfigurationError("checkpoint", problem)
+
+
+def _numbers(value: object) -> dict[str, int]:
+    if not isinstance(value, dict) or not all(
+        isinstance(each, str) and type(number) is int and number >= 0 for each, number in value.items()
+    ):
+        raise _bad_offset("an offset gives per partition id the next sequence number to read")
+    return in_order(value)
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+
+def number_of(
+    position: EventPosition, properties: PartitionProperties, *, option: str, is_end: bool = False
+) -> int | None:
+    """Make a number of a position: the first to read or, of an end, the first not to be read.
+
+    "-1" and "@latest" are the two ends of what there is. A position that says it is inclusive includes the event at it,
+    as a start and as an end.
+
+    :param option: what the user named it by, for errors.
+    :returns: None where only the partition's events can tell; see `lookup_of`.
+    :raises ConfigurationError: a sequence number that the partition has not reached yet.
+    """
+    bounds = PartitionBounds.of(properties)
+    if position.sequence_number is not None:
+        number = position.sequence_number + (1 if position.inclusive == is_end else 0)
+        if number > bounds.latest:
+            raise ConfigurationError(
+                option,
+                f"partition {properties.partition_id} ends at sequence number {bounds.latest - 1}, before "
+                f"{position.sequence_number}",
+            )
+        return max(number, 0)
+    if position.offset == START_OFFSET:
+        return bounds.earliest
+    if position.offset == LATEST_OFFSET:
+        return bounds.latest
+    return bounds.latest if is_behind(position, properties, is_end=is_end) else None
+
+
+def is_behind(position: EventPosition, properties: PartitionProperties, *, is_end: bool = False) -> bool:
+    """Tell whether an offset or a time is known to lie behind everything the partition holds."""
+    wants_itself = position.inclusive != is_end
+    if properties.is_empty:
+        return True
+    if position.enqueued_time is not None:
+        newest = properties.last_enqueued_time
+        return position.enqueued_time > newest or (position.enqueued_time == newest and not wants_itself)
+    return position.offset == properties.last_enqueued_offset and not wants_itself
+
+
+def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition:
+    """Give the position to attach at: the first event that comes has the number that `number_of` could not tell."""
+    return replace(position, inclusive=not position.inclusive) if is_end else position
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Events that a query was to read and that are gone.
+
+    :param problem: in words.
+    """
+
+    hub: str
+    partition_id: str
+    problem: str
+
+    def error(self) -> DataLossError:
+        """Make the error a query fails with, unless it is told to go on."""
+        return DataLossError(
+            self.hub,
+            self.partition_id,
+            f"{self.problem}. The query stops here, because failOnDataLoss is true; with false it goes on with what "
+            "there is",
+        )
+
+
+def _is_gone(hub: str, partition_id: str, start: int, earliest: int) -> Loss:
+    return Loss(
+        hub,
+        partition_id,
+        f"the events from sequence number {start} are to be read, and it begins at {earliest} by now: retention has "
+        "passed what lies between",
+    )
+
+
+def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
+    return Loss(
+        hub,
+        partition_id,
+        f"sequence number {number} was reached before, and it ends at {latest - 1} now: the hub was recreated",
+    )
+
+
+def _is_missing(hub: str, partition_id: str) -> Loss:
+    return Loss(hub, partition_id, "the hub no longer has it: the hub was recreated")
+
+
+# --------------------------------------------------------------------------------------------------------- triggers
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """How much one batch holds.
+
+    :param max_events: at most so many, but at least one of each partition that has any; None for all there are.
+    :param min_events: no batch before there are so many.
+    :param max_delay: seconds after which there is a batch in spite of `min_events`.
+    """
+
+    max_events: int | None = None
+    min_events: int | None = None
+    max_delay: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """Where the next batch ends.
+
+    :param offset: the query's own start, untouched, where there is nothing to read.
+    :param losses: what is gone of what lay before it.
+    """
+
+    offset: HubOffset
+    losses: tuple[Loss, ...] = ()
+
+
+class StreamPlanner:
+    """Decides where the batches of one run of a query end.
+
+    Used by one thread. Times are seconds on a clock that never goes back.
+    """
+
+    def __init__(self, limits: TriggerLimits) -> None:
+        self._limits = limits
+        self._last_batch: float | None = None
+        self._target: HubSnapshot | None = None
+        self._first_start: HubOffset | None = None
+        self._created_at: datetime | None = None
+
+    @property
+    def first_start(self) -> HubOffset | None:
+        """Where the query starts, once that is decided in this run: Spark asks several times."""
+        return self._first_start
+
+    def begin(self, offset: HubOffset) -> None:
+        """Decide where a new query starts."""
+        self._first_start = offset
+
+    def aim(self, target: HubSnapshot) -> None:
+        """End, batch after batch, at what a snapshot holds (`Trigger.AvailableNow`)."""
+        self._target = target
+
+    def end(self, start: HubOffset, snapshot: HubSnapshot, *, is_limited: bool, now: float) -> BatchEnd:
+        """Decide where the batch that begins at `start` ends.
+
+        :param is_limited: whether the limit of events holds; a trigger may ask for all there is.
+        """
+        losses = self._recreation(snapshot)
+        effective, gone = _effective_start(start, snapshot)
+        losses += gone
+        backlog = {each: max(0, self._latest(each, snapshot) - number) for each, number in effective.items()}
+        if not losses and self._waits(sum(backlog.values()), now):
+            backlog = dict.fromkeys(backlog, 0)
+        limit = self._limits.max_events if is_limited else None
+        shares = backlog if limit is None else share(backlog, limit)
+        following = {
+            each: number + shares[each]
+            for each, number in effective.items()
+            if each in start.following or number + shares[each] > 0
+        }
+        first = self._first_start
+        if first is not None and start == first:
+            # A batch even where there is nothing to read: it is the start that gets into the checkpoint with it.
+            offset = HubOffset(start.hub, following, first.following)
+        elif following == start.following:
+            return BatchEnd(start, tuple(losses))
+        else:
+            offset = HubOffset(start.hub, following)
+        self._last_batch = now
+        return BatchEnd(offset, tuple(losses))
+
+    def _latest(self, partition_id: str, snapshot: HubSnapshot) -> int:
+        latest = snapshot.bounds[partition_id].latest
+        if self._target is None:
+            return latest
+        target = self._target.bounds.get(partition_id)
+        return 0 if target is None else min(latest, target.latest)
+
+    def _waits(self, events: int, now: float) -> bool:
+        least = self._limits.min_events
+        if least is None or self._target is not None or events >= least:
+            return False
+        if self._last_batch is None:
+            self._last_batch = now
+        return now - self._last_batch < self._limits.max_delay
+
+    def _recreation(self, snapshot: HubSnapshot) -> list[Loss]:
+        """See whether the hub is still the one of the last look: its numbers alone may not show it."""
+        before, self._created_at = self._created_at, snapshot.created_at
+        if before is None or before == snapshot.created_at:
+            return []
+        partition_id = next(iter(snapshot.bounds), "0")
+        return [
+            Loss(
+                snapshot.hub,
+                partition_id,
+                f"the hub was recreated: it was created at {snapshot.created_at.isoformat()}, and at "
+                f"{before.isoformat()} when last looked at",
+            )
+        ]
+
+
+def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[Loss]]:
+    """Put a start within what there is. :returns: per partition of the hub, where reading goes on; and what is gone."""
+    effective: dict[str, int] = {}
+    losses = [_is_missing(start.hub, each) for each in start.following if each not in snapshot.bounds]
+    for partition_id, bounds in snapshot.bounds.items():
+        number = start.following.get(partition_id, 0)
+        if number > bounds.latest:
+            losses.append(_went_back(start.hub, partition_id, number - 1, bounds.latest))
+            number = bounds.earliest
+        elif number < bounds.earliest:
+            losses.append(_is_gone(start.hub, partition_id, number, bounds.earliest))
+            number = bounds.earliest
+        effective[partition_id] = number
+    return effective, losses
+
+
+def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Split a limit in proportion to backlog.
+
+    The shares add up to the limit, or to the backlog where that is less. Each partition with a backlog gets at least
+    one event, if need be beyond the limit: none falls behind for ever.
+    """
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(backlog)
+    shares = {each: min(events, max(1, events * limit // total)) for each, events in backlog.items()}
+    rest = limit - sum(shares.values())
+    # What rounding left goes where most was cut off; what the least share of one took too much comes off the largest.
+    for each in sorted(backlog, key=lambda each: (-(backlog[each] * limit % total), partition_order(each))):
+        if rest > 0 and shares[each] < backlog[each]:
+            shares[each] += 1
+            rest -= 1
+    while rest < 0:
+        largest = max(shares, key=lambda each: (shares[each], partition_order(each)))
+        if shares[largest] <= 1:
+            break
+        off = min(-rest, max(1, (shares[largest] - 1) // 2))
+        shares[largest] -= off
+        rest += off
+    return shares
+
+
+# --------------------------------------------------------------------------------------------------------- batches
+
+
+def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tuple[list[SequenceRange], list[Loss]]:
+    """Make the ranges of a batch, by partition number, and tell what is gone of them.
+
+    The same for the same offsets, however often the batch is planned, as long as nothing of it is gone. A partition
+    whose end lies before its start belongs to a recreated hub, and is read from its beginning.
+    """
+    begun = start.following if end.first_start is None else end.first_start
+    ranges: list[SequenceRange] = []
+    losses: list[Loss] = []
+    for partition_id, stop in in_order(end.following).items():
+        first = begun.get(partition_id, 0)
+        if first == stop:
+            continue
+        bounds = snapshot.bounds.get(partition_id)
+        if bounds is None:
+            losses.append(_is_missing(end.hub, partition_id))
+            continue
+        if stop > bounds.latest:
+            losses.append(_went_back(end.hub, partition_id, stop - 1, bounds.latest))
+        elif first > stop:
+            losses.append(_went_back(end.hub, partition_id, first - 1, bounds.latest))
+            first = bounds.earliest
+        elif first < bounds.earliest:
+            losses.append(_is_gone(end.hub, partition_id, first, bounds.earliest))
+        first, stop = max(first, bounds.earliest), min(stop, bounds.latest)
+        if first < stop:
+            ranges.append(SequenceRange(partition_id, first, stop))
+    return ranges, losses
+
+
+def plan_tasks(
+    hub: str, ranges: Sequence[SequenceRange], *, min_partitions: int | None = None, partitions_per_task: int = 1
+) -> list[SourcePartition]:
+    """Give each task its share: a range, several small ones, or a part of a large one.
+
+    Spark hands tasks out in this order, to whichever executor is free. Hubs begin the list with different partitions,
+    by the hash of their names, so that queries with few events do not all load the same executor.
+
+    :param min_partitions: split the largest ranges until there are so many, each into `MAX_READERS` parts at most.
+    :param partitions_per_task: ranges that one task reads at the same time.
+    """
+    if min_partitions is None:
+        shares = group_ranges(ranges, partitions_per_task)
+    else:
+        shares = [(each,) for each in split_ranges(ranges, min_partitions)]
+    seed = zlib.crc32(hub.lower().encode())
+    count = max((int(each.partition_id) + 1 for each in ranges), default=1)
+
+    def key(ranges: tuple[SequenceRange, ...]) -> tuple[int, int]:
+        return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
+
+    return [SourcePartition(each) for each in sorted(shares, key=key)]
+
+
+def split_ranges(ranges: Sequence[SequenceRange], at_least: int) -> list[SequenceRange]:
+    """Split ranges, the largest parts first, until there are `at_least` parts or no range can be split further."""
+    parts = dict.fromkeys(ranges, 1)
+    largest = [(-each.size, index) for index, each in enumerate(ranges)]
+    heapq.heapify(largest)
+    while largest and sum(parts.values()) < at_least:
+        _, index = heapq.heappop(largest)
+        each = ranges[index]
+        if parts[each] < min(MAX_READERS, each.size):
+            parts[each] += 1
+            heapq.heappush(largest, (-(each.size // parts[each]), index))
+    return [
+        SequenceRange(
+            each.partition_id,
+            each.start + each.size * part // count,
+            each.start + each.size * (part + 1) // count,
+        )
+        for each, count in parts.items()
+        for part in range(count)
+    ]
+
+
+def group_ranges(ranges: Sequence[SequenceRange], at_most: int) -> list[tuple[SequenceRange, ...]]:
+    """Put ranges into as few groups as need be of `at_most` each, about equally large: the largest ranges first."""
+    count = -(-len(ranges) // at_most)
+    groups: list[list[SequenceRange]] = [[] for _ in range(count)]
+    loads = [(0, index) for index in range(count)]
+    for each in sorted(ranges, key=lambda each: (-each.size, partition_order(each.partition_id))):
+        load, index = heapq.heappop(loads)
+        groups[index].append(each)
+        if len(groups[index]) < at_most:
+            heapq.heappush(loads, (load + each.size, index))
+    return [tuple(sorted(group, key=lambda each: partition_order(each.partition_id))) for group in groups]

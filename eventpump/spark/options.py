@@ -1,0 +1,374 @@
+"""The options of the source, as Spark's users write them: typed, checked once, before anything is connected.
+
+Microsoft's Scala connector's names are known beside ours. An unknown one is an error that names the nearest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
+
+from eventpump.errors import ConfigurationError
+from eventpump.events import EventPosition
+from eventpump.settings import Name, Seconds, SettingsModel
+from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
+from eventpump.spark.offsets import ReceiveOptions, TriggerLimits
+
+SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "consumerGroup": "consumer_group",
+        "startingPosition": "starting_position",
+        "startingPositions": "starting_positions",
+        "endingPosition": "ending_position",
+        "endingPositions": "ending_positions",
+        "noMatchingPosition": "no_matching_position",
+        "maxEventsPerTrigger": "max_events_per_trigger",
+        "minEventsPerTrigger": "min_events_per_trigger",
+        "maxTriggerDelay": "max_trigger_delay",
+        "minPartitions": "min_partitions",
+        "partitionsPerTask": "partitions_per_task",
+        "failOnDataLoss": "fail_on_data_loss",
+        "useExclusiveReceiver": "use_exclusive_receiver",
+        "receiverTimeout": "receiver_timeout",
+        "prefetchCount": "prefetch_count",
+        "includeProperties": "include_properties",
+        "snapshotInterval": "snapshot_interval",
+        "rangeCacheMemory": "range_cache_memory",
+        "rangeCacheDisk": "range_cache_disk",
+    }
+)
+"""The source's own options, in any case, and the fields they set."""
+
+WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "DynamicPartitionDiscovery": "new partitions are always discovered",
+        "maxAcceptableBatchReceiveTime": "shares follow backlog; a slow partition delays its own task only",
+        "maxRatePerPartition": "it was for DStreams; maxEventsPerTrigger limits a batch",
+        "maxRatesPerPartition": "it was for DStreams; maxEventsPerTrigger limits a batch",
+        "maxSilentTime": "a silent partition is asked for its end after receiverTimeout",
+        "partitionPreferredLocationStrategy": "sources in Python cannot state preferred locations",
+        "slowPartitionAdjustment": "shares follow backlog; a slow partition delays its own task only",
+        "threadPoolSize": "there is no thread pool",
+    }
+)
+"""Options of the connector that are taken and do nothing here, and why."""
+
+NOT_TAKEN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "aadAuthCallback": "it names a class of the JVM; give fullyQualifiedNamespace and credential",
+        "aadAuthCallbackParams": "it is for a class of the JVM; give fullyQualifiedNamespace and credential",
+        "metricPlugin": "it names a class of the JVM; eventpump.spark.LagListener reports lag",
+        "throttlingStatusPlugin": "it names a class of the JVM",
+    }
+)
+"""Options of the connector that cannot work here, and what to give instead."""
+
+START: Final = EventPosition.earliest()
+END: Final = EventPosition.latest()
+_WORDS: Final = MappingProxyType({"earliest": START, "-1": START, "latest": END, "@latest": END})
+_CONNECTOR_KEYS: Final = frozenset({"offset", "seqno", "enqueuedtime", "isinclusive"})
+_POSITION: Final = (
+    'must be "earliest", "latest", a sequence number, a time such as "2030-01-31T12:00:00Z", or a JSON object with '
+    "offset, seqNo or enqueuedTime, and isInclusive"
+)
+_POSITIONS: Final = (
+    'must be a JSON object of positions by partition id, such as {"0": "earliest", "1": 42}, or by hub and partition id'
+)
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+
+def parse_position(value: object) -> EventPosition:
+    """Read a position: a word, a sequence number, a time, or the connector's JSON object.
+
+    A sequence number and a time include themselves, unless the object says otherwise; so does an offset.
+
+    :raises ValueError: it is none.
+    """
+    if isinstance(value, EventPosition):
+        return value
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in _WORDS:
+            return _WORDS[text.lower()]
+        if text.startswith("{"):
+            return parse_position(_json(text, _POSITION))
+        if text.isascii() and text.isdigit():
+            return EventPosition.at_sequence_number(int(text), inclusive=True)
+        return EventPosition.at_enqueued_time(_moment(text), inclusive=True)
+    if type(value) is int and value >= 0:
+        return EventPosition.at_sequence_number(value, inclusive=True)
+    if isinstance(value, dict):
+        return _connector_position({str(key).lower(): each for key, each in value.items()})
+    raise ValueError(_POSITION)
+
+
+def _connector_position(fields: Mapping[str, object]) -> EventPosition:
+    """Read `{"offset": ..., "seqNo": ..., "enqueuedTime": ..., "isInclusive": ...}`; null and -1 are unset."""
+    if not fields.keys() <= _CONNECTOR_KEYS:
+        raise ValueError(_POSITION)
+    inclusive = fields.get("isinclusive", True)
+    offset, number, moment = fields.get("offset"), fields.get("seqno"), fields.get("enqueuedtime")
+    number = None if number == -1 else number
+    if not isinstance(inclusive, bool) or sum(each is not None for each in (offset, number, moment)) != 1:
+        raise ValueError(_POSITION)
+    if number is not None:
+        if type(number) is not int or number < 0:
+            raise ValueError(_POSITION)
+        return EventPosition.at_sequence_number(number, inclusive=inclusive)
+    if moment is not None:
+        return EventPosition.at_enqueued_time(_moment(moment), inclusive=inclusive)
+    if not isinstance(offset, str):
+        raise ValueError(_POSITION)
+    return _WORDS.get(offset) or EventPosition.at_offset(offset, inclusive=inclusive)
+
+
+def _moment(value: object) -> datetime:
+    """Read ISO 8601 text, in UTC where it names no zone, or milliseconds since the Unix epoch."""
+    try:
+        if type(value) is int:
+            return datetime.fromtimestamp(value / 1000, UTC)
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise ValueError(_POSITION)
+
+
+def _json(text: str, problem: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(problem) from None
+
+
+def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
+    """Read positions per partition; those of other hubs are left out.
+
+    Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
+    `{"ehName": "telemetry", "partitionId": 0}`.
+
+    :raises ValueError: it is none.
+    """
+    document = _json(value, _POSITIONS) if isinstance(value, str) else value
+    if not isinstance(document, dict):
+        raise ValueError(_POSITIONS)
+    positions: dict[str, EventPosition] = {}
+    for key, each in document.items():
+        if _is_partition(key):
+            positions[key] = parse_position(each)
+        elif isinstance(key, str) and key.startswith("{"):
+            name = _json(key, _POSITIONS)
+            if not isinstance(name, dict) or name.keys() != {"ehName", "partitionId"}:
+                raise ValueError(_POSITIONS)
+            partition_id = str(name["partitionId"])
+            if not _is_partition(partition_id):
+                raise ValueError(_POSITIONS)
+            if str(name["ehName"]).lower() == hub.lower():
+                positions[partition_id] = parse_position(each)
+        elif isinstance(key, str) and isinstance(each, dict) and all(map(_is_partition, each)):
+            if key.lower() == hub.lower():
+                positions |= {partition_id: parse_position(place) for partition_id, place in each.items()}
+        else:
+            raise ValueError(_POSITIONS)
+    return positions
+
+
+def _is_partition(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit()
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+def _duration(value: object) -> object:
+    return seconds(value) if isinstance(value, str) else value
+
+
+Duration = Annotated[Seconds, BeforeValidator(_duration)]
+Position = Annotated[EventPosition | None, BeforeValidator(parse_position)]
+
+
+class SourceOptions(SettingsModel):
+    """What the source reads, and how. Frozen and picklable; its repr shows no secret.
+
+    Options are written in camel case, in any case; values are text. Durations are seconds or ISO 8601 ("PT60S"), sizes
+    are bytes or "64MiB".
+
+    :param connection: the hub, and the way to it.
+    :param starting_position: where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
+        query and "earliest" in a batch. A checkpoint wins.
+    :param starting_positions: the same per partition; wins. See :func:`parse_positions`.
+    :param ending_position: where a batch ends, and the same per partition; None for "latest". Not for a query.
+    :param no_matching_position: what a time or offset behind the newest event means: "latest" or "error".
+    :param max_events_per_trigger: how much one batch of a query holds, split in proportion to backlog; None for all.
+    :param min_events_per_trigger: no batch before there are so many, or `max_trigger_delay` seconds have passed.
+    :param min_partitions: split large ranges until a batch has so many tasks; needs a shared receiver.
+    :param partitions_per_task: how many hub partitions one task reads at the same time.
+    :param fail_on_data_loss: fail where events are gone that were to be read; False goes on, with a warning.
+    :param use_exclusive_receiver: read with owner level 0, which keeps others out; None for True in a query and False
+        in a batch.
+    :param receiver_timeout: seconds without an event, or an answer, before the service is asked, or given up.
+    :param prefetch_count: events received ahead, per partition.
+    :param include_properties: give the schema the two columns of properties.
+    :param snapshot_interval: seconds for which what is known of the hub's newest events is used again.
+    :param range_cache_memory: bytes of the ranges read last that a worker keeps, and in its spill file
+        (`range_cache_disk`), for a second evaluation of the same batch; 0 for none.
+    """
+
+    connection: SparkConnection
+    consumer_group: Name = "$Default"
+    starting_position: Position = None
+    starting_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
+    ending_position: Position = None
+    ending_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
+    no_matching_position: Literal["latest", "error"] = "latest"
+    max_events_per_trigger: int | None = Field(default=None, ge=1)
+    min_events_per_trigger: int | None = Field(default=None, ge=1)
+    max_trigger_delay: Duration = 900.0
+    min_partitions: int | None = Field(default=None, ge=1)
+    partitions_per_task: int = Field(default=1, ge=1)
+    fail_on_data_loss: bool = True
+    use_exclusive_receiver: bool | None = None
+    receiver_timeout: Duration = 60.0
+    prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
+    include_properties: bool = True
+    snapshot_interval: Duration = 0.3
+    range_cache_memory: ByteSize = ByteSize(64 * 1024 * 1024)
+    range_cache_disk: ByteSize = ByteSize(512 * 1024 * 1024)
+
+    @field_validator("starting_positions", "ending_positions", mode="before")
+    @classmethod
+    def _by_partition(cls, value: object, info: ValidationInfo) -> object:
+        connection = info.data.get("connection")
+        return parse_positions(value, connection.hub) if isinstance(value, str) and connection is not None else value
+
+    @model_validator(mode="after")
+    def _agree(self) -> SourceOptions:
+        low, high = self.min_events_per_trigger, self.max_events_per_trigger
+        if low is not None and high is not None and low > high:
+            raise ConfigurationError("minEventsPerTrigger", "must not be above maxEventsPerTrigger")
+        if self.min_partitions is not None and self.partitions_per_task > 1:
+            raise ConfigurationError("minPartitions", "cannot be given along with partitionsPerTask")
+        return self
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Read Spark's options. What the connector's users gave and has no effect is dropped: see `without_effect`.
+
+        :raises ConfigurationError: an option is unknown, or its value cannot work; it shows no secret.
+        """
+        connection, rest = SparkConnection.split_options(options)
+        values: dict[str, Any] = {}
+        for name, value in rest.items():
+            key = name.lower().removeprefix(CONNECTOR_PREFIX)
+            if key in _WITHOUT_EFFECT:
+                continue
+            if key in _NOT_TAKEN:
+                raise ConfigurationError(*_NOT_TAKEN[key])
+            if key == "useaadauth":
+                if value.strip().lower() != "false":
+                    raise ConfigurationError("useAadAuth", "give fullyQualifiedNamespace and credential instead")
+                continue
+            if key not in _FIELDS:
+                raise unknown_option(name, (*SOURCE_OPTIONS, *CONNECTION_OPTIONS))
+            option, field = _FIELDS[key]
+            if field in values and values[field] != value:
+                raise ConfigurationError(option, "is given twice, with different values")
+            values[field] = value
+        try:
+            return cls(connection=connection, **values)
+        except ConfigurationError as error:
+            name = error.field.split(".", 1)[0]
+            raise ConfigurationError(_SPELLING.get(name, name), error.problem) from None
+
+    def for_stream(self) -> SourceOptions:
+        """Fill in what differs between a query and a batch. :raises ConfigurationError: an option is for batches."""
+        if self.ending_position is not None or self.ending_positions:
+            raise ConfigurationError("endingPosition", "is for batches: a query has no end")
+        return self._completed(END, is_exclusive=True)
+
+    def for_batch(self) -> SourceOptions:
+        """Fill in what differs between a query and a batch. :raises ConfigurationError: an option is for queries."""
+        for option in ("maxEventsPerTrigger", "minEventsPerTrigger"):
+            if getattr(self, SOURCE_OPTIONS[option]) is not None:
+                raise ConfigurationError(option, "is for queries: a batch is read whole")
+        return self._completed(START, is_exclusive=False)
+
+    def _completed(self, start: EventPosition, *, is_exclusive: bool) -> SourceOptions:
+        exclusive = is_exclusive if self.use_exclusive_receiver is None else self.use_exclusive_receiver
+        if self.min_partitions is not None and exclusive:
+            raise ConfigurationError(
+                "minPartitions", "lets several tasks read one partition, which needs useExclusiveReceiver=false"
+            )
+        return self.model_copy(
+            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": exclusive}
+        )
+
+    @property
+    def receive(self) -> ReceiveOptions:
+        """What executors need to know."""
+        return ReceiveOptions(
+            consumer_group=self.consumer_group,
+            owner_level=0 if self.use_exclusive_receiver else None,
+            prefetch_count=self.prefetch_count,
+            receiver_timeout=self.receiver_timeout,
+            fail_on_data_loss=self.fail_on_data_loss,
+            cache_memory=self.range_cache_memory,
+            cache_disk=self.range_cache_disk,
+        )
+
+    @property
+    def limits(self) -> TriggerLimits:
+        """What bounds a query's batches."""
+        return TriggerLimits(self.max_events_per_trigger, self.min_events_per_trigger, self.max_trigger_delay)
+
+    def start_of(self, partition_id: str) -> EventPosition:
+        """Give the place where a partition without a checkpoint begins."""
+        return self.starting_positions.get(partition_id) or self.starting_position or START
+
+    def end_of(self, partition_id: str) -> EventPosition:
+        """Give the place where a batch ends."""
+        return self.ending_positions.get(partition_id) or self.ending_position or END
+
+    def require_partitions(self, partition_ids: Collection[str]) -> None:
+        """Check that positions are of partitions that the hub has. :raises ConfigurationError: one is not."""
+        for option in ("startingPositions", "endingPositions"):
+            for partition_id in getattr(self, SOURCE_OPTIONS[option]):
+                if partition_id not in partition_ids:
+                    raise ConfigurationError(
+                        option, f"hub {self.connection.hub} has no partition {partition_id}, only {len(partition_ids)}"
+                    )
+
+
+_FIELDS: Final = {option.lower(): (option, field) for option, field in SOURCE_OPTIONS.items()}
+_SPELLING: Final = {field: option for option, field in SOURCE_OPTIONS.items()}
+_WITHOUT_EFFECT: Final = {option.lower() for option in WITHOUT_EFFECT}
+_NOT_TAKEN: Final = {option.lower(): (option, problem) for option, problem in NOT_TAKEN.items()}
+
+
+def without_effect(options: Iterable[str]) -> list[str]:
+    """Give a line for each option of the connector that is taken and does nothing."""
+    given = {name.lower().removeprefix(CONNECTOR_PREFIX) for name in options}
+    return [
+        f"option {option} has no effect: {reason}"
+        for option, reason in WITHOUT_EFFECT.items()
+        if option.lower() in given
+    ]
+
+
+def unknown_option(name: str, known: Iterable[str]) -> ConfigurationError:
+    """Make the error for an option that there is not. It names the nearest that there is, and shows no value."""
+    spelling = {each.lower(): each for each in known}
+    plain = name.lower().removeprefix(CONNECTOR_PREFIX)
+    nearest = difflib.get_close_matches(plain, spelling, n=1)
+    hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
+    return ConfigurationError(name, f"there is no such option{hint}")
