@@ -188,9 +188,13 @@ class EventEncoder:
                 )
 
     def _error(self, row: int, problem: str) -> EventError:
-        context = TaskContext.get()
-        where = "" if context is None else f" of the DataFrame's partition {context.partitionId()}"
-        return EventError(f"row {self._row + row}{where}: {problem}")
+        return EventError(f"row {self._row + row} of the DataFrame's partition {task_number()}: {problem}")
+
+
+def task_number() -> int:
+    """Give the number of the DataFrame's partition that this task works on; 0 outside a task."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> list[int]:
