@@ -6,9 +6,9 @@ a restarted query sends again comes twice: :func:`eventpump.spark.foreach_batch_
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -19,6 +19,7 @@ from eventpump.settings import SettingsModel
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.encode import EventColumns
+from eventpump.spark.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unknown_option
 from eventpump.spark.sending import SendTask
 
 
@@ -32,8 +33,8 @@ class WriterOptions(SettingsModel):
     idempotent: bool = True
 
 
-_NOT_OURS = {"checkpointlocation"}
-"""What Spark takes of the same options, and hands on."""
+_NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
+"""What Spark takes of the same options and hands on, and the source's: the connector's users give both one map."""
 
 
 def _options(given: Mapping[str, str]) -> WriterOptions:
@@ -44,10 +45,7 @@ def _options(given: Mapping[str, str]) -> WriterOptions:
         if plain in WriterOptions.model_fields:
             values[plain] = value
         elif plain not in _NOT_OURS:
-            known = {each.lower(): each for each in (*CONNECTION_OPTIONS, *WriterOptions.model_fields)}
-            near = difflib.get_close_matches(plain, known, 1)
-            hint = f"; did you mean {known[near[0]]}?" if near else ""
-            raise ConfigurationError(name, f"a writer has no such option{hint}")
+            raise unknown_option(name, (*CONNECTION_OPTIONS, *WriterOptions.model_fields))
     return WriterOptions.model_validate(values)
 
 
