@@ -1,1 +1,23 @@
 """The Spark pipeline: a streaming source and a foreachBatch producer. Needs the extra `eventpump[spark]`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventpump.spark.lag import PartitionLag, QueryLag
+    from eventpump.spark.progress import LagListener
+
+__all__ = ["LagListener", "PartitionLag", "QueryLag"]
+
+# Every Python worker imports this package; what only the driver needs is not loaded there.
+_HOMES = {
+    "LagListener": "progress",
+    "PartitionLag": "lag",
+    "QueryLag": "lag",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

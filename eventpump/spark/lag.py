@@ -1,0 +1,186 @@
+"""How far a query is behind its hubs, from what its progress says. Pure."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+_MAX_OBSERVATIONS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a query is behind one partition, after a batch.
+
+    :param position: the number of the first event it has not read.
+    :param events: numbers between there and the partition's end.
+    :param seconds: how long the event at `position` has been in the partition, as far as the query saw it grow; 0 where
+        nothing is left to read.
+    :param is_lower_bound: the event was there before the query first looked, so that `seconds` may be more.
+    """
+
+    hub: str
+    partition_id: str
+    position: int
+    events: int
+    seconds: float
+    is_lower_bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over all partitions."""
+
+    min: float
+    max: float
+    avg: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLag:
+    """How far a query is behind, after a batch.
+
+    :param query_id: stays the same over restarts from a checkpoint.
+    :param run_id: of this start of the query.
+    :param name: the query's name; None where it has none.
+    :param time: when the batch ended, seconds since the Unix epoch.
+    :param partitions: of all its eventpump sources; never empty.
+    """
+
+    query_id: str
+    run_id: str
+    name: str | None
+    batch_id: int
+    time: float
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def total(self) -> int:
+        """Events behind, over all partitions."""
+        return sum(each.events for each in self.partitions)
+
+    @property
+    def events(self) -> Spread:
+        """Events behind, per partition."""
+        return _spread(self.partitions, attrgetter("events"))
+
+    @property
+    def seconds(self) -> Spread:
+        """Seconds behind, per partition."""
+        return _spread(self.partitions, attrgetter("seconds"))
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        events, seconds = self.events, self.seconds
+        mark = ">=" if any(each.is_lower_bound for each in self.partitions) else ""
+        return (
+            f"query {self.name or self.query_id}, batch {self.batch_id}: {self.total} events behind; "
+            f"per partition min {events.min:.0f}, avg {events.avg:.0f}, max {events.max:.0f}; "
+            f"seconds min {seconds.min:.1f}, avg {seconds.avg:.1f}, max {mark}{seconds.max:.1f}"
+        )
+
+
+def _spread(partitions: tuple[PartitionLag, ...], figure: Callable[[PartitionLag], float]) -> Spread:
+    figures = [figure(each) for each in partitions]
+    return Spread(min(figures), max(figures), sum(figures) / len(figures))
+
+
+Offsets = dict[tuple[str, str], int]
+"""Hub and partition, and the number of the next event."""
+
+
+def parse_offsets(text: str | None) -> Offsets | None:
+    """Read offsets as the source writes them into a query's progress. :returns: None where it did not write them."""
+    try:
+        told = json.loads(text or "null")
+    except ValueError:  # an offset that is not there is told as "None"
+        return None
+    found: Offsets = {}
+    for hub, partitions in told.items() if isinstance(told, dict) else ():
+        if not isinstance(partitions, dict):
+            return None
+        for partition_id, number in partitions.items():
+            if not partition_id.isdecimal() or type(number) is not int:
+                return None
+            found[hub, partition_id] = number
+    return found or None
+
+
+@dataclass(slots=True)
+class _Growth:
+    """When a partition was seen to end where. Times and ends rise."""
+
+    times: list[float] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def note(self, time: float, end: int) -> None:
+        if self.ends and end < self.ends[-1]:  # the hub was made anew
+            self.times, self.ends = [], []
+        if len(self.ends) > 1 and self.ends[-1] == self.ends[-2] == end:
+            self.times[-1] = time
+            return
+        if len(self.ends) == _MAX_OBSERVATIONS:
+            del self.times[1::2], self.ends[1::2]
+        self.times.append(time)
+        self.ends.append(end)
+
+    def forget_before(self, position: int) -> None:
+        """Drop what tells nothing of the event at a position and later ones."""
+        drop = bisect_right(self.ends, position) - 1
+        if drop > 0:
+            del self.times[:drop], self.ends[:drop]
+
+    def arrival(self, position: int) -> tuple[float, bool]:
+        """Estimate when the event at a position came, and tell whether it was there before anybody looked."""
+        after = bisect_right(self.ends, position)
+        assert after < len(self.ends)
+        if after == 0:
+            return self.times[0], True
+        begin, end = self.ends[after - 1], self.ends[after]
+        since, until = self.times[after - 1], self.times[after]
+        # Between two looks events are taken to have come evenly.
+        return since + (until - since) * (position - begin + 1) / (end - begin), False
+
+
+class LagLedger:
+    """Remembers how the partitions of running queries grew, and makes their lag of it."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[tuple[int, str, str], _Growth]] = {}
+
+    def progressed(
+        self, run_id: str, time: float, sources: Iterable[tuple[str | None, str | None]]
+    ) -> tuple[PartitionLag, ...]:
+        """Take a batch that ended.
+
+        :param time: when, seconds since the Unix epoch.
+        :param sources: of each eventpump source, the end of the batch and the latest offsets, as it wrote them.
+        :returns: the lag per partition, by hub and number.
+        """
+        found: list[PartitionLag] = []
+        grown = self._runs.setdefault(run_id, {})
+        for number, (end, latest) in enumerate(sources):
+            ends = parse_offsets(latest) or {}
+            for key, position in (parse_offsets(end) or {}).items():
+                growth = grown.setdefault((number, *key), _Growth())
+                last = max(position, ends.get(key, position))
+                growth.note(time, last)
+                seconds, is_lower_bound = 0.0, False
+                if last > position:
+                    arrived, is_lower_bound = growth.arrival(position)
+                    seconds = max(0.0, time - arrived)
+                growth.forget_before(position)
+                found.append(PartitionLag(*key, position, last - position, seconds, is_lower_bound))
+        return tuple(sorted(found, key=lambda each: (each.hub, len(each.partition_id), each.partition_id)))
+
+    def idled(self, run_id: str, time: float) -> None:
+        """Take that a query looked, and found nothing new."""
+        for growth in self._runs.get(run_id, {}).values():
+            growth.note(time, growth.ends[-1])
+
+    def ended(self, run_id: str) -> None:
+        """Forget a query."""
+        self._runs.pop(run_id, None)

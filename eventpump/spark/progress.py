@@ -1,0 +1,79 @@
+"""A listener that tells how far streaming queries are behind their hubs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from eventpump.spark.lag import LagLedger, QueryLag
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+_logger = logging.getLogger(__name__)
+
+
+class LagListener(StreamingQueryListener):
+    """Tells after every batch of every query how far it is behind, as a line in the log and to a function.
+
+    ::
+
+        spark.streams.addListener(LagListener(lambda lag: gauge.set(lag.events.max)))
+
+    For classic sessions and Spark Connect alike; under Connect it runs in the client. It asks nobody: the source tells
+    the latest offsets in the query's progress. Queries without an eventpump source are passed over.
+
+    :param on_lag: is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
+    :param level: of the log line; the logger is `eventpump.spark.progress`.
+    """
+
+    def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:
+        self._on_lag = on_lag
+        self._level = level
+        self._ledger = LagLedger()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing is behind yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """Tell the lag."""
+        progress = event.progress
+        time = _seconds(progress.timestamp) + progress.batchDuration / 1000
+        sources = [(each.endOffset, each.latestOffset) for each in progress.sources if _may_be_ours(each.description)]
+        run_id = str(progress.runId)
+        partitions = self._ledger.progressed(run_id, time, sources)
+        if not partitions:
+            return
+        lag = QueryLag(str(progress.id), run_id, progress.name, progress.batchId, time, partitions)
+        _logger.log(self._level, "%s", lag.describe())
+        if self._on_lag is not None:
+            try:
+                self._on_lag(lag)
+            except Exception:
+                _logger.exception("a lag could not be told")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Take note that there was nothing new."""
+        self._ledger.idled(str(event.runId), _seconds(event.timestamp))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Forget the query."""
+        self._ledger.ended(str(event.runId))
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def _may_be_ours(description: str) -> bool:
+    # Spark describes every Python source by its own class; the shape of our offsets tells the rest.
+    return ".PythonMicroBatchStream" in description

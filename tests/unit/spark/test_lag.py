@@ -1,0 +1,111 @@
+"""How far a query is behind: events from its offsets, seconds from how its partitions were seen to grow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.spark.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
+
+
+def offsets(hub: str = "hub", **numbers: int) -> str:
+    return json.dumps({hub: {name.removeprefix("p"): number for name, number in numbers.items()}})
+
+
+def behind(ledger: LagLedger, time: float, position: int, latest: int) -> PartitionLag:
+    (lag,) = ledger.progressed("run", time, [(offsets(p0=position), offsets(p0=latest))])
+    return lag
+
+
+def test_events_behind_are_the_difference_of_the_offsets() -> None:
+    """Per hub and partition, in the order of their numbers."""
+    source = (offsets(p0=5, p10=7, p2=1), offsets(p0=9, p10=7, p2=4))
+    found = LagLedger().progressed("run", 0.0, [source, (offsets("a", p0=1), offsets("a", p0=2))])
+    assert [(each.hub, each.partition_id, each.events) for each in found] == [
+        ("a", "0", 1),
+        ("hub", "0", 4),
+        ("hub", "2", 3),
+        ("hub", "10", 0),
+    ]
+
+
+def test_seconds_behind_are_the_age_of_the_first_unread_event() -> None:
+    """It came between two looks, evenly with those beside it."""
+    ledger = LagLedger()
+    behind(ledger, 100.0, 10, 10)
+    behind(ledger, 110.0, 10, 20)
+    assert behind(ledger, 120.0, 14, 30).seconds == pytest.approx(120.0 - 105.0)
+
+
+def test_a_backlog_from_before_the_first_look_is_a_lower_bound() -> None:
+    """How long it has been there is not known, and is not made up."""
+    ledger = LagLedger()
+    assert behind(ledger, 100.0, 0, 50) == PartitionLag("hub", "0", 0, 50, 0.0, is_lower_bound=True)
+    assert behind(ledger, 130.0, 49, 60) == PartitionLag("hub", "0", 49, 11, 30.0, is_lower_bound=True)
+    assert not behind(ledger, 131.0, 50, 60).is_lower_bound
+
+
+def test_an_idle_time_is_no_lag() -> None:
+    """What comes after a quiet hour came when the query last looked, and not in the middle of that hour."""
+    ledger = LagLedger()
+    behind(ledger, 0.0, 10, 10)
+    ledger.idled("run", 3600.0)
+    assert behind(ledger, 3602.0, 10, 12).seconds <= 2.0
+
+
+def test_a_hub_made_anew_starts_anew() -> None:
+    """Ends that run backwards forget what was seen before."""
+    ledger = LagLedger()
+    behind(ledger, 0.0, 100, 120)
+    assert behind(ledger, 10.0, 0, 5) == PartitionLag("hub", "0", 0, 5, 0.0, is_lower_bound=True)
+
+
+def test_runs_and_sources_are_kept_apart() -> None:
+    """The same hub in two sources, or in another run, has a growth of its own; an ended run is forgotten."""
+    ledger = LagLedger()
+    two = [(offsets(p0=0), offsets(p0=10)), (offsets(p0=10), offsets(p0=10))]
+    ledger.progressed("run", 0.0, two)
+    first, second = ledger.progressed("run", 5.0, [two[0], (offsets(p0=10), offsets(p0=20))])
+    assert (first.seconds, first.is_lower_bound) == (5.0, True)
+    assert not second.is_lower_bound
+    assert second.seconds == pytest.approx(4.5)
+    ledger.ended("run")
+    assert behind(ledger, 6.0, 0, 10).seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "null", "None", "7", "[]", '"x"', '{"hub": 3}', '{"hub": {"x": 1}}', '{"hub": {"0": "1"}}']
+)
+def test_offsets_of_another_source_are_passed_over(text: str | None) -> None:
+    """Only the shape that our source writes is read; a query of other sources has no lag."""
+    assert parse_offsets(text) is None
+    assert LagLedger().progressed("run", 0.0, [(text, text)]) == ()
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=700))
+def test_a_lag_is_never_negative_nor_older_than_the_first_look(steps: list[tuple[float, int, int]]) -> None:
+    """Whatever the growth and the reading: zero events are zero seconds, and memory stays bounded."""
+    ledger, time, position, latest = LagLedger(), 0.0, 0, 0
+    for wait, grown, read in steps:
+        time += wait
+        latest += grown
+        position = min(latest, position + read)
+        lag = behind(ledger, time, position, latest)
+        assert lag.events == latest - position
+        assert 0.0 <= lag.seconds <= time - steps[0][0] + 1e-6
+        assert lag.seconds == 0.0 or lag.events > 0
+    growth = ledger._runs["run"][0, "hub", "0"]
+    assert len(growth.ends) <= 512
+
+
+def test_a_query_is_described_in_one_line() -> None:
+    """Totals, and the spread over partitions, with a mark where a figure is a lower bound."""
+    partitions = (PartitionLag("hub", "0", 0, 10, 4.0, is_lower_bound=True), PartitionLag("hub", "1", 5, 0, 0.0, False))
+    lag = QueryLag("id", "run", "bars", 3, 0.0, partitions)
+    assert (lag.total, lag.events.max, lag.events.avg, lag.seconds.min) == (10, 10, 5, 0.0)
+    assert lag.describe() == (
+        "query bars, batch 3: 10 events behind; per partition min 0, avg 5, max 10; seconds min 0.0, avg 2.0, max >=4.0"
+    )
