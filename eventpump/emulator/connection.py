@@ -198,6 +198,12 @@ class ServiceConnection:
         if self._protocol is not None:
             self._protocol.finish()
 
+    def detach_hub(self, hub: str) -> None:
+        """End every link to a hub, as it was deleted."""
+        for end in list(self._ends.values()):
+            if end.target.hub == hub.lower():
+                end.detach(AmqpError("amqp:not-found", entity_not_found(self.service.address_of(str(end.address)))))
+
     def detached(self, end: LinkEnd) -> None:
         """A link was ended by the service."""
         self._ends.pop(end.link, None)

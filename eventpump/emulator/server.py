@@ -232,6 +232,21 @@ class Emulator:
         """
         await self._running().add_partitions(hub, count)
 
+    def drop_events(self, hub: str, partition_id: str, before: int) -> None:
+        """Drop a partition's oldest events, as retention does: those with sequence numbers below `before`.
+
+        :raises ConfigurationError: there is no such hub or partition.
+        """
+        self._running().drop_events(hub, partition_id, before)
+
+    def recreate_hub(self, hub: str, partitions: int | None = None) -> None:
+        """Delete a hub and create it anew: its links end, its events are gone, and numbers begin at 0 again.
+
+        :param partitions: how many the new one has; None for as many as the old one.
+        :raises ConfigurationError: there is no such hub, it lies on disk, or the count cannot be.
+        """
+        self._running().recreate_hub(hub, partitions)
+
     def drop_connections(self) -> None:
         """Cut every connection without a word."""
         for connection in list(self._running().connections):

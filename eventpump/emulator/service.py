@@ -200,9 +200,7 @@ class Service:
 
     async def add_partitions(self, name: str, count: int) -> None:
         """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
-        hub = self.hub(name)
-        if hub is None:
-            raise ConfigurationError("hub", f"there is no hub {name!r}")
+        hub = self._existing(name)
         first = len(hub.partitions)
         if count < 1 or first + count > MAX_PARTITIONS:
             raise ConfigurationError("hub", f"{name} has {first} partitions and can have {MAX_PARTITIONS}")
@@ -211,6 +209,36 @@ class Service:
             await self._durable.add_partitions(hub, added)
         hub.partitions += added
         self._partitions += added
+
+    def drop_events(self, name: str, partition_id: str, before: int) -> None:
+        """Drop a partition's events up to a number. :raises ConfigurationError: there is no such hub or partition."""
+        partition = self._existing(name).partition(partition_id)
+        if partition is None:
+            raise ConfigurationError("partition_id", f"hub {name!r} has no partition {partition_id!r}")
+        self._size -= partition.drop_oldest(max(0, before - partition.beginning))
+        if self._durable is not None:
+            self._durable.drop(partition)
+
+    def recreate_hub(self, name: str, partitions: int | None) -> None:
+        """Put a new hub in the place of one. :raises ConfigurationError: there is none, or it cannot be done."""
+        old = self._existing(name)
+        if self._durable is not None:
+            raise ConfigurationError("hub", f"{name} lies on disk, and can be recreated in memory only")
+        spec = HubSpec(old.name, len(old.partitions) if partitions is None else partitions)
+        logs = [PartitionLog(old.name, str(number)) for number in range(spec.partitions)]
+        # A millisecond later at least, so that the two can be told apart.
+        self._hubs[name.lower()] = Hub(old.name, max(self.now_ms(), old.created_ms + 1), dict(old.groups), logs)
+        gone = {id(partition) for partition in old.partitions}
+        self._partitions = [each for each in self._partitions if id(each) not in gone] + logs
+        self._size -= sum(partition.size for partition in old.partitions)
+        for connection in list(self.connections):
+            connection.detach_hub(old.name)
+
+    def _existing(self, name: str) -> Hub:
+        hub = self.hub(name)
+        if hub is None:
+            raise ConfigurationError("hub", f"there is no hub {name!r}")
+        return hub
 
     def _committed(self, entries: list[Entry]) -> None:
         ends: dict[ProducerEnd, None] = {}

@@ -40,6 +40,7 @@ from eventpump.emulator.faults import (
 from eventpump.emulator.log import Retention
 from eventpump.emulator.server import Emulator
 from eventpump.emulator.service import Deadlines
+from eventpump.errors import ConfigurationError
 from eventpump.events import EventPosition, ReceivedEvent
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
 
@@ -646,6 +647,54 @@ async def test_a_hub_can_grow(emulator: Emulator, peer: AmqpPeer) -> None:
     assert answer.body.value["partition_ids"] == ["0", "1", "2", "3", "4", "5"]
     await fill(peer, "5", 1)
     assert len(await read(peer, reading("5"), 1)) == 1
+
+
+async def partition_facts(peer: AmqpPeer, partition_id: str) -> dict[str, Any]:
+    """Ask for a partition's properties."""
+    answer = await peer.request(
+        "$management", management.partition_request("telemetry", partition_id, message_id=uuid.uuid4().hex)
+    )
+    assert isinstance(answer.body, AmqpValue)
+    facts: dict[str, Any] = answer.body.value
+    return facts
+
+
+async def test_the_oldest_events_can_be_dropped(emulator: Emulator, peer: AmqpPeer) -> None:
+    """What is dropped is gone for readers and properties, the rest keeps its numbers, and more than all is all."""
+    await fill(peer, "0", 5)
+    emulator.drop_events("telemetry", "0", 3)
+    assert (await partition_facts(peer, "0"))["begin_sequence_number"] == 3
+    assert [event.sequence_number for event in await read(peer, reading("0"), 2)] == [3, 4]
+    emulator.drop_events("telemetry", "0", 99)
+    facts = await partition_facts(peer, "0")
+    assert (facts["is_partition_empty"], facts["last_enqueued_sequence_number"]) == (True, 4)
+    with pytest.raises(ConfigurationError, match="no partition '9'"):
+        emulator.drop_events("telemetry", "9", 1)
+
+
+async def test_a_hub_can_be_recreated(emulator: Emulator, peer: AmqpPeer) -> None:
+    """A recreated hub is a new one: links to the old end, its events are gone, numbers begin again, later created."""
+
+    async def created_at() -> Any:
+        answer = await peer.request("$management", management.hub_request("telemetry", message_id=uuid.uuid4().hex))
+        assert isinstance(answer.body, AmqpValue)
+        return answer.body.value["created_at"]
+
+    await fill(peer, "0", 5)
+    link = await peer.attach(await peer.begin(), source=reading("0"))
+    before = await created_at()
+    emulator.recreate_hub("telemetry", 2)
+    await peer.until(lambda: link in peer.detached)
+    error = peer.detached[link]
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+    assert await created_at() > before
+    facts = await partition_facts(peer, "0")
+    assert (facts["is_partition_empty"], facts["last_enqueued_sequence_number"]) == (True, -1)
+    await fill(peer, "0", 1)
+    assert [event.sequence_number for event in await read(peer, reading("0"), 1)] == [0]
+    with pytest.raises(ConfigurationError, match="no hub"):
+        emulator.recreate_hub("nowhere")
 
 
 # -------------------------------------------------------------------------------- deadlines and retention
