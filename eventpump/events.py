@@ -199,6 +199,11 @@ class EventData:
         self.standard = standard or None
 
     @property
+    def data(self) -> bytes | None:
+        """The body of an event that is bytes and no more; None where it has properties, or another body."""
+        return self._payload if not self._properties and self.standard is None else None
+
+    @property
     def body(self) -> Data | AmqpSequence | AmqpValue:
         """The body as AMQP has it."""
         if self._payload is not None:
@@ -223,9 +228,8 @@ class EventData:
         :param partition_key: the key to annotate it with, where it is sent with one.
         :raises EventError: a property or the body has no AMQP form.
         """
-        payload = self._payload
-        if payload is not None and partition_key is None and not self._properties and self.standard is None:
-            return encode_data(payload)
+        if partition_key is None and (data := self.data) is not None:
+            return encode_data(data)
         message = Message(body=self.body)
         if self._properties:
             message.application_properties = self._properties

@@ -655,7 +655,7 @@ class BufferSettings(SettingsModel):
     max_batch_bytes: int = Field(default=256 * 1024, ge=1)
     max_wait: float = Field(default=0.005, ge=0, le=86_400)
     max_events: int = Field(default=100_000, ge=1)
-    max_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    max_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
     max_partition_events: int | None = Field(default=None, ge=1)
     max_partition_bytes: int | None = Field(default=None, ge=1)
     max_in_flight: int = Field(default=1, ge=1, le=1000)

@@ -235,10 +235,14 @@ _SMALL_DATA = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
 _pack_large_data = struct.Struct(">4sI").pack
 
 
+def data_head(size: int) -> bytes:
+    """Encode what stands before the payload of a data section (3.2.6), by its size in bytes."""
+    return _SMALL_DATA[size] if size < 256 else _pack_large_data(b"\x00\x53\x75\xb0", size)
+
+
 def encode_data(payload: bytes) -> bytes:
     """Encode one data section (3.2.6)."""
-    size = len(payload)
-    return (_SMALL_DATA[size] if size < 256 else _pack_large_data(b"\x00\x53\x75\xb0", size)) + payload
+    return data_head(len(payload)) + payload
 
 
 def section_spans(raw: bytes) -> list[tuple[int, int, int]]:

@@ -8,17 +8,46 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
+from typing import Final
 
 from eventpump.amqp.codec import DecodeError, decode, skip
-from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message
+from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message, data_head
 from eventpump.amqp.types import Described
 from eventpump.dialect.names import PARTITION_KEY
 
 _SMALL = b"\x00\x53\x75\xa0"
 _LARGE = b"\x00\x53\x75\xb0"
-_SMALL_HEADS = tuple(_SMALL + bytes((size,)) for size in range(256))
-_pack_large = struct.Struct(">4sI").pack
 _unpack_size = struct.Struct(">I").unpack_from
+
+
+REMEMBERED: Final = 8192
+"""Sizes from this on are not remembered, in bytes."""
+
+
+class _EventHeads(dict[int, bytes]):
+    """What stands before an encoded event, by its size in bytes. The usual sizes are remembered."""
+
+    def __missing__(self, size: int) -> bytes:
+        head = data_head(size)
+        if size < REMEMBERED:
+            self[size] = head
+        return head
+
+
+class _DataHeads(dict[int, bytes]):
+    """What stands before the payload of an event that is one data section and no more, by its size in bytes."""
+
+    def __missing__(self, size: int) -> bytes:
+        inner = data_head(size)
+        head = data_head(len(inner) + size) + inner
+        if size < REMEMBERED:
+            self[size] = head
+        return head
+
+
+EVENT_HEADS: Final = _EventHeads()
+DATA_HEADS: Final = _DataHeads()
 
 
 @lru_cache(maxsize=1024)
@@ -38,14 +67,8 @@ def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> b
     :param events: one at least.
     :param partition_key: the key every one of the events was encoded with.
     """
-    parts = [envelope_head(partition_key)]
-    append = parts.append
-    heads, large = _SMALL_HEADS, _pack_large
-    for event in events:
-        size = len(event)
-        append(heads[size] if size < 256 else large(_LARGE, size))
-        append(event)
-    return b"".join(parts)
+    heads = map(EVENT_HEADS.__getitem__, map(len, events))
+    return b"".join(chain((envelope_head(partition_key),), chain.from_iterable(zip(heads, events, strict=True))))
 
 
 def added_size(event_size: int) -> int:

@@ -1,24 +1,25 @@
 """A batch as it will be sent: encoded once, with room for the numbers of idempotent publishing (wire reference 8).
 
-The three annotations stand on every event, at their full width (8.7), and filling them in changes bytes in place. An
-event without annotations gets a section of its own; one with (a partition key, say) has them added to its map.
+The three annotations stand on every event, at their full width (8.7), and filling them in moves no byte. An event
+without annotations gets a section of its own; one with (a partition key, say) has them added to its map.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final, Self
 
 from eventpump.amqp import codec
-from eventpump.amqp.message import MESSAGE_ANNOTATIONS, section, section_spans
+from eventpump.amqp.message import MESSAGE_ANNOTATIONS, data_head, section, section_spans
 from eventpump.amqp.types import Described, Int, Short, Symbol
 from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.dialect.envelope import encode_batch
+from eventpump.dialect.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
 from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.errors import EventError
+from eventpump.events import EventData
 
 _KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 
@@ -39,96 +40,103 @@ _NUMBER_AT: Final = len(_PAIRS) - 4
 ROOM: Final = len(_SECTION)
 """What numbering adds to an event that has no annotations, in bytes."""
 
-_STAMP: Final = struct.Struct(f">q{_EPOCH_AT - _ID_AT - 8}sh{_NUMBER_AT - _EPOCH_AT - 2}si")
-_BETWEEN: Final = (_PAIRS[_ID_AT + 8 : _EPOCH_AT], _PAIRS[_EPOCH_AT + 2 : _NUMBER_AT])
-_SMALL: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) + _SECTION for size in range(256))
-_LARGE: Final = b"\x00\x53\x75\xb0"
-_pack_large = struct.Struct(">4sI").pack
+_FIRST_KEY: Final = codec.encode(PRODUCER_ID)
+_BEFORE_EPOCH: Final = _PAIRS[_ID_AT + 8 : _EPOCH_AT]
+_BEFORE_NUMBER: Final = _PAIRS[_EPOCH_AT + 2 : _NUMBER_AT]
+_pack_id = struct.Struct(">q").pack
+_pack_epoch = struct.Struct(">h").pack
+_pack_number = struct.Struct(">i").pack
+
+
+def pieces_of(event: EventData, *, idempotent: bool = False) -> tuple[bytes, bytes]:
+    """Encode an event for a batch, in the two pieces in which it stands there.
+
+    A body that is bytes and no more is a piece as it is: it is first copied when its batch is sealed.
+
+    :param idempotent: whether to leave room for numbers.
+    :returns: what stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
+    :raises EventError: a property or the body has no AMQP form, or the event carries numbers already.
+    """
+    data = event.data
+    if data is not None:
+        return (_NUMBERED_DATA_HEADS if idempotent else DATA_HEADS)[len(data)], data
+    return pieces(event.encode(), idempotent=idempotent)
+
+
+def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
+    """Divide an encoded event likewise. :raises EventError: it carries numbers already."""
+    if not idempotent:
+        return EVENT_HEADS[len(encoded)], encoded
+    if encoded[2] > MESSAGE_ANNOTATIONS:
+        return EVENT_HEADS[ROOM + len(encoded)] + _SECTION, encoded
+    end = _annotated_length(encoded)
+    annotated = _with_room(encoded[:end])
+    return EVENT_HEADS[len(annotated) + len(encoded) - end] + annotated, encoded[end:]
+
+
+class _NumberedDataHeads(dict[int, bytes]):
+    """As `DATA_HEADS`, with room for numbers."""
+
+    def __missing__(self, size: int) -> bytes:
+        inner = _SECTION + data_head(size)
+        head = EVENT_HEADS[len(inner) + size] + inner
+        if size < REMEMBERED:
+            self[size] = head
+        return head
+
+
+_NUMBERED_DATA_HEADS: Final = _NumberedDataHeads()
 
 
 def numbered_size(event: bytes) -> int:
     """Give the size of an encoded event with room for its numbers, in bytes; `added_size` of it is what it adds."""
-    return len(event) + (ROOM if event[2] > MESSAGE_ANNOTATIONS else _growth(event))
+    if event[2] > MESSAGE_ANNOTATIONS:
+        return len(event) + ROOM
+    end = _annotated_length(event)
+    return len(_with_room(event[:end])) + len(event) - end
 
 
 class SealedBatch:
     """The encoded message of a batch: its events, their order and their bytes do not change any more.
 
+    :param pieces: those of its events, two of each (`pieces_of`), with room for numbers where it is idempotent.
+    :param partition_key: the key the whole message is routed by. A batch for a partition has none, whatever keys its
+        events have.
     :ivar count: how many events it has.
     :ivar size: its size on the wire, in bytes.
+    :raises ValueError: no event, or an idempotent batch with a key.
     """
 
-    __slots__ = ("_message", "_room", "_stamps", "count", "size")
+    __slots__ = ("_message", "_numbers", "_pieces", "count", "size")
 
-    def __init__(self, message: bytes, room: bytearray | None, stamps: Sequence[int], count: int) -> None:
-        self._message = message
-        # With room for numbers, which are written over each time: numbering costs one copy, not two.
-        self._room = room
-        self._stamps = stamps
-        self.count = count
-        self.size = len(message if room is None else room)
+    def __init__(self, pieces: Sequence[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> None:
+        if not pieces:
+            raise ValueError("a batch has at least one event")
+        if idempotent and partition_key is not None:
+            raise ValueError("an idempotent batch goes to a partition, not by a key")
+        head = envelope_head(partition_key)
+        # Joined as late as can be: a message without numbers now, one with numbers when they are known.
+        self._pieces = pieces if idempotent else None
+        self._message = b"" if idempotent else b"".join((head, *pieces) if head else pieces)
+        self._numbers: tuple[int, int, int] | None = None
+        self.count = len(pieces) // 2
+        self.size = sum(map(len, pieces)) if idempotent else len(self._message)
 
     @classmethod
-    def seal(cls, events: Sequence[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> Self:
-        """Encode the batch.
-
-        :param events: encoded events, one at least.
-        :param partition_key: the key the whole message is routed by. A batch for a partition has none, whatever keys
-            its events have.
-        :param idempotent: whether to leave room for numbers.
-        :raises EventError: an event carries numbers already.
-        :raises ValueError: no event, or an idempotent batch with a key.
-        """
-        if not events:
-            raise ValueError("a batch has at least one event")
-        if not idempotent:
-            return cls(encode_batch(events, partition_key), None, (), len(events))
-        if partition_key is not None:
-            raise ValueError("an idempotent batch goes to a partition, not by a key")
-        parts: list[bytes | memoryview] = []
-        append = parts.append
-        stamps: list[int] = []
-        stamp = stamps.append
-        small, large, annotations = _SMALL, _pack_large, _SECTION
-        # Where the stamp of an event without annotations begins, from where its data section begins.
-        small_stamp = 5 + ROOM - len(_PAIRS) + _ID_AT
-        large_stamp = small_stamp + 3
-        at = 0
-        for event in events:
-            if event[2] > MESSAGE_ANNOTATIONS:
-                size = len(event) + ROOM
-                if size < 256:
-                    append(small[size])
-                    stamp(at + small_stamp)
-                    at += 5 + size
-                else:
-                    append(large(_LARGE, size))
-                    append(annotations)
-                    stamp(at + large_stamp)
-                    at += 8 + size
-                append(event)
-                continue
-            end = _annotated_length(event)
-            head = _with_room(event[:end])
-            size = len(head) + len(event) - end
-            lead = small[size][:5] if size < 256 else large(_LARGE, size)
-            append(lead)
-            append(head)
-            # Copying a large slice costs more than a view does.
-            append(event[end:] if size < 512 else memoryview(event)[end:])
-            stamp(at + len(lead) + len(head) - len(_PAIRS) + _ID_AT)
-            at += len(lead) + size
-        return cls(b"", bytearray().join(parts), stamps, len(events))
+    def seal(cls, events: Iterable[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> Self:
+        """Seal encoded events. Parameters and errors as above. :raises EventError: one carries numbers already."""
+        found = [piece for event in events for piece in pieces(event, idempotent=idempotent)]
+        return cls(found, partition_key=partition_key, idempotent=idempotent)
 
     @property
     def is_idempotent(self) -> bool:
         """Whether it has room for numbers."""
-        return self._room is not None
+        return self._pieces is not None
 
     @property
     def message(self) -> bytes:
         """The message of a batch without numbers. :raises ValueError: it is idempotent, and to be numbered first."""
-        if self._room is not None:
+        if self._pieces is not None:
             raise ValueError("an idempotent batch is not sent without numbers")
         return self._message
 
@@ -138,17 +146,28 @@ class SealedBatch:
         :param first: the number of its first event.
         :raises ValueError: it has no room, or a value lies outside the service's range.
         """
-        room = self._room
-        if room is None:
+        if self._pieces is None:
             raise ValueError("the batch was sealed without room for numbers")
         if not (0 <= producer_id <= MAX_PRODUCER_ID and 0 <= epoch <= MAX_OWNER_LEVEL and 0 <= first < NUMBERS):
             raise ValueError(f"({producer_id}, {epoch}, {first}) lies outside the service's range")
-        pack = _STAMP.pack_into
-        to_epoch, to_number = _BETWEEN
+        if self._numbers == (producer_id, epoch, first):
+            return self._message
+        stamp = _pack_id(producer_id) + _BEFORE_EPOCH + _pack_epoch(epoch) + _BEFORE_NUMBER
+        stamped: dict[bytes, tuple[bytes, bytes]] = {}  # events of one size have one head
         numbers = chain(range(first, min(first + self.count, NUMBERS)), range(self.count))
-        for at, number in zip(self._stamps, numbers, strict=False):
-            pack(room, at, producer_id, to_epoch, epoch, to_number, number)
-        return bytes(room)
+        parts = list(self._pieces)
+        for place, number in zip(range(0, len(parts), 2), numbers, strict=False):
+            head = parts[place]
+            around = stamped.get(head)
+            if around is None:
+                # Behind the room stands nothing but what precedes a payload.
+                at = head.rindex(_FIRST_KEY) + _ID_AT
+                around = stamped[head] = (head[:at] + stamp, head[at + len(stamp) + 4 :])
+            before, after = around
+            parts[place] = before + _pack_number(number) + after
+        self._message = b"".join(parts)
+        self._numbers = (producer_id, epoch, first)
+        return self._message
 
     def __repr__(self) -> str:
         kind = ", idempotent" if self.is_idempotent else ""
@@ -173,11 +192,6 @@ def _annotated_length(event: bytes) -> int:
         if pos + 3 > len(event):
             break
     return pos
-
-
-def _growth(event: bytes) -> int:
-    end = _annotated_length(event)
-    return len(_with_room(event[:end])) - end
 
 
 @lru_cache(maxsize=4096)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from eventpump.dialect.envelope import EnvelopeSize, added_size
-from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.dialect.envelope import envelope_head
+from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
 from eventpump.errors import EventError, EventTooLargeError
 from eventpump.events import EventData
 
@@ -38,7 +38,7 @@ class EventBatch:
     """
 
     __slots__ = (
-        "_encoded",
+        "_pieces",
         "_sealed",
         "events",
         "is_idempotent",
@@ -65,8 +65,8 @@ class EventBatch:
         self.state = BatchState.OPEN
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
-        self._encoded: list[bytes] = []
-        self.size = EnvelopeSize(partition_key).size
+        self._pieces: list[bytes] = []
+        self.size = len(envelope_head(partition_key))
         self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
@@ -82,14 +82,18 @@ class EventBatch:
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
-        encoded = event.encode(self.partition_key)
-        size = self.size + added_size(numbered_size(encoded) if self.is_idempotent else len(encoded))
+        if self.partition_key is None:
+            head, rest = pieces_of(event, idempotent=self.is_idempotent)
+        else:
+            head, rest = pieces(event.encode(self.partition_key))
+        size = self.size + len(head) + len(rest)
         if size > self.max_size:
-            if not self._encoded:
+            if not self._pieces:
                 raise EventTooLargeError(size, self.max_size)
             return False
         self.size = size
-        self._encoded.append(encoded)
+        self._pieces.append(head)
+        self._pieces.append(rest)
         if self.is_idempotent:
             self.events.append(event)
         self._sealed = None
@@ -98,7 +102,7 @@ class EventBatch:
     @property
     def count(self) -> int:
         """How many events it holds."""
-        return len(self._encoded)
+        return len(self._pieces) // 2
 
     @property
     def is_under_way(self) -> bool:
@@ -108,13 +112,13 @@ class EventBatch:
     def seal(self) -> SealedBatch:
         """Encode it, once for all sends of the same events."""
         if self._sealed is None:
-            self._sealed = SealedBatch.seal(
-                self._encoded, partition_key=self.partition_key, idempotent=self.is_idempotent
+            self._sealed = SealedBatch(
+                tuple(self._pieces), partition_key=self.partition_key, idempotent=self.is_idempotent
             )
         return self._sealed
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return len(self._pieces) // 2
 
     def __repr__(self) -> str:
         return f"EventBatch({self.count} events, {self.size} of {self.max_size} bytes, {self.state.value})"

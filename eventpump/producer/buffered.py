@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Self
 from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.core.sequencer import NUMBERS
-from eventpump.dialect.envelope import added_size, envelope_head
+from eventpump.dialect.envelope import envelope_head
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -115,20 +115,24 @@ class _Part(NamedTuple):
 class _Fate:
     """The one future of a batch, which its receipts share.
 
-    :ivar encoded: its events as they are sent, beside those the batch has as they were given.
+    :ivar pieces: its events as they are sent, two pieces of each, beside those the batch has as they were given.
     :ivar parts: what is known.
     :ivar waiters: who waits for which event.
     :ivar flushes: who waits for the whole.
     """
 
-    __slots__ = ("encoded", "flushes", "partition_id", "parts", "waiters")
+    __slots__ = ("flushes", "partition_id", "parts", "pieces", "waiters")
 
     def __init__(self, partition_id: str) -> None:
         self.partition_id = partition_id
-        self.encoded: list[bytes] = []
+        self.pieces: list[bytes] = []
         self.parts: list[_Part] = []
         self.waiters: dict[asyncio.Future[_Part], int] = {}
         self.flushes: list[_Flush] = []
+
+    def size(self, start: int, end: int) -> int:
+        """Give what events take in a message, in bytes."""
+        return sum(map(len, self.pieces[2 * start : 2 * end]))
 
     def part(self, index: int) -> _Part | None:
         """Find what is known of an event."""
@@ -324,7 +328,8 @@ class HubBufferedProducer:
             now = self._time()
         if self._is_closed:
             raise ClosedError(_NAME)
-        encoded, size = self._encode(event, partition_key)
+        head, rest = self._encode(event, partition_key)
+        size = len(head) + len(rest)
         lane = self._route(event, partition_id, partition_key)
         if lane.waiting or lane.admitted or not self._room.reserve(lane.partition_id, size):
             if partition_id is None and partition_key is None:
@@ -332,7 +337,7 @@ class HubBufferedProducer:
             else:
                 await self._wait_for_room(lane, size)
             now = self._time()
-        return self._accept(lane, event, encoded, size, now)
+        return self._accept(lane, event, head, rest, now)
 
     def send_nowait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
@@ -345,7 +350,8 @@ class HubBufferedProducer:
         self._require_open()
         if not self._is_open:
             raise ConfigurationError(_NAME, "is not open: enter it with `async with`, or await `open()`")
-        encoded, size = self._encode(event, partition_key)
+        head, rest = self._encode(event, partition_key)
+        size = len(head) + len(rest)
         lane: _Lane | None = self._route(event, partition_id, partition_key)
         assert lane is not None
         if not self._reserve(lane, size):
@@ -355,7 +361,7 @@ class HubBufferedProducer:
             if lane is None:
                 self._hurry()
                 raise BufferFullError(full.partition_id, size, self._room.events, self._room.bytes)
-        return self._accept(lane, event, encoded, size, self._time())
+        return self._accept(lane, event, head, rest, self._time())
 
     async def send_and_wait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
@@ -378,17 +384,16 @@ class HubBufferedProducer:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
 
-    def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, int]:
-        """Encode an event. :returns: it, and what it adds to a message, in bytes."""
+    def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
+        """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
         if self._is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:
             event = self._hook(event)
-        encoded = event.encode()
-        if partition_key is not None:
-            # A key's annotation stands before all that an event encodes.
-            encoded = _keyed_head(partition_key) + encoded
-        return encoded, added_size(numbered_size(encoded) if self._is_idempotent else len(encoded))
+        if partition_key is None:
+            return pieces_of(event, idempotent=self._is_idempotent)
+        # A key's annotation stands before all that an event encodes.
+        return pieces(_keyed_head(partition_key) + event.encode(), idempotent=self._is_idempotent)
 
     def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> _Lane:
         if partition_id is None:
@@ -403,10 +408,10 @@ class HubBufferedProducer:
             raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
         return lane
 
-    def _accept(self, lane: _Lane, event: EventData, encoded: bytes, size: int, now: float) -> Receipt:
+    def _accept(self, lane: _Lane, event: EventData, head: bytes, rest: bytes, now: float) -> Receipt:
         """Add an event that has its room to its partition's batch."""
         accumulator = self._accumulator
-        is_ready = accumulator.add(lane.partition_id, event, size, now)
+        is_ready = accumulator.add(lane.partition_id, event, len(head) + len(rest), now)
         batch = accumulator.newest
         assert batch is not None
         fate = batch.outcome
@@ -420,9 +425,9 @@ class HubBufferedProducer:
             self._yield_at = -inf
         if self._wanting:
             self._hurry()
-        encodings = fate.encoded
-        encodings.append(encoded)
-        return Receipt(fate, len(encodings) - 1)
+        fate.pieces.append(head)
+        fate.pieces.append(rest)
+        return Receipt(fate, len(batch.events) - 1)
 
     async def _open_in_turn(self) -> None:
         self._yielding += 1
@@ -571,18 +576,18 @@ class HubBufferedProducer:
 
     async def _send_batch(self, lane: _Lane, batch: Batch[EventData]) -> None:
         """Send a batch, in parts where the service takes less in one message, and tell what became of every event."""
-        encoded = batch.outcome.encoded
-        parts = [(0, len(encoded))]
+        fate: _Fate = batch.outcome
+        parts = [(0, len(batch.events))]
         try:
             while parts:
                 start, end = parts[-1]
                 first: int | None = None
                 error: Exception | None = None
                 try:
-                    first = await self._publish(lane.partition_id, encoded[start:end])
+                    first = await self._publish(lane.partition_id, fate.pieces[2 * start : 2 * end])
                 except EventTooLargeError as too_large:
                     if end - start > 1:
-                        parts[-1:] = reversed(self._split(encoded, start, end, too_large.limit))
+                        parts[-1:] = reversed(self._split(fate, start, end, too_large.limit))
                         continue
                     error = too_large
                 except Exception as failure:
@@ -600,8 +605,8 @@ class HubBufferedProducer:
                 self._settle(lane, batch, start, end, None, ClosedError(_NAME))
             self._end(batch)
 
-    async def _publish(self, partition_id: str, events: list[bytes]) -> int | None:
-        sealed = SealedBatch.seal(events, idempotent=self._is_idempotent)
+    async def _publish(self, partition_id: str, pieces: list[bytes]) -> int | None:
+        sealed = SealedBatch(pieces, idempotent=self._is_idempotent)
         unknown: PublishOutcomeUnknownError | None = None
         while True:
             try:
@@ -616,12 +621,12 @@ class HubBufferedProducer:
                     raise unknown from None
                 raise
 
-    def _split(self, encoded: list[bytes], start: int, end: int, limit: int) -> list[tuple[int, int]]:
+    def _split(self, fate: _Fate, start: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Divide a batch that is too large into parts that are not, where an event is not by itself."""
         parts: list[tuple[int, int]] = []
         at, size = start, 0
         for index in range(start, end):
-            more = self._size_of(encoded[index])
+            more = fate.size(index, index + 1)
             if size and size + more > limit:
                 parts.append((at, index))
                 at, size = index, 0
@@ -632,16 +637,13 @@ class HubBufferedProducer:
             return [(start, middle), (middle, end)]
         return parts
 
-    def _size_of(self, encoded: bytes) -> int:
-        return added_size(numbered_size(encoded) if self._is_idempotent else len(encoded))
-
     def _settle(
         self, lane: _Lane, batch: Batch[EventData], start: int, end: int, first: int | None, error: Exception | None
     ) -> None:
         """Tell what became of events, and give their room back."""
         events = batch.events[start:end]
         is_whole = len(events) == len(batch.events)
-        size = batch.size if is_whole else sum(map(self._size_of, batch.outcome.encoded[start:end]))
+        size = batch.size if is_whole else batch.outcome.size(start, end)
         is_told = batch.outcome.settle(_Part(start, end, first, error))
         self._release(lane, end - start, size)
         try:
@@ -663,7 +665,7 @@ class HubBufferedProducer:
             flush.ended()
         fate.flushes.clear()
         batch.events = []  # the accumulator remembers its newest batch, and a receipt the fate
-        fate.encoded = []
+        fate.pieces = []
 
     # ------------------------------------------------------------------------------------------ ending
 

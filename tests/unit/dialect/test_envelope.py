@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from eventpump.amqp.codec import DecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Header, Message
 from eventpump.amqp.types import Described, Symbol, ULong
-from eventpump.dialect.envelope import EnvelopeSize, added_size, decode_batch, encode_batch, partition_key_of
+from eventpump.dialect.envelope import DATA_HEADS, EVENT_HEADS, decode_batch, encode_batch, partition_key_of
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY
+from eventpump.events import EventData
 
 # Sizes around 255, where a section's length takes one byte or four.
 payloads = st.binary(max_size=40) | st.integers(250, 260).map(bytes) | st.just(bytes(70_000))
@@ -40,22 +41,12 @@ def test_round_trip(events: list[bytes], key: str | None) -> None:
     assert message.message_annotations == (None if key is None else {PARTITION_KEY: key})
 
 
-@given(st.lists(payloads, min_size=1, max_size=20), keys)
-def test_size_is_exact(events: list[bytes], key: str | None) -> None:
-    """The size kept while choosing is the size sent."""
-    size = EnvelopeSize(key)
-    for event in events:
-        expected = size.with_event(len(event))
-        size.add(len(event))
-        assert size.size == expected
-    assert size.size == len(encode_batch(events, key))
-    assert size.count == len(events)
-
-
-@pytest.mark.parametrize(("event_size", "added"), [(0, 5), (1, 6), (255, 260), (256, 264), (1000, 1008)])
+@pytest.mark.parametrize(("event_size", "added"), [(0, 5), (1, 6), (255, 260), (256, 264), (1000, 1008), (8192, 8200)])
 def test_overhead(event_size: int, added: int) -> None:
-    """An event costs 5 bytes more than itself up to 255 bytes, and 8 above."""
-    assert added_size(event_size) == added
+    """An event costs 5 bytes more than itself up to 255 bytes, and 8 above; so does its payload in a section."""
+    assert len(encode_batch([bytes(event_size)])) == added
+    assert len(EVENT_HEADS[event_size]) + event_size == added
+    assert len(DATA_HEADS[event_size]) + event_size == len(encode_batch([EventData(bytes(event_size)).encode()]))
 
 
 def test_long_forms() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventpump.amqp.message import Data, Header, Message
 from eventpump.amqp.types import Int, Short, Symbol
 from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.dialect.envelope import EnvelopeSize, decode_batch, encode_batch
+from eventpump.dialect.envelope import decode_batch, encode_batch, envelope_head
 from eventpump.dialect.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.sealing import ROOM, SealedBatch, numbered_size
+from eventpump.dialect.sealing import ROOM, SealedBatch, pieces, pieces_of
 from eventpump.errors import EventError
 from eventpump.events import EventData
 
@@ -27,6 +27,11 @@ events = st.builds(
     keys,
 )
 numbers = st.integers(0, NUMBERS - 1) | st.sampled_from([0, NUMBERS - 1, NUMBERS - 2])
+
+
+def size_of(event: bytes) -> int:
+    """Give what an encoded event adds to an idempotent batch, in bytes."""
+    return sum(map(len, pieces(event, idempotent=True)))
 
 
 def annotations_of(raw: bytes) -> dict[Symbol, object]:
@@ -67,11 +72,29 @@ def test_every_event_carries_its_number(batch: list[bytes], producer_id: int, ep
 @given(st.lists(events, min_size=1, max_size=8), keys, st.booleans())
 def test_the_size_is_exact(batch: list[bytes], key: str | None, idempotent: bool) -> None:
     """The size kept while a batch is filled is the size sent."""
-    size = EnvelopeSize(None if idempotent else key)
-    for event in batch:
-        size.add(numbered_size(event) if idempotent else len(event))
-    sealed = SealedBatch.seal(batch, partition_key=None if idempotent else key, idempotent=idempotent)
-    assert sealed.size == size.size == len(sealed.numbered(1, 2, 3) if idempotent else sealed.message)
+    key = None if idempotent else key
+    size = len(envelope_head(key)) + sum(
+        len(piece) for event in batch for piece in pieces(event, idempotent=idempotent)
+    )
+    sealed = SealedBatch.seal(batch, partition_key=key, idempotent=idempotent)
+    assert sealed.size == size == len(sealed.numbered(1, 2, 3) if idempotent else sealed.message)
+
+
+@given(bodies, st.booleans())
+@example(bytes(8192), False)
+@example(bytes(8192), True)
+def test_an_event_that_is_bytes_is_not_copied_before_its_batch_is(body: bytes, idempotent: bool) -> None:
+    """Its payload is a piece as it is, and the message is that of the event encoded by itself."""
+    event = EventData(body)
+    head, rest = pieces_of(event, idempotent=idempotent)
+    assert rest is body
+    sealed = SealedBatch((head, rest), idempotent=idempotent)
+    encoded = SealedBatch.seal([event.encode()], idempotent=idempotent)
+    assert sealed.size == encoded.size
+    if idempotent:
+        assert sealed.numbered(1, 2, 3) == encoded.numbered(1, 2, 3)
+    else:
+        assert sealed.message == encoded.message
 
 
 @given(st.lists(events, min_size=1, max_size=4), keys)
@@ -104,7 +127,7 @@ def test_the_room_is_the_full_width() -> None:
     """114 bytes of keys and values, and 6 around them (wire reference 8.7), whatever the numbers are."""
     assert ROOM == 114 + 6
     event = EventData(b"x").encode()
-    assert numbered_size(event) == len(event) + ROOM
+    assert size_of(event) == 5 + len(event) + ROOM
     sealed = SealedBatch.seal([event], idempotent=True)
     raw = decode_batch(sealed.numbered(0, 0, 0))[0]
     assert raw == bytes.fromhex("005372c17306") + b"".join(
@@ -134,7 +157,7 @@ def test_a_partition_key_stays() -> None:
         PRODUCER_SEQUENCE_NUMBER: 3,
     }
     assert Message.decode(raw).header == Header(durable=True)
-    assert numbered_size(event) == len(event) + 114
+    assert size_of(event) == 5 + len(event) + 114
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -142,9 +165,7 @@ def test_a_partition_key_stays() -> None:
 def test_the_size_is_exact_where_a_length_grows(size: int, key: str | None) -> None:
     """A section of 255 bytes has its length in one byte, one of 256 in four."""
     event = EventData(bytes(size)).encode(key)
-    expected = EnvelopeSize()
-    expected.add(numbered_size(event))
-    assert SealedBatch.seal([event], idempotent=True).size == expected.size
+    assert SealedBatch.seal([event], idempotent=True).size == size_of(event)
 
 
 def test_other_sections_before_the_body_stay() -> None:
