@@ -6,7 +6,6 @@ task, attempt or run. That, and an order made of nothing but the rows, is what l
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
 from pyspark.taskcontext import TaskContext
 
-from eventpump.amqp.message import APPLICATION_PROPERTIES, section
+from eventpump.amqp.message import APPLICATION_PROPERTIES, encode_data, section
 from eventpump.dialect.envelope import added_size, envelope_head
 from eventpump.dialect.hashing import partition_for_key
 from eventpump.dialect.sealing import ROOM, numbered_size
@@ -27,9 +26,6 @@ from eventpump.errors import ConfigurationError, EventError
 ANYWHERE: Final = -1
 """Instead of a partition: the row names neither a partition nor a key."""
 
-_SMALL: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
-_LARGE: Final = b"\x00\x53\x75\xb0"
-_pack_large = struct.Struct(">4sI").pack
 # What numbering adds to an event, and an envelope to that, at most: a key's map may need its larger form.
 _MARGIN: Final = ROOM + 32
 
@@ -150,7 +146,7 @@ class EventEncoder:
         bodies = next(arrays).cast(pa.binary())
         if bodies.null_count:
             raise self._error(bodies.is_null().index(True).as_py(), f"{columns.body} is null")
-        events = [_SMALL[len(body)] + body if len(body) < 256 else _large(body) for body in bodies.to_pylist()]
+        events = list(map(encode_data, bodies.to_pylist()))
         partitions: list[int] | None = None
         keys: list[str | None] | None = None
         if columns.partition is not None:
@@ -206,10 +202,6 @@ def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> li
         zlib.crc32(event) % count if partition == ANYWHERE else partition
         for partition, event in zip(partitions, events, strict=True)
     ]
-
-
-def _large(body: bytes) -> bytes:
-    return _pack_large(_LARGE, len(body)) + body
 
 
 def _properties(array: pa.MapArray) -> Iterator[bytes]:

@@ -14,8 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from eventpump.dialect.envelope import EnvelopeSize
-from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,
@@ -77,13 +76,13 @@ class _Producers:
 
 
 class _Lot:
-    """Events for one message."""
+    """Events for one message, in pieces, and their size in it."""
 
-    __slots__ = ("events", "size")
+    __slots__ = ("pieces", "size")
 
     def __init__(self) -> None:
-        self.events: list[bytes] = []
-        self.size = EnvelopeSize()
+        self.pieces: list[bytes] = []
+        self.size = 0
 
 
 class _Sender:
@@ -114,17 +113,18 @@ class _Sender:
             lot = lots.get(target)
             if lot is None:
                 lot = lots[target] = _Lot()
-            size = numbered_size(event) if is_idempotent else len(event)
-            if lot.size.with_event(size) > limit:
+            head, rest = pieces(event, idempotent=is_idempotent)
+            size = len(head) + len(rest)
+            if lot.size + size > limit:
                 await self._send(target)
                 if partition == ANYWHERE and is_idempotent:
                     target = self._anywhere = (target + 1) % self._partition_count
                 lot = lots.setdefault(target, _Lot())
-                if lot.size.with_event(size) > limit:
+                if lot.size + size > limit:
                     await self._send(target)
                     lot = lots[target] = _Lot()
-            lot.events.append(event)
-            lot.size.add(size)
+            lot.pieces += (head, rest)
+            lot.size += size
 
     async def finish(self) -> None:
         """Send what is left, and wait for everything. :raises EventPumpError: a send failed."""
@@ -142,10 +142,8 @@ class _Sender:
 
     async def _send(self, target: int) -> None:
         lot = self._lots.pop(target)
-        if not lot.events:
-            return
-        self.counts[target] = self.counts.get(target, 0) + len(lot.events)
-        sealed = SealedBatch.seal(lot.events, idempotent=self._is_idempotent)
+        sealed = SealedBatch(lot.pieces, idempotent=self._is_idempotent)
+        self.counts[target] = self.counts.get(target, 0) + sealed.count
         partition_id = None if target == ANYWHERE else str(target)
         self._sends.add(asyncio.create_task(self._carry(sealed, partition_id), name="send a batch of rows"))
         self._in_flight += sealed.size
