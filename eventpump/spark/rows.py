@@ -68,6 +68,11 @@ class PackedEvents:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def size(self) -> int:
+        """The bytes it takes."""
+        return len(self.data) + self.lengths.nbytes
+
 
 class RowEncoder:
     """Makes Arrow batches of one hub partition's events. Columns that are not asked for are not decoded.

@@ -1,0 +1,202 @@
+"""The last ranges a worker process received, kept for a second evaluation of the same batch."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.offsets import SequenceRange
+from eventpump.spark.rows import PackedEvents
+
+
+@dataclass(frozen=True, slots=True)
+class RangeKey:
+    """Which events: those of a range are the same for every consumer group."""
+
+    connection: SparkConnection
+    range: SequenceRange
+
+    def is_behind(self, other: RangeKey) -> bool:
+        """Whether a stream that reads the other has read this before."""
+        return (
+            self.connection == other.connection
+            and self.range.partition_id == other.range.partition_id
+            and self.range.end <= other.range.start
+        )
+
+
+class _Spilled:
+    """A piece in a file that has no name, and is gone with the last piece that lies in it."""
+
+    __slots__ = ("_at", "_count", "_file", "_size")
+
+    def __init__(self, file: mmap.mmap, at: int, size: int, count: int) -> None:
+        self._file = file
+        self._at = at
+        self._size = size
+        self._count = count
+
+    def read(self) -> PackedEvents:
+        after = self._at + 8 * self._count
+        return PackedEvents(
+            self._file[after : after + self._size], np.frombuffer(self._file[self._at : after], np.int64)
+        )
+
+
+class _Entry:
+    """One range's pieces, in order: in memory or on disk."""
+
+    def __init__(self) -> None:
+        self.pieces: list[PackedEvents | _Spilled] = []
+        self.in_memory = 0
+        self.on_disk = 0
+
+    def add(self, piece: PackedEvents) -> None:
+        self.pieces.append(piece)
+        self.in_memory += piece.size
+
+    def spill(self) -> None:
+        """Move what is in memory to disk. :raises OSError: there is no room; nothing was moved."""
+        with tempfile.TemporaryFile(prefix="eventpump-range-") as file:
+            for piece in self.pieces:
+                if isinstance(piece, PackedEvents):
+                    file.write(piece.lengths.data)
+                    file.write(piece.data)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), self.in_memory, access=mmap.ACCESS_READ)
+        moved: list[PackedEvents | _Spilled] = []
+        at = 0
+        for piece in self.pieces:
+            if isinstance(piece, PackedEvents):
+                moved.append(_Spilled(mapped, at, len(piece.data), len(piece)))
+                at += piece.size
+            else:
+                moved.append(piece)
+        self.pieces = moved
+        self.on_disk += self.in_memory
+        self.in_memory = 0
+
+
+class RangeCache:
+    """The last ranges, bounded in memory and on disk. Any thread.
+
+    A range that a stream has passed goes first, then the least recently used. Memory goes to disk before it is
+    dropped. What is being recorded counts too, so that a range too large for both is simply not kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: OrderedDict[RangeKey, _Entry] = OrderedDict()
+        self._recordings: dict[_Entry, None] = {}
+        self.in_memory = 0
+        """Bytes held in memory."""
+        self.on_disk = 0
+        """Bytes in the spill files."""
+
+    def find(self, key: RangeKey) -> Iterator[PackedEvents] | None:
+        """Give a range's events; None where it is not held. The iterator outlives an eviction."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            pieces = list(entry.pieces)
+        return (piece.read() if isinstance(piece, _Spilled) else piece for piece in pieces)
+
+    def record(self, key: RangeKey, *, memory: int, disk: int) -> Recording:
+        """Begin to keep a range. :param memory: bytes of all ranges in memory at most. :param disk: on disk."""
+        with self._lock:
+            for passed in [each for each in self._entries if each.is_behind(key)]:
+                self._drop(self._entries.pop(passed))
+            entry = _Entry()
+            self._recordings[entry] = None
+        return Recording(self, key, entry, memory, disk)
+
+    def add(self, entry: _Entry, piece: PackedEvents, memory: int, disk: int) -> bool:
+        """Keep a piece of a recording. False where there is no room, and the recording is dropped."""
+        with self._lock:
+            entry.add(piece)
+            self.in_memory += piece.size
+            while self.in_memory > memory:
+                # The oldest first, and what is being recorded last.
+                victim = next((each for each in self._entries.values() if each.in_memory), entry)
+                if not self._spill(victim, disk):
+                    if victim is entry:
+                        self._drop(entry)
+                        return False
+                    self._drop(self._entries.pop(next(key for key, each in self._entries.items() if each is victim)))
+            return True
+
+    def _spill(self, entry: _Entry, disk: int) -> bool:
+        size = entry.in_memory
+        if not size or entry.on_disk + size > disk:
+            return False
+        while self.on_disk + size > disk:
+            oldest = next((key for key, each in self._entries.items() if each.on_disk and each is not entry), None)
+            if oldest is None:
+                return False
+            self._drop(self._entries.pop(oldest))
+        try:
+            entry.spill()
+        except OSError:
+            return False
+        self.in_memory -= size
+        self.on_disk += size
+        return True
+
+    def complete(self, key: RangeKey, entry: _Entry) -> None:
+        """Make a recording a range that can be found."""
+        with self._lock:
+            self._recordings.pop(entry, None)
+            before = self._entries.pop(key, None)
+            if before is not None:
+                self._drop(before)
+            self._entries[key] = entry
+
+    def drop(self, entry: _Entry) -> None:
+        """Forget a recording. Twice is fine."""
+        with self._lock:
+            if entry in self._recordings:
+                self._drop(entry)
+
+    def _drop(self, entry: _Entry) -> None:
+        self._recordings.pop(entry, None)
+        self.in_memory -= entry.in_memory
+        self.on_disk -= entry.on_disk
+        entry.in_memory = entry.on_disk = 0
+        entry.pieces = []
+
+
+class Recording:
+    """A range that is being received, piece by piece. One thread. It counts only once it is complete."""
+
+    def __init__(self, cache: RangeCache, key: RangeKey, entry: _Entry, memory: int, disk: int) -> None:
+        self._cache = cache
+        self._key = key
+        self._entry: _Entry | None = entry
+        self._memory = memory
+        self._disk = disk
+
+    def add(self, piece: PackedEvents) -> None:
+        """Keep a piece, where there is room for it."""
+        if self._entry is not None and not self._cache.add(self._entry, piece, self._memory, self._disk):
+            self._entry = None
+
+    def complete(self) -> None:
+        """All of the range was added."""
+        if self._entry is not None:
+            self._cache.complete(self._key, self._entry)
+            self._entry = None
+
+    def abandon(self) -> None:
+        """Forget it, unless it is complete. Twice is fine."""
+        if self._entry is not None:
+            self._cache.drop(self._entry)
+            self._entry = None

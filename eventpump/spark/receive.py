@@ -1,0 +1,445 @@
+"""Receiving ranges in an executor's task: from kept links, new links, or the cache of the last ranges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
+from eventpump.events import EventPosition
+from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.settings import FeedSettings
+from eventpump.spark import worker
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.rangecache import RangeCache, RangeKey
+from eventpump.spark.ranges import RangeProgress
+from eventpump.spark.rows import PackedEvents, RowEncoder
+
+_log = logging.getLogger("eventpump.spark")
+
+MAX_ROWS = 8192
+"""Rows of one Arrow batch."""
+
+MAX_BYTES = 8 * 1024 * 1024
+"""Bytes of events after which a batch is full, and bytes received ahead of it: one batch has up to twice as many."""
+
+_LEAST_BYTES = 1024 * 1024
+"""The same where a task reads so many ranges that they share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveCounters:
+    """What this process has received for Spark so far.
+
+    :param ranges: ranges asked for by tasks; each is served in one of three ways.
+    :param from_cache: ranges that the cache of the last ranges held.
+    :param from_kept_link: ranges that a link kept from an earlier task went on with.
+    :param from_new_link: ranges that a link was opened for.
+    :param events: events received from the service.
+    """
+
+    ranges: int = 0
+    from_cache: int = 0
+    from_kept_link: int = 0
+    from_new_link: int = 0
+    events: int = 0
+
+
+class _Counting:
+    """The counters of the process. Changed by one task at a time, as Spark's workers run them."""
+
+    def __init__(self) -> None:
+        self.now = ReceiveCounters()
+
+    def add(self, **more: int) -> None:
+        self.now = replace(self.now, **{name: getattr(self.now, name) + count for name, count in more.items()})
+
+
+def counters() -> ReceiveCounters:
+    """Give the counters of this process."""
+    return worker.once(_Counting).now
+
+
+def read_ranges(
+    connection: SparkConnection, options: ReceiveOptions, ranges: Sequence[SequenceRange], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
+
+    Every event of every range comes once; those of one range come in order. What the cache of the last ranges holds is
+    not received. With an owner level, links stay open for the next task that goes on where this one ended; without,
+    they are closed. Closing the iterator ends the receiving.
+
+    :param columns: some of :data:`eventpump.spark.rows.COLUMNS`.
+    :raises DataLossError: events of a range are gone, and `fail_on_data_loss` is set.
+    :raises ConsumerDisconnectedError: another reader took the partition with an equal or a higher owner level.
+    :raises ServiceError: the service cannot be reached, or refuses.
+    :raises EventError: a message cannot be decoded.
+    """
+    cache = worker.once(RangeCache)
+    counting = worker.once(_Counting)
+    encoders = [RowEncoder(each.partition_id, columns) for each in ranges]
+    keys = [RangeKey(connection, each) for each in ranges]
+    cached = {index: found for index, key in enumerate(keys) if (found := cache.find(key)) is not None}
+    missing = [index for index in range(len(ranges)) if index not in cached]
+    counting.add(ranges=len(ranges), from_cache=len(cached))
+    receiver: RangesReceiver | None = None
+    recordings = {
+        index: cache.record(keys[index], memory=options.cache_memory, disk=options.cache_disk)
+        for index in missing
+        if options.cache_memory
+    }
+    try:
+        if missing:
+            receiver = RangesReceiver(
+                worker.transport(connection),
+                connection.hub,
+                [ranges[index] for index in missing],
+                options,
+                links=worker.once(KeptLinks),
+                scope=connection,
+                startup_timeout=connection.operation_timeout,
+            )
+            worker.run(receiver.start())
+        for index, pieces in cached.items():
+            for piece in pieces:
+                yield encoders[index].encode(piece)
+        while receiver is not None:
+            received = worker.run(receiver.next())
+            if received is None:
+                break
+            index = missing[received.index]
+            if received.messages:
+                events = PackedEvents.pack(received.messages)
+                if index in recordings:
+                    recordings[index].add(events)
+                counting.add(events=len(events))
+                yield encoders[index].encode(events)
+            elif index in recordings:
+                recordings[index].complete()
+        if receiver is not None:
+            counting.add(from_kept_link=receiver.kept, from_new_link=len(missing) - receiver.kept)
+    except ServiceError as error:
+        if not isinstance(error, ConsumerDisconnectedError):
+            # Whatever is wrong with the connection, the task's next attempt begins on another.
+            worker.drop(connection)
+        raise
+    finally:
+        for recording in recordings.values():
+            recording.abandon()
+        if receiver is not None:
+            worker.run(receiver.aclose())
+
+
+# ---------------------------------------------------------------------------------------------------------- links
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKey:
+    """What a kept link serves: one partition for one set of options.
+
+    :param scope: tells hubs and credentials apart.
+    """
+
+    scope: object
+    partition_id: str
+    options: ReceiveOptions
+
+
+class KeptLinks:
+    """Exclusive links that no task uses, each with the number it goes on at. Used from the loop only."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[LinkKey, tuple[PartitionFeed, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    async def take(self, key: LinkKey, number: int) -> PartitionFeed | None:
+        """Give the link that goes on at exactly a number; one that does not is closed. None where there is none."""
+        feed, goes_on_at = self._feeds.pop(key, (None, -1))
+        if feed is None:
+            return None
+        if goes_on_at == number and feed.error is None:
+            return feed
+        await feed.aclose()
+        return None
+
+    def keep(self, key: LinkKey, feed: PartitionFeed, number: int) -> None:
+        """Keep a parked feed."""
+        self._feeds[key] = (feed, number)
+
+    def forget(self, key: LinkKey, feed: PartitionFeed) -> None:
+        """Drop a feed that ended, as when another worker took its partition."""
+        if self._feeds.get(key, (None, 0))[0] is feed:
+            del self._feeds[key]
+
+
+def _receiver_name() -> str:
+    return f"eventpump-spark-{socket.gethostname()[:32]}-{os.getpid()}"
+
+
+# ---------------------------------------------------------------------------------------------------------- ranges
+
+
+class _RangeLink:
+    """One range on its link."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        hub: str,
+        wanted: SequenceRange,
+        options: ReceiveOptions,
+        *,
+        links: KeptLinks,
+        key: LinkKey,
+        max_bytes: int,
+        startup_timeout: float,
+    ) -> None:
+        self._transport = transport
+        self._hub = hub
+        self._options = options
+        self._links = links
+        self._key = key
+        self._max_bytes = max_bytes
+        self._startup_timeout = startup_timeout
+        self._progress = RangeProgress(wanted)
+        self._feed: PartitionFeed | None = None
+        self.is_kept = False
+        """Whether the range went on on a link of an earlier task."""
+
+    async def open(self) -> None:
+        """Find the kept link, or have one opened."""
+        progress = self._progress
+        if progress.is_done:
+            return
+        kept = await self._links.take(self._key, progress.next)
+        if kept is not None:
+            self.is_kept = True
+            self._feed = kept
+            kept.resume(progress.left)
+            return
+        key, links = self._key, self._links
+
+        def troubled(error: Exception, delay: float | None) -> None:
+            if delay is None:
+                links.forget(key, feed)
+            else:
+                _log.info("partition %s: the link ended, another follows: %s", key.partition_id, error)
+
+        feed = PartitionFeed(
+            self._transport,
+            ReceiveLinkSpec(
+                hub=self._hub,
+                consumer_group=self._options.consumer_group,
+                partition_id=progress.partition_id,
+                position=EventPosition.at_sequence_number(progress.next, inclusive=True),
+                owner_level=self._options.owner_level,
+                receiver_name=_receiver_name(),
+            ),
+            FeedSettings(
+                hub=self._hub,
+                consumer_group=self._options.consumer_group,
+                cache_events=self._options.prefetch_count,
+                cache_bytes=self._max_bytes,
+            ),
+            rng=random.Random(),
+            startup_timeout=self._startup_timeout,
+            limit=progress.left,
+            on_trouble=troubled,
+        )
+        self._feed = feed
+        feed.start()
+
+    async def read(self) -> list[bytes]:
+        """Read the next events, as many as make a batch, or up to the range's end; none where it is read."""
+        progress, feed = self._progress, self._feed
+        found: list[bytes] = []
+        size = 0
+        while not progress.is_done and len(found) < MAX_ROWS and size < self._max_bytes:
+            assert feed is not None
+            messages = feed.take(min(MAX_ROWS - len(found), progress.left))
+            if messages:
+                messages = await self._within(messages)
+                found = found + messages if found else messages
+                size += sum(map(len, messages))
+            elif feed.error is not None:
+                raise feed.error
+            elif not await feed.wait(self._options.receiver_timeout):
+                await self._find_out()
+        return found
+
+    async def _within(self, messages: list[bytes]) -> list[bytes]:
+        progress = self._progress
+        try:
+            messages = progress.received(messages)
+        except ValueError as error:
+            raise DataLossError(self._hub, progress.partition_id, str(error)) from None
+        if progress.gap is not None:
+            self._report(progress.missing(progress.gap, await self._ask()))
+        return messages
+
+    async def _find_out(self) -> None:
+        """Nothing came for a while: is it slow, or gone?"""
+        progress = self._progress
+        properties = await self._ask()
+        problem = progress.missing(progress.next, properties)
+        if problem is None:
+            _log.info(
+                "partition %s: no event for %g s, though %d are to come",
+                progress.partition_id,
+                self._options.receiver_timeout,
+                progress.left,
+            )
+            return
+        self._report(problem)
+        progress.give_up_missing(properties)
+
+    async def _ask(self) -> PartitionProperties:
+        return await self._transport.get_partition_properties(self._hub, self._progress.partition_id)
+
+    def _report(self, problem: str | None) -> None:
+        if problem is None:
+            return
+        if self._options.fail_on_data_loss:
+            raise DataLossError(self._hub, self._progress.partition_id, problem)
+        _log.warning("hub %s, partition %s: %s", self._hub, self._progress.partition_id, problem)
+
+    async def release(self) -> None:
+        """The range is read: keep the link where it is exclusive and can go on, else close it."""
+        feed = self._feed
+        if feed is None:
+            return
+        if self._options.owner_level is not None and self._progress.is_at_end and feed.park():
+            self._links.keep(self._key, feed, self._progress.next)
+        else:
+            await feed.aclose()
+        self._feed = None
+
+    async def aclose(self) -> None:
+        """Close the link, unless it was released."""
+        if self._feed is not None:
+            await self._feed.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Events of one range; none where the range is read.
+
+    :param index: which of the ranges.
+    """
+
+    index: int
+    messages: list[bytes]
+
+
+class RangesReceiver:
+    """Receives several ranges concurrently, each on a link of its own. On one event loop.
+
+    `start`, then `next` until it gives None, then `aclose`.
+
+    :param scope: tells the kept links of hubs and credentials apart.
+    :param startup_timeout: seconds to go on trying to open a link at first.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        hub: str,
+        ranges: Sequence[SequenceRange],
+        options: ReceiveOptions,
+        *,
+        links: KeptLinks,
+        scope: object,
+        startup_timeout: float = 60.0,
+    ) -> None:
+        max_bytes = max(_LEAST_BYTES, MAX_BYTES // max(1, len(ranges)))
+        self._links = [
+            _RangeLink(
+                transport,
+                hub,
+                each,
+                options,
+                links=links,
+                key=LinkKey(scope, each.partition_id, options),
+                max_bytes=max_bytes,
+                startup_timeout=startup_timeout,
+            )
+            for each in ranges
+        ]
+        self._received: asyncio.Queue[Received | None] = asyncio.Queue()
+        # A batch in the making for every range, and one that waits to be taken.
+        self._room = asyncio.Semaphore(len(ranges) + 1)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def kept(self) -> int:
+        """How many ranges went on on kept links."""
+        return sum(link.is_kept for link in self._links)
+
+    async def start(self) -> None:
+        """Begin to receive."""
+        self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
+
+    async def next(self) -> Received | None:
+        """Give what came next; None where every range is read. Cancelled, nothing is lost.
+
+        :raises EventPumpError: a range cannot be read. The others end with it.
+        """
+        assert self._task is not None
+        received = await self._received.get()
+        if received is None:
+            self._received.put_nowait(None)
+            try:
+                await self._task
+            except BaseExceptionGroup as group:
+                # The first is the reason; the others were cancelled, or failed for it too.
+                raise _first(group) from None
+        elif received.messages:
+            self._room.release()
+        return received
+
+    async def aclose(self) -> None:
+        """End what is still being received. Closing twice is fine."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception, BaseExceptionGroup):
+                await self._task
+
+    async def _receive_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, link in enumerate(self._links):
+                    group.create_task(self._receive(index, link))
+        finally:
+            self._received.put_nowait(None)
+
+    async def _receive(self, index: int, link: _RangeLink) -> None:
+        try:
+            await link.open()
+            while True:
+                await self._room.acquire()
+                messages = await link.read()
+                if not messages:
+                    break
+                self._received.put_nowait(Received(index, messages))
+            self._room.release()
+            await link.release()
+            self._received.put_nowait(Received(index, []))
+        finally:
+            await link.aclose()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
