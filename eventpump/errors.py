@@ -20,6 +20,7 @@
     │   └── RequestRefusedError       the service refused the request; sending it again cannot help
     ├── PublishOutcomeUnknownError    whether a batch is stored is not known yet; its publisher goes on settling it
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
+    ├── ProducerStateLostError        the service has forgotten a sink's producer: what it stored is not known
     ├── BufferFullError               a buffer has no room for an event right now
     ├── DataLossError                 events that were to be read are gone from their partition
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
@@ -223,6 +224,25 @@ class InvalidClientStateError(EventPumpError):
         super().__init__(f"partition {partition_id}: {problem}; it takes a new producer to publish there")
         self.partition_id = partition_id
         self.problem = problem
+
+
+class ProducerStateLostError(EventPumpError):
+    """The service has forgotten a producer, or what it had accepted of it: what is stored of a batch is not known.
+
+    :param partition_ids: the partitions concerned.
+    :param problem: how that shows, and what can be done.
+    """
+
+    def __init__(self, partition_ids: tuple[str, ...], problem: str) -> None:
+        which = "partition" if len(partition_ids) == 1 else "partitions"
+        super().__init__(
+            f"the service has lost the state of the producer of {which} {', '.join(partition_ids)}: {problem}"
+        )
+        self.partition_ids = partition_ids
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[ProducerStateLostError], tuple[tuple[str, ...], str]]:
+        return ProducerStateLostError, (self.partition_ids, self.problem)
 
 
 class BufferFullError(EventPumpError):

@@ -1,0 +1,1006 @@
+"""The ledger of the idempotent sink: its records, and every decision of the batch protocol. Pure.
+
+A sink (a stable `sink_id` for one hub) keeps two records per batch: the *plan* stands before anything is sent, and says
+which numbers the rows get; *done* stands when all of them are stored. Row i of a partition owns one number, whoever
+sends it and however often, so that attempts of the same batch cannot harm each other: the service takes a number once.
+
+The driver runs `begin` and `finish`, which are written as generators: each yields what it needs from outside (a
+`Request`) and is sent the answer, so that a simulation runs the very code that production runs. An attempt to publish
+one partition's rows is led by a `PartitionWork`.
+
+Records are JSON objects, created once and never changed. Their names, in the sink's own directory::
+
+    000000000041.plan.json         the plan of batch 41
+    000000000041.take-over-1.json  the intent to take its producers over, for the first time
+    000000000041.plan-1.json       the plan from then on
+    000000000041.done.json         what was published
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, AttachRequest, advance, distance
+from eventpump.errors import (
+    ConfigurationError,
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    StoreError,
+)
+
+VERSION: Final = 1
+"""Of the records. A reader takes its own version only."""
+KEPT_BATCHES: Final = 100
+"""How many finished batches the ledger remembers; Spark's own checkpoint keeps as many by default."""
+PRUNED_EVERY: Final = 16
+"""After how many batches older records are deleted."""
+RENEW_AT: Final = NUMBERS - 2**28
+"""From which next number on a partition gets a new producer for its next batch, so that none meets the wrap in one."""
+STAMP: Final = "eventpump:stamp"
+"""The application property that names an event's sink, batch, partition and place."""
+
+_MAX_ESCAPED: Final = 200
+_UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
+
+T = TypeVar("T")
+
+Text = Annotated[str, Field(min_length=1)]
+Number = Annotated[int, Field(ge=0, lt=NUMBERS)]
+ProducerId = Annotated[int, Field(ge=0, le=MAX_PRODUCER_ID)]
+OwnerLevel = Annotated[int, Field(ge=0, le=MAX_OWNER_LEVEL)]
+Count = Annotated[int, Field(ge=0)]
+Tail = Annotated[int, Field(ge=-1)]
+
+
+class OnProducerStateLost(enum.StrEnum):
+    """What follows when the service does not know any more what it had of a batch."""
+
+    FAIL = "fail"
+    """The query fails, and nothing is sent."""
+    TAIL_SCAN = "tailScan"
+    """The producer is taken over, and the hub's tail is read for the stamps of what is stored. Exact; takes stamps."""
+    AT_LEAST_ONCE = "atLeastOnce"
+    """The producer is taken over, and the partition's rows are sent from the first: some may be stored twice."""
+
+
+class LossReason(enum.StrEnum):
+    """How it showed that the service lost a producer's state."""
+
+    UNKNOWN = "unknown"
+    """The service does not know the producer."""
+    BELOW = "below"
+    """Its last number lies before the batch."""
+    REGRESSED = "regressed"
+    """Its last number lies before what it accepted."""
+    UNCOUNTED = "uncounted"
+    """It says that nothing is published, and the batch's first row is in the hub."""
+
+
+# ---------------------------------------------------------------------------------------------------- records
+
+
+class Record(BaseModel):
+    """The base of what is written as JSON: frozen, of exact types, closed to unknown members."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Sink(Record):
+    """Whose records they are.
+
+    :param namespace: the fully qualified namespace.
+    """
+
+    sink_id: Text
+    namespace: Text
+    hub: Text
+
+
+class PackingLimits(Record):
+    """How rows are packed into messages, the same in every attempt, so that a repeated message is known as one.
+
+    :param max_bytes: of a message on the wire.
+    """
+
+    max_events: int = Field(default=5000, ge=1)
+    max_bytes: int = Field(default=256 * 1024, ge=1024)
+
+
+_LIMITS: Final = PackingLimits()
+
+
+class PartitionPlan(Record):
+    """What one partition's rows are numbered by: row `offset` has `next_number`, and the others follow.
+
+    :param next_number: modulo 2^31, as all numbers are.
+    :param is_fresh: whether nothing was published under this id and level before this batch.
+    :param tail: the sequence number of the partition's last event when it was planned, -1 for none.
+    :param offset: rows before it were stored before a take-over.
+    :param missing: how many events lie between that tail and where it must at least have been: the service has lost
+        what it had accepted.
+    """
+
+    partition_id: Text
+    producer_id: ProducerId
+    owner_level: OwnerLevel
+    next_number: Number
+    is_fresh: bool
+    tail: Tail
+    offset: Count = 0
+    missing: Count = 0
+
+    @property
+    def last_number(self) -> int:
+        """The number before the first."""
+        return (self.next_number - 1) % NUMBERS
+
+    def number_of(self, row: int) -> int:
+        """Give the number of a row, by its index from 0; at least `offset`."""
+        return advance(self.next_number, row - self.offset)
+
+
+class _BatchRecord(Record):
+    version: Literal[1] = 1
+    sink: Sink
+    query_id: str | None
+    run_id: Text
+    batch_id: Count
+
+
+class Plan(_BatchRecord):
+    """How a batch is published. Picklable: tasks get it.
+
+    :param query_id: Spark's id of the query; None where it is not told.
+    :param run_id: which run of the driver wrote it.
+    :param partitions: in the order of their numbers.
+    :param is_stamped: whether every event carries the property `STAMP`.
+    :param revision: how often producers were taken over.
+    """
+
+    kind: Literal["plan"] = "plan"
+    partitions: tuple[PartitionPlan, ...]
+    limits: PackingLimits
+    is_stamped: bool
+    revision: Count = 0
+
+    @property
+    def partition_ids(self) -> tuple[str, ...]:
+        """The partitions rows are routed to: those there were when the batch was planned first."""
+        return tuple(each.partition_id for each in self.partitions)
+
+    def partition(self, partition_id: str) -> PartitionPlan:
+        """Find a partition's part. :raises KeyError: it has none."""
+        for each in self.partitions:
+            if each.partition_id == partition_id:
+                return each
+        raise KeyError(partition_id)
+
+    def stamp(self, partition_id: str, row: int) -> str:
+        """Spell the stamp of a row: unique within the hub, as long as sink ids are."""
+        return f"{self.stamp_prefix(partition_id)}{row}"
+
+    def stamp_prefix(self, partition_id: str) -> str:
+        """Spell what the stamps of a partition's rows begin with; the row's index follows."""
+        return f"{self.sink.sink_id}:{self.batch_id}:{partition_id}:"
+
+
+class TakenProducer(Record):
+    """A producer to be taken over.
+
+    :param owner_level: the level to raise it to.
+    """
+
+    partition_id: Text
+    producer_id: ProducerId
+    owner_level: OwnerLevel
+
+
+class TakeOver(_BatchRecord):
+    """The intent to take producers over. It stands before the first level is raised.
+
+    :param revision: of the plan that comes of it.
+    :param is_counted: whether the tail is read for what is stored; otherwise every row is sent again.
+    """
+
+    kind: Literal["take-over"] = "take-over"
+    revision: Annotated[int, Field(ge=1)]
+    producers: tuple[TakenProducer, ...]
+    is_counted: bool
+
+
+class PartitionReceipt(Record):
+    """All rows of a partition's share are stored.
+
+    :param count: how many rows that is.
+    :param offset: rows before it have numbers of a producer that was taken over.
+    :param first_number: of row `offset`; None where no row has a number of this producer.
+    :param next_number: the number after the last row's.
+    :param digest: of all rows as they were encoded, in order.
+    :param found: how many rows were stored when this attempt came; the service got the others from it, or from a rival.
+    """
+
+    kind: Literal["receipt"] = "receipt"
+    partition_id: Text
+    producer_id: ProducerId
+    owner_level: OwnerLevel
+    count: Count
+    offset: Count
+    first_number: Number | None
+    next_number: Number
+    digest: Text
+    found: Count
+
+    @property
+    def last_number(self) -> int | None:
+        """The last row's number; None as for `first_number`."""
+        return None if self.first_number is None else (self.next_number - 1) % NUMBERS
+
+
+class StateLost(Record):
+    """A partition's rows cannot be published as planned: the service lost its producer's state.
+
+    :param stored: how many rows it had accepted, as far as this attempt knows.
+    """
+
+    kind: Literal["state-lost"] = "state-lost"
+    partition_id: Text
+    reason: LossReason
+    stored: Count
+
+
+PartitionOutcome: TypeAlias = PartitionReceipt | StateLost
+
+
+class PartitionDone(Record):
+    """Where a partition's producer stands after a batch.
+
+    :param count: rows of the batch.
+    :param first_number: of the batch's first row under this producer; None where there is none.
+    :param digest: of the batch's rows; None where there is none.
+    :param tail: the lowest sequence number the partition's last event can have from now on.
+    """
+
+    partition_id: Text
+    producer_id: ProducerId
+    owner_level: OwnerLevel
+    next_number: Number
+    is_fresh: bool
+    tail: Tail
+    count: Count
+    first_number: Number | None
+    digest: str | None
+
+
+class Done(_BatchRecord):
+    """A batch is stored.
+
+    :param partitions: all those of its plan.
+    :param receipts: of those that had rows.
+    """
+
+    kind: Literal["done"] = "done"
+    partitions: tuple[PartitionDone, ...]
+    receipts: tuple[PartitionReceipt, ...]
+
+
+R = TypeVar("R", bound=Record)
+
+_NEWER = "written by a newer version of eventpump"
+
+
+def encode_record(record: Record) -> bytes:
+    """Encode a record as JSON: one spelling for equal records."""
+    return record.model_dump_json().encode()
+
+
+def decode_record(kind: type[R], raw: bytes | str) -> R:
+    """Decode a record.
+
+    :raises ValueError: it is unreadable, of another kind, or of another version.
+    """
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    if "version" in kind.model_fields and found.get("version") != VERSION:
+        version = found.get("version")
+        is_newer = type(version) is int and version > VERSION
+        raise ValueError(_NEWER if is_newer else "it has no version this eventpump knows")
+    expected = kind.model_fields["kind"].default
+    if found.get("kind") != expected:
+        raise ValueError(f"it is no record of the kind {expected!r}")
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "record"
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def encode_outcome(outcome: PartitionOutcome) -> str:
+    """Encode what a task reports, as JSON text."""
+    return outcome.model_dump_json()
+
+
+def decode_outcome(text: str) -> PartitionOutcome:
+    """Decode what a task reported. :raises ValueError: it is something else."""
+    if '"kind":"state-lost"' in text:
+        return decode_record(StateLost, text)
+    return decode_record(PartitionReceipt, text)
+
+
+def directory_name(sink_id: str) -> str:
+    """Spell a sink id as a name that file systems and blob containers take, one to one.
+
+    :raises ConfigurationError: it cannot be one.
+    """
+    if not sink_id or not sink_id.isprintable():
+        raise ConfigurationError("sink_id", "must be printable text")
+    escaped = _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], sink_id.encode("utf-8", "surrogatepass")).decode()
+    if len(escaped) > _MAX_ESCAPED:
+        raise ConfigurationError("sink_id", f"takes {len(escaped)} characters in file names, {_MAX_ESCAPED} at most")
+    return escaped
+
+
+def record_name(batch_id: int, what: str) -> str:
+    """Spell the name of a record, which sorts by batch. :param what: such as "plan" or "take-over-1"."""
+    return f"{batch_id:012d}.{what}.json"
+
+
+_NAME: Final = re.compile(r"(\d{12,})\.(plan|done|plan-\d+|take-over-\d+)\.json")
+
+
+def batch_of(name: str) -> tuple[int, str] | None:
+    """Read a record's name: the batch, and what it is. None for another file."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found.group(1)), found.group(2))
+
+
+# ---------------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """Read a record. Answer: its bytes, or None."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRecord:
+    """Create a record, durably. Answer: whether it is there with this body; False where there is another."""
+
+    name: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords:
+    """List the names of all records. Answer: a sequence of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """Delete records that nobody needs any more. Answer: None, and failing is no failure."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTails:
+    """Read where partitions begin and end now. Answer: a mapping from partition id to `PartitionTail`.
+
+    :param partition_ids: which; None for all the hub has.
+    """
+
+    partition_ids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachProducers:
+    """Attach once as each of these producers, with a null number.
+
+    Answer: a mapping to what the service said (`ProducerAnswer`); to None where it does not know the producer.
+    """
+
+    producers: Mapping[str, AttachRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStamps:
+    """Read the events of partitions from after a sequence number up to another, for the stamps of a batch.
+
+    Answer: a mapping from partition id to the row indices found, in the order of the events.
+
+    :param ranges: the two numbers per partition: the first exclusive, the second inclusive.
+    """
+
+    plan: Plan
+    ranges: Mapping[str, tuple[int, int]]
+
+
+Request: TypeAlias = ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadTails | AttachProducers | ReadStamps
+Answer: TypeAlias = "object"
+Procedure: TypeAlias = Generator[Request, Answer, T]
+"""Yields requests, is sent their answers, and returns a result; an error of the outside is not for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTail:
+    """The sequence numbers a partition holds, first and last; of an empty one the last there ever was, or -1."""
+
+    beginning: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerAnswer:
+    """What the service answers to an attach."""
+
+    producer_id: int
+    owner_level: int
+    last_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch as its query announces it.
+
+    :param query_id: Spark's id of the query, which stays the same over restarts; None where it is not told.
+    :param run_id: names this run of the driver, and no other.
+    :param limits: for a new plan; one that exists keeps its own.
+    :param is_stamped: likewise.
+    :param renew_at: see `RENEW_AT`.
+    """
+
+    sink: Sink
+    query_id: str | None
+    run_id: str
+    batch_id: int
+    limits: PackingLimits = _LIMITS
+    is_stamped: bool = False
+    renew_at: int = RENEW_AT
+
+
+# ---------------------------------------------------------------------------------------------------- the driver
+
+
+def begin(batch: Batch) -> Procedure[Plan | Done]:
+    """Steps 1 and 2 of a batch: the record that it is done, or else its plan, made where there is none.
+
+    A take-over that was begun and not finished is finished first.
+
+    :raises ConfigurationError: the sink belongs to another query or hub, or its ledger does not fit the query.
+    :raises StoreError: a record cannot be read.
+    :raises InvalidClientStateError: the hub does not offer idempotent publishing.
+    :raises ProducerStateLostError: what is stored cannot be counted.
+    """
+    done = yield from _read(Done, batch, record_name(batch.batch_id, "done"))
+    if done is not None:
+        return done
+    plan = yield from _read(Plan, batch, record_name(batch.batch_id, "plan"))
+    if plan is None:
+        plan = yield from _make_plan(batch)
+    return (yield from _latest(batch, plan))
+
+
+def finish(
+    batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+) -> Procedure[Plan | Done]:
+    """Step 5 of a batch: the record that it is done; or, where producers were lost, the plan to go on with.
+
+    :param outcomes: what the tasks reported; partitions without rows report nothing.
+    :raises ProducerStateLostError: a producer was lost, and the policy is to fail.
+    :raises ConfigurationError: the policy takes stamps, and the batch has none.
+    :raises InvalidClientStateError: reports do not fit the plan.
+    :raises StoreError: another run has finished the batch.
+    """
+    receipts, lost = _sorted_outcomes(plan, outcomes)
+    if lost:
+        return (yield from _take_over(batch, plan, lost, policy))
+    name = record_name(plan.batch_id, "done")
+    done = _done(batch, plan, receipts)
+    if not (yield CreateRecord(name, encode_record(done))):
+        yield from _read(Done, batch, name)  # of another sink, it says so
+        raise StoreError(f"write {name}", "another run of this query has finished the batch")
+    if plan.batch_id % PRUNED_EVERY == 0:
+        names = yield ListRecords()
+        assert isinstance(names, Sequence)
+        yield DeleteRecords(obsolete(names, plan.batch_id))
+    return done
+
+
+def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
+    """Give those of the records that are not needed once a batch is done."""
+    return tuple(name for name in names if (found := batch_of(name)) and found[0] <= batch_id - KEPT_BATCHES)
+
+
+def _read(kind: type[R], batch: Batch, name: str) -> Procedure[R | None]:
+    raw = yield ReadRecord(name)
+    if raw is None:
+        return None
+    assert isinstance(raw, bytes)
+    try:
+        record = decode_record(kind, raw)
+    except ValueError as error:
+        raise StoreError(f"read {name}", str(error)) from None
+    assert isinstance(record, _BatchRecord)
+    _check(batch, record, name)
+    return record
+
+
+def _check(batch: Batch, record: _BatchRecord, name: str) -> None:
+    """See that a record is of this sink, hub and query, and under its own name."""
+    if record.sink.sink_id != batch.sink.sink_id or not name.startswith(f"{record.batch_id:012d}."):
+        raise StoreError(f"read {name}", f"it is of batch {record.batch_id} of the sink {record.sink.sink_id!r}")
+    theirs, ours = (f"{sink.namespace}/{sink.hub}".lower() for sink in (record.sink, batch.sink))
+    if theirs != ours:
+        raise ConfigurationError("sink_id", f"{batch.sink.sink_id!r} publishes to {theirs}, not to {ours}")
+    if None not in (record.query_id, batch.query_id) and record.query_id != batch.query_id:
+        raise ConfigurationError(
+            "sink_id",
+            f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, and this is {batch.query_id}; a query "
+            "that starts anew takes another sink_id, and publishes its batches anew",
+        )
+
+
+def _make_plan(batch: Batch) -> Procedure[Plan]:
+    prior = yield from _prior(batch)
+    tails = yield ReadTails()
+    assert isinstance(tails, Mapping)
+    known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
+    gone = [each for each in known if each not in tails]
+    if gone:
+        raise ConfigurationError("hub", f"had the partition {gone[0]}, and has it no more: it was made anew")
+    kept = {key: each for key, each in known.items() if each.is_fresh or each.next_number < batch.renew_at}
+    partition_ids = sorted(tails, key=_by_number)
+    opened = yield AttachProducers({each: AttachRequest() for each in partition_ids if each not in kept})
+    assert isinstance(opened, Mapping)
+    plan = Plan(
+        sink=batch.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=batch.batch_id,
+        partitions=tuple(
+            _continued(kept[each], tails[each]) if each in kept else _opened(each, opened[each], tails[each].last)
+            for each in partition_ids
+        ),
+        limits=batch.limits,
+        is_stamped=batch.is_stamped,
+    )
+    name = record_name(batch.batch_id, "plan")
+    if (yield CreateRecord(name, encode_record(plan))):
+        return plan
+    existing = yield from _read(Plan, batch, name)
+    assert existing is not None, "a record that was there is gone"
+    return existing
+
+
+def _prior(batch: Batch) -> Procedure[Done | None]:
+    """Find what the batch before left; None where its producers are not to be used again."""
+    if batch.batch_id > 0:
+        done = yield from _read(Done, batch, record_name(batch.batch_id - 1, "done"))
+        if done is not None:
+            return done
+    names = yield ListRecords()
+    assert isinstance(names, Sequence)
+    found = [each for each in map(batch_of, names) if each is not None]
+    latest = max((number for number, what in found if what == "done"), default=-1)
+    begun = max((number for number, _ in found), default=-1)
+    if max(latest, begun) > batch.batch_id:
+        raise ConfigurationError(
+            "sink_id",
+            f"{batch.sink.sink_id!r} is at batch {max(latest, begun)}, and the query at {batch.batch_id}: its "
+            "checkpoint is older than the ledger; take another sink_id to publish these batches again",
+        )
+    if latest < begun < batch.batch_id:
+        raise ConfigurationError(
+            "sink_id",
+            f"{batch.sink.sink_id!r} has begun batch {begun} and not finished it, and the query is at "
+            f"{batch.batch_id}: rows may be missing; take another sink_id to go on without them",
+        )
+    if latest >= 0:
+        # Records are missing in between: numbers may have been used that nobody knows of. New producers are safe.
+        yield from _read(Done, batch, record_name(latest, "done"))
+    return None
+
+
+def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
+    if not isinstance(answer, ProducerAnswer):
+        raise InvalidClientStateError(partition_id, "the service refuses an idempotent producer")
+    return PartitionPlan(
+        partition_id=partition_id,
+        producer_id=answer.producer_id,
+        owner_level=answer.owner_level,
+        next_number=advance(answer.last_number),
+        is_fresh=True,
+        tail=tail,
+        offset=offset,
+    )
+
+
+def _continued(prior: PartitionDone, tail: PartitionTail) -> PartitionPlan:
+    return PartitionPlan(
+        partition_id=prior.partition_id,
+        producer_id=prior.producer_id,
+        owner_level=prior.owner_level,
+        next_number=prior.next_number,
+        is_fresh=prior.is_fresh,
+        tail=tail.last,
+        missing=max(0, prior.tail - tail.last),
+    )
+
+
+def _sorted_outcomes(
+    plan: Plan, outcomes: Iterable[PartitionOutcome]
+) -> tuple[dict[str, PartitionReceipt], dict[str, StateLost]]:
+    receipts: dict[str, PartitionReceipt] = {}
+    lost: dict[str, StateLost] = {}
+    for outcome in outcomes:
+        partition_id = outcome.partition_id
+        if partition_id not in plan.partition_ids:
+            raise InvalidClientStateError(partition_id, "the batch has no such partition")
+        if isinstance(outcome, StateLost):
+            lost[partition_id] = outcome
+            continue
+        entry = plan.partition(partition_id)
+        fits = (
+            (outcome.producer_id, outcome.owner_level) == (entry.producer_id, entry.owner_level)
+            and outcome.offset == entry.offset <= outcome.count
+            and outcome.next_number == entry.number_of(outcome.count)
+        )
+        if not fits or receipts.setdefault(partition_id, outcome) != outcome:
+            raise InvalidClientStateError(partition_id, f"the plan does not allow {outcome!r}")
+    return receipts, lost
+
+
+def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) -> Done:
+    partitions = []
+    for entry in plan.partitions:
+        receipt = receipts.get(entry.partition_id)
+        if receipt is None and entry.offset:
+            raise InvalidClientStateError(
+                entry.partition_id, f"{entry.offset} of its rows are stored, and none is left"
+            )
+        published = 0 if receipt is None else receipt.count - receipt.offset
+        partitions.append(
+            PartitionDone(
+                partition_id=entry.partition_id,
+                producer_id=entry.producer_id,
+                owner_level=entry.owner_level,
+                next_number=advance(entry.next_number, published),
+                is_fresh=entry.is_fresh and not published,
+                tail=entry.tail + published,
+                count=0 if receipt is None else receipt.count,
+                first_number=None if receipt is None else receipt.first_number,
+                digest=None if receipt is None else receipt.digest,
+            )
+        )
+    return Done(
+        sink=plan.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=plan.batch_id,
+        partitions=tuple(partitions),
+        receipts=tuple(receipts[each] for each in plan.partition_ids if each in receipts),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- take-over
+
+
+def _take_over(
+    batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost
+) -> Procedure[Plan | Done]:
+    """Note the intent to take the lost producers over, and do it."""
+    ids = sorted(lost, key=_by_number)
+    if policy is OnProducerStateLost.FAIL:
+        raise ProducerStateLostError(
+            tuple(ids),
+            f"of batch {plan.batch_id} it is not known how many rows are stored ({lost[ids[0]].reason.value}); "
+            "nothing more was sent. Set onProducerStateLost to tailScan (with stamps) or atLeastOnce to go on",
+        )
+    is_counted = policy is OnProducerStateLost.TAIL_SCAN
+    if is_counted and not plan.is_stamped:
+        raise ConfigurationError(
+            "onProducerStateLost",
+            f"tailScan takes events with stamps, and batch {plan.batch_id} was planned without; atLeastOnce, for "
+            "this batch, takes none",
+        )
+    entries = [plan.partition(each) for each in ids]
+    if any(entry.owner_level == MAX_OWNER_LEVEL for entry in entries):
+        raise ProducerStateLostError(tuple(ids), "and there is no owner level above the one they have")
+    intent = TakeOver(
+        sink=plan.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=plan.batch_id,
+        revision=plan.revision + 1,
+        producers=tuple(
+            TakenProducer(
+                partition_id=each.partition_id, producer_id=each.producer_id, owner_level=each.owner_level + 1
+            )
+            for each in entries
+        ),
+        is_counted=is_counted,
+    )
+    yield CreateRecord(record_name(plan.batch_id, f"take-over-{intent.revision}"), encode_record(intent))
+    return (yield from _latest(batch, plan))
+
+
+def _latest(batch: Batch, plan: Plan) -> Procedure[Plan]:
+    """Follow the take-overs of a batch to its newest plan, finishing one that was only begun."""
+    while True:
+        revision = plan.revision + 1
+        intent = yield from _read(TakeOver, batch, record_name(plan.batch_id, f"take-over-{revision}"))
+        if intent is None:
+            return plan
+        name = record_name(plan.batch_id, f"plan-{revision}")
+        revised = yield from _read(Plan, batch, name)
+        if revised is None:
+            mine = yield from _carry_out(plan, intent, batch.run_id)
+            yield CreateRecord(name, encode_record(mine))
+            # Of two runs that carried it out the first has said what is stored.
+            revised = yield from _read(Plan, batch, name)
+            assert revised is not None, "a record that was there is gone"
+        plan = revised
+
+
+def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
+    """Raise the levels, and only then read what is stored: nobody can add to it any more."""
+    ids = tuple(each.partition_id for each in intent.producers)
+    raised = yield AttachProducers(
+        {each.partition_id: AttachRequest(each.producer_id, each.owner_level) for each in intent.producers}
+    )
+    assert isinstance(raised, Mapping)
+    # A producer the service does not know cannot be raised, nor can anybody publish as it.
+    unknown = {each: AttachRequest() for each in ids if raised[each] is None}
+    answers = dict(raised)
+    if unknown:
+        opened = yield AttachProducers(unknown)
+        assert isinstance(opened, Mapping)
+        answers |= opened
+    tails = yield ReadTails(ids)
+    assert isinstance(tails, Mapping)
+    offsets = dict.fromkeys(ids, 0)
+    if intent.is_counted:
+        ranges = {each: (plan.partition(each).tail, tails[each].last) for each in ids}
+        for each, (after, _) in ranges.items():
+            if tails[each].beginning > after + 1:
+                raise ProducerStateLostError((each,), "and events since the batch was planned have passed retention")
+        found = yield ReadStamps(plan, ranges)
+        assert isinstance(found, Mapping)
+        offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
+    revised = {each: _opened(each, answers[each], tails[each].last, offsets[each]) for each in ids}
+    return plan.model_copy(
+        update={
+            "run_id": run_id,
+            "revision": intent.revision,
+            "partitions": tuple(revised.get(each.partition_id, each) for each in plan.partitions),
+        }
+    )
+
+
+def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
+    """Count the rows that are stored, from those whose stamps were found after the planned tail.
+
+    :raises ProducerStateLostError: there is a hole in them.
+    """
+    found = set(rows)
+    count = entry.offset
+    while count in found:
+        count += 1
+    if max(found, default=-1) > count:
+        raise ProducerStateLostError((entry.partition_id,), f"and row {count} is missing before row {max(found)}")
+    return count
+
+
+def _by_number(partition_id: str) -> tuple[int, str]:
+    return int(partition_id) if partition_id.isdecimal() else -1, partition_id
+
+
+# ---------------------------------------------------------------------------------------------------- one attempt
+
+
+class WorkStep(enum.Enum):
+    """What an attempt does next."""
+
+    LOOK = "look"
+    """Attach as the plan's producer with a null number; then `looked`, `unknown_producer` or `fenced`."""
+    SCAN = "scan"
+    """Look for the stamp, or else the content, of row `offset` after the planned tail; then `scanned`."""
+    SEND = "send"
+    """Publish from row `position` on; then `published`, `troubled` or `fenced`."""
+    REST = "rest"
+    """Wait for rows, or for their end."""
+    END = "end"
+    """All are stored: `receipt`."""
+    LOST = "lost"
+    """The producer's state is lost: `loss`."""
+    FAIL = "fail"
+    """Raise `error()`."""
+
+
+class PartitionWork:
+    """Leads one attempt to publish one partition's rows. Many may run at once: they share the numbers.
+
+    An attempt never trusts what it sent: it asks the service how far the batch is, goes on from there, and asks again
+    whenever an answer is missing or does not fit. A number it is ahead of belongs to a rival with the same rows.
+
+    :param max_tries: how many troubles in a row, without any row getting stored, are borne.
+
+    :ivar rows: how many rows came so far.
+    :ivar position: rows before it are stored; None before the first look.
+    :ivar found: how many rows the first look found stored.
+    """
+
+    __slots__ = (
+        "_entry",
+        "_failure",
+        "_is_ended",
+        "_is_suspicious",
+        "_must_look",
+        "_must_scan",
+        "_tries",
+        "found",
+        "loss",
+        "max_tries",
+        "position",
+        "rows",
+    )
+
+    def __init__(self, entry: PartitionPlan, *, max_tries: int = 3) -> None:
+        self._entry = entry
+        self.max_tries = max_tries
+        self.rows = 0
+        self.position: int | None = None
+        self.found = entry.offset
+        self.loss: StateLost | None = None
+        self._failure: EventPumpError | None = None
+        self._is_ended = False
+        self._must_look = True
+        self._must_scan = False
+        self._is_suspicious = False
+        self._tries = 0
+
+    @property
+    def step(self) -> WorkStep:
+        """What to do next."""
+        if self._failure is not None:
+            return WorkStep.FAIL
+        if self.loss is not None:
+            return WorkStep.LOST
+        if self._must_look:
+            return WorkStep.LOOK
+        position = self._entry.offset if self._must_scan else self.position
+        assert position is not None
+        if position < self.rows:
+            return WorkStep.SCAN if self._must_scan else WorkStep.SEND
+        return WorkStep.END if self._is_ended else WorkStep.REST
+
+    def error(self) -> EventPumpError:
+        """Give the error the attempt failed with."""
+        assert self._failure is not None
+        return self._failure
+
+    def receipt(self, digest: str) -> PartitionReceipt:
+        """Make the receipt, where the step is to end."""
+        assert self.step is WorkStep.END
+        entry = self._entry
+        return PartitionReceipt(
+            partition_id=entry.partition_id,
+            producer_id=entry.producer_id,
+            owner_level=entry.owner_level,
+            count=self.rows,
+            offset=entry.offset,
+            first_number=entry.next_number if self.rows > entry.offset else None,
+            next_number=entry.number_of(self.rows),
+            digest=digest,
+            found=self.found,
+        )
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    def received(self, count: int) -> None:
+        """Note that rows came."""
+        assert not self._is_ended
+        self.rows += count
+
+    def ended(self) -> None:
+        """Note that there are no more rows."""
+        self._is_ended = True
+        self._check_end()
+
+    # ------------------------------------------------------------------------------------------ the service
+
+    def looked(self, last_number: int) -> None:
+        """Note what the service answered as the last number published.
+
+        -1 (nothing published) lies before 0, and differs from the wrap's largest number in nothing.
+        """
+        entry = self._entry
+        ahead = distance(entry.last_number, last_number)
+        self._must_look = self._must_scan = False
+        if ahead >= NUMBERS // 2:
+            self._lose(LossReason.BELOW)
+            return
+        stored = entry.offset + ahead
+        if self.position is not None and stored < self.position:
+            self._lose(LossReason.REGRESSED)
+            return
+        if entry.is_fresh and not ahead:
+            # A service that forgot what it had stored would say the same.
+            if self._is_suspicious:
+                self._lose(LossReason.UNCOUNTED)
+            else:
+                self._must_scan = True
+            return
+        self._arrived_at(stored)
+
+    def scanned(self, *, is_stored: bool) -> None:
+        """Note whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""
+        assert self.step is WorkStep.SCAN
+        self._must_scan = False
+        if is_stored:
+            self._is_suspicious = self._must_look = True
+        else:
+            self._arrived_at(self._entry.offset)
+
+    def published(self, first_number: int, count: int) -> None:
+        """Note that rows from `position` on were accepted. :param first_number: of the first of them."""
+        assert self.position is not None
+        assert first_number == self._entry.number_of(self.position), "rows were sent under numbers of others"
+        self._arrived_at(self.position + count)
+
+    def unknown_producer(self) -> None:
+        """Note that the service does not know the producer."""
+        self._lose(LossReason.UNKNOWN)
+
+    def fenced(self, error: ProducerDisconnectedError) -> None:
+        """Note that the producer was taken over: final."""
+        self._failure = error
+
+    def troubled(self, error: EventPumpError) -> bool:
+        """Note that a step failed, and what was sent is in doubt or was refused: look again, or give up.
+
+        :returns: whether the attempt goes on.
+        """
+        self._must_look, self._must_scan = True, False
+        self._tries += 1
+        if self._tries > self.max_tries:
+            self._failure = error
+        return self._failure is None
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _arrived_at(self, position: int) -> None:
+        if self.position is None:
+            self.found = position
+        if self.position is None or position > self.position:
+            self._tries = 0
+        self.position = position
+        self._check_end()
+
+    def _check_end(self) -> None:
+        stored = self._entry.offset if self.position is None else self.position
+        if self._is_ended and stored > self.rows and self._failure is None and self.loss is None:
+            self._failure = InvalidClientStateError(
+                self._entry.partition_id,
+                f"{stored} rows of the batch are stored, and now it has {self.rows}: the query is not "
+                "deterministic, and the batch's rows cannot be told from an earlier attempt's",
+            )
+
+    def _lose(self, reason: LossReason) -> None:
+        stored = self._entry.offset if self.position is None else self.position
+        self.loss = StateLost(partition_id=self._entry.partition_id, reason=reason, stored=stored)

@@ -1,0 +1,601 @@
+"""Publishing a batch exactly once: the shells around the ledger, for the driver and for the tasks.
+
+On the driver::
+
+    batch = Batch(sink_of(transport, hub, sink_id), query_id, run_id, batch_id, limits, is_stamped)
+    step = await begin_batch(store, transport, batch)
+    while isinstance(step, Plan):
+        outcomes = ...  # one task per hub partition, see below
+        step = await finish_batch(store, transport, batch, step, outcomes, policy)
+    step.receipts
+
+In a task, for each hub partition that has rows::
+
+    async with PartitionPublishing(transport, plan, partition_id) as publishing:
+        await publishing.put(events)  # in the order that every attempt has, in portions of any size
+        outcome = await publishing.finish()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from pydantic import Field
+
+from eventpump.amqp.codec import decode
+from eventpump.amqp.message import APPLICATION_PROPERTIES, Message, section, section_spans
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.core.backoff import Backoff
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer
+from eventpump.dialect.conditions import NOT_ALLOWED
+from eventpump.dialect.envelope import added_size
+from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    EventPumpError,
+    EventTooLargeError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    Recovery,
+    ServiceError,
+    ServiceTimeoutError,
+    StoreError,
+)
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.ports import ReceiveLinkSpec, Transport
+from eventpump.producer.publisher import PartitionPublisher
+from eventpump.settings import FeedSettings, Name, RetryOptions, Seconds, SettingsModel
+from eventpump.spark.ledger import (
+    STAMP,
+    AttachProducers,
+    Batch,
+    CreateRecord,
+    DeleteRecords,
+    Done,
+    ListRecords,
+    OnProducerStateLost,
+    PartitionOutcome,
+    PartitionPlan,
+    PartitionTail,
+    PartitionWork,
+    Plan,
+    Procedure,
+    ProducerAnswer,
+    ReadRecord,
+    ReadStamps,
+    ReadTails,
+    Request,
+    Sink,
+    WorkStep,
+    begin,
+    directory_name,
+    finish,
+)
+from eventpump.spark.ledger_store import LedgerStore
+
+_log = logging.getLogger("eventpump.spark")
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_AT_ONCE: Final = 32
+"""Requests for partitions that are on their way at a time."""
+
+
+class PublishOptions(SettingsModel):
+    """How a batch's rows are published.
+
+    :param retry: tries after the first, and the delays before them: of sends, of looks, and of the ledger's store.
+    :param buffer_bytes: rows of a partition that were given and are not stored yet; a portion may go beyond it.
+    :param consumer_group: whom the tail is read as. It takes one of the group's five readers of a partition.
+    :param scan_timeout: seconds to wait for the next event of the tail.
+    """
+
+    retry: RetryOptions = RetryOptions()
+    buffer_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
+    consumer_group: Name = "$Default"
+    scan_timeout: Seconds = 60.0
+
+
+_DEFAULTS: Final = PublishOptions()
+
+
+def sink_of(transport: Transport, hub: str, sink_id: str) -> Sink:
+    """Name a sink. :raises ConfigurationError: the sink id cannot be one."""
+    directory_name(sink_id)
+    return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub)
+
+
+async def begin_batch(
+    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+) -> Plan | Done:
+    """Find that a batch is done, or make its plan, or find the one it has; nothing of it is sent before.
+
+    Cancelled, a plan is made or not; call it again.
+
+    :param store: an open one.
+    :raises ConfigurationError: the sink belongs to another query or hub, its ledger does not fit the query, or the hub
+        offers no idempotent publishing.
+    :raises StoreError: the store failed, or a record of it cannot be read.
+    :raises ProducerStateLostError: a take-over that was begun cannot count what is stored.
+    :raises ServiceError: the service could not be asked.
+    """
+    step = await _Outside(store, transport, batch, options).carry_out(begin(batch))
+    if isinstance(step, Plan) and step.run_id == batch.run_id:
+        for each in step.partitions:
+            if each.missing:
+                _log.warning(
+                    "%s, partition %s: its last event lies %d before where it was: the service has lost accepted "
+                    "events, or the hub was made anew",
+                    batch.sink.hub,
+                    each.partition_id,
+                    each.missing,
+                )
+    return step
+
+
+async def finish_batch(
+    store: LedgerStore,
+    transport: Transport,
+    batch: Batch,
+    plan: Plan,
+    outcomes: Iterable[PartitionOutcome],
+    policy: OnProducerStateLost = OnProducerStateLost.FAIL,
+    options: PublishOptions = _DEFAULTS,
+) -> Plan | Done:
+    """Note that a batch is done; or take over the producers that were lost, and give the plan to go on with.
+
+    :param outcomes: those of the plan's tasks: one per partition with rows; repeats of a task's are fine.
+    :returns: a plan where the tasks must run again, all of them; what is stored is found, and not sent twice.
+    :raises ProducerStateLostError: producers were lost, and the policy is to fail, or what is stored cannot be counted.
+    :raises ConfigurationError: the policy is to scan, and the plan is without stamps.
+    :raises InvalidClientStateError: an outcome does not fit the plan.
+    :raises StoreError: the store failed; or another run of the query has finished the batch.
+    :raises ServiceError: the service could not be asked.
+    """
+    return await _Outside(store, transport, batch, options).carry_out(finish(batch, plan, outcomes, policy))
+
+
+class _Outside:
+    """Carries out what the procedures of the ledger ask for."""
+
+    def __init__(self, store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions) -> None:
+        self._store = store
+        self._transport = transport
+        self._hub = batch.sink.hub
+        self._directory = directory_name(batch.sink.sink_id)
+        self._options = options
+        self._rng = random.Random()
+
+    async def carry_out(self, procedure: Procedure[T]) -> T:
+        try:
+            request = next(procedure)
+            while True:
+                request = procedure.send(await self._answer(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            procedure.close()
+
+    async def _answer(self, request: Request) -> object:
+        match request:
+            case ReadRecord(name):
+                return await self._stored(lambda: self._store.read(f"{self._directory}/{name}"))
+            case CreateRecord(name, body):
+                return await self._stored(lambda: self._store.create(f"{self._directory}/{name}", body))
+            case ListRecords():
+                return await self._stored(lambda: self._store.list(self._directory))
+            case DeleteRecords(names):
+                await self._delete(names)
+                return None
+            case ReadTails(partition_ids):
+                ids = partition_ids
+                if ids is None:
+                    ids = (await self._transport.get_hub_properties(self._hub)).partition_ids
+                return await _each({each: each for each in ids}, self._tail)
+            case AttachProducers(producers):
+                return await _each(producers, self._attach)
+            case ReadStamps(plan, ranges):
+                return await _each(ranges, lambda each, range_: self._stamps(plan, each, *range_))
+
+    async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store, again where it failed. Its `create` may be called again."""
+        backoff = Backoff(self._options.retry.base_delay, self._options.retry.max_delay)
+        while True:
+            try:
+                return await ask()
+            except StoreError:
+                if backoff.failures >= self._options.retry.max_retries:
+                    raise
+                await asyncio.sleep(backoff.next(self._rng))
+
+    async def _delete(self, names: Iterable[str]) -> None:
+        try:
+            for name in names:
+                await self._store.delete(f"{self._directory}/{name}")
+        except StoreError as error:
+            _log.warning("records that are not needed any more stay in the ledger: %s", error)
+
+    async def _tail(self, partition_id: str, _: object) -> PartitionTail:
+        found = await self._transport.get_partition_properties(self._hub, partition_id)
+        return PartitionTail(found.beginning_sequence_number, found.last_enqueued_sequence_number)
+
+    async def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
+        sequencer = PartitionSequencer[SealedBatch](
+            partition_id, producer_id=asked.producer_id, owner_level=asked.owner_level
+        )
+        publisher = PartitionPublisher(self._transport, self._hub, sequencer, retry=self._options.retry, rng=self._rng)
+        try:
+            await publisher.attached()
+        except InvalidClientStateError as error:
+            raise ConfigurationError(
+                "idempotent", f"the hub {self._hub} offers no idempotent publishing: {error.problem}"
+            ) from error
+        except ServiceError as error:
+            if error.condition == NOT_ALLOWED and asked.producer_id is not None:
+                return None
+            raise
+        finally:
+            await publisher.aclose()
+        assert sequencer.producer_id is not None
+        assert sequencer.owner_level is not None
+        assert sequencer.last_number is not None
+        return ProducerAnswer(sequencer.producer_id, sequencer.owner_level, sequencer.last_number)
+
+    async def _stamps(self, plan: Plan, partition_id: str, after: int, through: int) -> list[int]:
+        prefix = plan.stamp_prefix(partition_id)
+        rows: list[int] = []
+        events = read_tail(self._transport, self._hub, partition_id, after, through, self._options)
+        async with aclosing(events):
+            async for event in events:
+                stamp = event.properties.get(STAMP)
+                if isinstance(stamp, str) and stamp.startswith(prefix) and stamp[len(prefix) :].isdecimal():
+                    rows.append(int(stamp[len(prefix) :]))
+        return rows
+
+
+async def _each(work: Mapping[str, T], do: Callable[[str, T], Awaitable[U]]) -> dict[str, U]:
+    """Do something for every partition, several at a time. The first error ends it."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(key: str, value: T) -> U:
+        async with room:
+            return await do(key, value)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {key: group.create_task(one(key, value)) for key, value in work.items()}
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return {key: task.result() for key, task in tasks.items()}
+
+
+async def read_tail(
+    transport: Transport, hub: str, partition_id: str, after: int, through: int, options: PublishOptions
+) -> AsyncGenerator[ReceivedEvent, None]:
+    """Read the events of a partition after one sequence number, up to and with another, which is there.
+
+    :raises ServiceError: they could not be read, or did not come in time.
+    """
+    if through <= after:
+        return
+    settings = FeedSettings(hub=hub, consumer_group=options.consumer_group)
+    position = EventPosition.at_sequence_number(after) if after >= 0 else EventPosition.earliest()
+    spec = ReceiveLinkSpec(hub, settings.consumer_group, partition_id, position)
+    feed = PartitionFeed(transport, spec, settings, rng=random.Random(), startup_timeout=settings.startup_timeout)
+    feed.start()
+    try:
+        while True:
+            messages = feed.take(settings.cache_events)
+            for event in map(ReceivedEvent, messages):
+                if event.sequence_number <= through:
+                    yield event
+                if event.sequence_number >= through:
+                    return
+            if messages:
+                continue
+            if feed.error is not None:
+                raise feed.error
+            if not await feed.wait(options.scan_timeout):
+                raise ServiceTimeoutError(
+                    f"no event of the tail came within {options.scan_timeout:g} s", entity=f"partition {partition_id}"
+                )
+    finally:
+        await feed.aclose()
+
+
+def stamped(event: bytes, stamp: str) -> bytes:
+    """Add the property `STAMP` to an encoded event, in place of one it has.
+
+    :raises DecodeError: it is no encoded event.
+    """
+    end = len(event)
+    for code, start, stop in section_spans(event):
+        if code == APPLICATION_PROPERTIES:
+            properties = decode(event, start, stop)[0].value
+            properties[STAMP] = stamp
+            return event[:start] + section(APPLICATION_PROPERTIES, properties) + event[stop:]
+        if code > APPLICATION_PROPERTIES:
+            end = start
+            break
+    return event[:end] + section(APPLICATION_PROPERTIES, {STAMP: stamp}) + event[end:]
+
+
+def _content(raw: bytes) -> tuple[Any, ...]:
+    """Give what the service does not change of an event: all but header and annotations (AMQP 3.2, bare message)."""
+    message = Message.decode(raw)
+    return message.properties, message.application_properties or {}, message.body
+
+
+class _Packed:
+    """Rows in one message."""
+
+    __slots__ = ("count", "first", "sealed")
+
+    def __init__(self, first: int, sealed: SealedBatch) -> None:
+        self.first = first
+        self.count = sealed.count
+        self.sealed = sealed
+
+
+class PartitionPublishing:
+    """One attempt to publish one hub partition's rows of a batch. A context manager; the attempt ends with it.
+
+    A task of its own sends what is packed while the caller makes more. Rows that are stored already, by an earlier
+    attempt or a rival, are left out. Cancelled or failed, it is of no more use, and another attempt may follow at once.
+
+    :param plan: of the batch.
+    :param partition_id: one of the plan's.
+    :raises KeyError: the plan has no such partition.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        plan: Plan,
+        partition_id: str,
+        *,
+        options: PublishOptions = _DEFAULTS,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._entry: PartitionPlan = plan.partition(partition_id)
+        self._options = options
+        self._rng = random.Random() if rng is None else rng
+        self._backoff = Backoff(options.retry.base_delay, options.retry.max_delay)
+        self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
+        self._publisher: PartitionPublisher | None = None
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
+        self._base = self._entry.offset
+        self._held = 0
+        self._limit = 0  # of a message, known with the first link
+        self._packed: deque[_Packed] = deque()
+        self._open_from = 0  # the row after the last one that is packed
+        self._open_count = 0
+        self._open_size = 0
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_ended = False
+
+    async def __aenter__(self) -> Self:
+        """Begin to ask the service how far the batch is."""
+        assert self._task is None
+        name = f"eventpump batch {self._plan.batch_id} of partition {self._entry.partition_id}"
+        self._task = asyncio.create_task(self._run(), name=name)
+        self._task.add_done_callback(lambda _: self._room.set())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the attempt: what is on its way may still be stored."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.exception()  # the caller was told, or left before
+        await self._drop_publisher()
+
+    async def put(self, events: Sequence[bytes]) -> bool:
+        """Give the next rows, and wait until there is room for more.
+
+        :param events: encoded events, without numbers of idempotent publishing.
+        :returns: False where the producer's state is lost, and more rows are of no use: go on to `finish`.
+        :raises EventPumpError: the attempt has failed: see `finish`.
+        """
+        if self._is_ended:
+            raise ClosedError("partition's publishing")
+        self._digest.update(b"".join(events))
+        first = self._work.rows
+        self._work.received(len(events))
+        if self._is_over():
+            return False
+        self._add(first, events)
+        self._pack()
+        self._changed.set()
+        while self._held > self._options.buffer_bytes:
+            self._room.clear()
+            await self._room.wait()
+            if self._is_over():
+                return False
+        return True
+
+    async def finish(self) -> PartitionOutcome:
+        """Say that there are no more rows, and wait until all are stored.
+
+        :returns: a receipt; or the loss of the producer's state, for `finish_batch`.
+        :raises ProducerDisconnectedError: the producer was taken over: the query must fail.
+        :raises InvalidClientStateError: the service has more rows of the batch than it has now.
+        :raises EventTooLargeError: an event is larger than the service takes.
+        :raises ServiceError: no success within the retries; another attempt may have it.
+        """
+        assert self._task is not None
+        if not self._is_ended:
+            self._is_ended = True
+            self._work.ended()
+            self._pack()
+            self._changed.set()
+        await asyncio.shield(self._task)
+        if self._work.loss is not None:
+            return self._work.loss
+        return self._work.receipt(self._digest.hexdigest())
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is sent. :raises EventPumpError: the attempt has failed."""
+        task = self._task
+        if task is None or task.cancelled():
+            raise ClosedError("partition's publishing")
+        if task.done():
+            task.result()
+        return task.done()
+
+    def _add(self, first: int, events: Sequence[bytes]) -> None:
+        """Keep rows that are not known to be stored."""
+        skipped = max(0, (self._work.position or self._entry.offset) - first)
+        rows: Sequence[bytes] = events[skipped:] if skipped else events
+        if self._plan.is_stamped:
+            prefix = self._plan.stamp_prefix(self._entry.partition_id)
+            rows = [stamped(event, f"{prefix}{row}") for row, event in enumerate(rows, first + skipped)]
+        self._rows += rows
+        self._held += sum(map(len, rows))
+
+    def _pack(self) -> None:
+        """Put rows into messages: as many as fit, so that attempts which begin at the same row make the same ones."""
+        if self._work.position is None:
+            return
+        limit, most = self._limit, self._plan.limits.max_events
+        for event in self._rows[self._open_from + self._open_count - self._base :]:
+            size = added_size(numbered_size(event))
+            if self._open_count and self._open_size + size > limit:
+                self._close()
+            self._open_size += size
+            self._open_count += 1
+            if self._open_count == most:
+                self._close()
+        if self._is_ended and self._open_count:
+            self._close()
+
+    def _close(self) -> None:
+        start = self._open_from - self._base
+        sealed = SealedBatch.seal(self._rows[start : start + self._open_count], idempotent=True)
+        self._packed.append(_Packed(self._open_from, sealed))
+        self._open_from += self._open_count
+        self._open_count = self._open_size = 0
+
+    def _forget_stored(self) -> None:
+        """Let go of rows that are stored; what was packed stays, unless a message would begin elsewhere now."""
+        position = self._work.position
+        if position is None:
+            return
+        stored = self._rows[: max(0, position - self._base)]
+        del self._rows[: len(stored)]
+        self._held -= sum(map(len, stored))
+        self._base = max(self._base, position)
+        while self._packed and self._packed[0].first < position:
+            self._packed.popleft()
+        if (self._packed[0].first if self._packed else self._open_from) != position:
+            self._packed.clear()
+            self._open_from = position
+            self._open_count = self._open_size = 0
+        self._pack()
+        self._room.set()
+
+    # ------------------------------------------------------------------------------------------ the attempt
+
+    async def _run(self) -> None:
+        work = self._work
+        while True:
+            step = work.step
+            if step in (WorkStep.END, WorkStep.LOST):
+                return
+            if step is WorkStep.FAIL:
+                raise work.error()
+            if step is WorkStep.REST or (step is WorkStep.SEND and not self._packed):
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            try:
+                if step is WorkStep.LOOK:
+                    await self._look()
+                elif step is WorkStep.SCAN:
+                    await self._scan()
+                else:
+                    await self._send()
+                self._forget_stored()
+            except ProducerDisconnectedError as error:
+                work.fenced(error)
+            except EventTooLargeError as error:
+                error.add_note(f"row {work.position} of the share of partition {self._entry.partition_id}")
+                raise
+            except EventPumpError as error:
+                if step is WorkStep.LOOK and isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP:
+                    raise
+                if work.troubled(error):
+                    _log.info("partition %s: looking again: %s", self._entry.partition_id, error)
+                    await asyncio.sleep(self._backoff.next(self._rng))
+
+    async def _look(self) -> None:
+        await self._drop_publisher()
+        entry = self._entry
+        sequencer = PartitionSequencer[SealedBatch](
+            entry.partition_id, producer_id=entry.producer_id, owner_level=entry.owner_level
+        )
+        publisher = self._publisher = PartitionPublisher(
+            self._transport, self._plan.sink.hub, sequencer, retry=self._options.retry, rng=self._rng
+        )
+        try:
+            await publisher.attached()
+        except ServiceError as error:
+            if error.condition == NOT_ALLOWED:
+                self._work.unknown_producer()
+                return
+            raise
+        assert sequencer.last_number is not None
+        self._limit = min(self._plan.limits.max_bytes, publisher.max_message_size)
+        self._work.looked(sequencer.last_number)
+
+    async def _scan(self) -> None:
+        entry, hub = self._entry, self._plan.sink.hub
+        row = self._rows[0]
+        tail = await self._transport.get_partition_properties(hub, entry.partition_id)
+        last = tail.last_enqueued_sequence_number
+        # Where retention has passed events, the row may have been among them.
+        is_stored = last > entry.tail and tail.beginning_sequence_number > entry.tail + 1
+        if not is_stored:
+            events = read_tail(self._transport, hub, entry.partition_id, entry.tail, last, self._options)
+            sought = self._plan.stamp(entry.partition_id, entry.offset) if self._plan.is_stamped else _content(row)
+            async with aclosing(events):
+                async for event in events:
+                    found = event.properties.get(STAMP) if self._plan.is_stamped else _content(event.raw)
+                    if found == sought:
+                        is_stored = True
+                        break
+        self._work.scanned(is_stored=is_stored)
+
+    async def _send(self) -> None:
+        assert self._publisher is not None
+        packed = self._packed[0]
+        assert packed.first == self._work.position
+        first = await self._publisher.send(packed.sealed)
+        self._backoff.reset()
+        self._work.published(first, packed.count)
+
+    async def _drop_publisher(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await publisher.aclose()
