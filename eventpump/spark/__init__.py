@@ -4,16 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eventpump.spark.data_source import register
     from eventpump.spark.lag import PartitionLag, QueryLag
     from eventpump.spark.progress import LagListener
 
-__all__ = ["LagListener", "PartitionLag", "QueryLag"]
+__all__ = ["LagListener", "PartitionLag", "QueryLag", "register"]
 
 # Every Python worker imports this package; what only the driver needs is not loaded there.
 _HOMES = {
     "LagListener": "progress",
     "PartitionLag": "lag",
     "QueryLag": "lag",
+    "register": "data_source",
 }
 
 

@@ -211,7 +211,12 @@ def number_of(
 
 
 def is_behind(position: EventPosition, properties: PartitionProperties, *, is_end: bool = False) -> bool:
-    """Tell whether an offset or a time is known to lie behind everything the partition holds."""
+    """Tell whether an offset or a time is known to lie behind everything the partition holds.
+
+    The two ends of what there is, and sequence numbers, have their own rules.
+    """
+    if position.sequence_number is not None or position.offset in {START_OFFSET, LATEST_OFFSET}:
+        return False
     wants_itself = position.inclusive != is_end
     if properties.is_empty:
         return True

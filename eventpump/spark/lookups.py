@@ -1,0 +1,146 @@
+"""What the driver asks the service: what a hub holds, and which numbers positions have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eventpump.core.backoff import Backoff
+from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError, ServiceTimeoutError
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.spark.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
+from eventpump.spark.options import SourceOptions
+
+_T = TypeVar("_T")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFacts:
+    """What the service said of a hub and of its partitions, one after the other: not all of the same moment."""
+
+    hub: HubProperties
+    partitions: tuple[PartitionProperties, ...]
+
+    def snapshot(self, hub: str) -> HubSnapshot:
+        """Give the numbers in it. :param hub: the hub's name as the query spells it."""
+        return HubSnapshot.of(hub, self.hub.created_at, self.partitions)
+
+
+async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
+    """Ask for a hub's properties and those of its partitions.
+
+    Failures that may pass are tried again, with growing delays, for `receiver_timeout` seconds.
+
+    :raises ServiceError: it did not pass, or cannot.
+    """
+    hub = options.connection.hub
+
+    async def ask() -> HubFacts:
+        properties = await transport.get_hub_properties(hub)
+        ids = sorted(properties.partition_ids, key=partition_order)
+        return HubFacts(properties, tuple(await _all(transport.get_partition_properties(hub, each) for each in ids)))
+
+    return await _persist(ask, options.receiver_timeout)
+
+
+async def find_numbers(
+    transport: Transport, options: SourceOptions, facts: HubFacts, *, is_end: bool = False
+) -> dict[str, int]:
+    """Make numbers of the positions the user gave, for every partition: the next to read, or the first not to be read.
+
+    Offsets and times are looked up by receiving the first event there. In an exclusive reader's consumer group that
+    takes the partition from its reader.
+
+    :raises ConfigurationError: a position is of no partition, or behind the end, where that is an error.
+    :raises ServiceError: the service refused, or did not answer in time.
+    """
+    options.require_partitions([each.partition_id for each in facts.partitions])
+    option = "endingPosition" if is_end else "startingPosition"
+
+    async def find(properties: PartitionProperties) -> int:
+        partition_id = properties.partition_id
+        position = options.end_of(partition_id) if is_end else options.start_of(partition_id)
+        number = number_of(position, properties, option=option, is_end=is_end)
+        if number is None:
+            wanted = lookup_of(position, is_end=is_end)
+            return await _persist(
+                lambda: _first_number(transport, options, partition_id, wanted), options.receiver_timeout
+            )
+        if options.no_matching_position == "error" and is_behind(position, properties, is_end=is_end):
+            raise ConfigurationError(option, f"partition {partition_id} has no event there")
+        return number
+
+    numbers = await _all(find(each) for each in facts.partitions)
+    return {each.partition_id: number for each, number in zip(facts.partitions, numbers, strict=True)}
+
+
+class _FirstMessage:
+    """Takes the first message of a link. A :class:`eventpump.ports.ReceiveSink`."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def messages(self, batch: list[bytes]) -> None:
+        if not self.arrived.done():
+            self.arrived.set_result(batch[0])
+
+    def detached(self, error: EventPumpError) -> None:
+        if not self.arrived.done():
+            self.arrived.set_exception(error)
+
+
+async def _first_number(
+    transport: Transport, options: SourceOptions, partition_id: str, position: EventPosition
+) -> int:
+    sink = _FirstMessage()
+    spec = ReceiveLinkSpec(
+        hub=options.connection.hub,
+        consumer_group=options.consumer_group,
+        partition_id=partition_id,
+        position=position,
+        owner_level=options.receive.owner_level,
+    )
+    link = await transport.open_receive_link(spec, sink)
+    try:
+        link.set_credit(1)
+        return ReceivedEvent(await sink.arrived).sequence_number
+    finally:
+        sink.arrived.cancel()
+        await link.aclose()
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Wait for all, at the same time. The first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
+    """Ask until there is an answer. :raises ServiceError: in `timeout` seconds there was none, or none can come."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout
+    backoff = Backoff(0.2, 5.0)
+    rng = random.Random()
+    while True:
+        try:
+            async with asyncio.timeout_at(until):
+                return await ask()
+        except TimeoutError:
+            raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None
+        except ServiceError as error:
+            delay = backoff.next(rng)
+            if error.recovery is Recovery.GIVE_UP or loop.time() + delay >= until:
+                raise
+            _logger.warning("%s; asking again in %.1f s", error, delay)
+        await asyncio.sleep(delay)

@@ -1,0 +1,317 @@
+"""The readers of `format("eventpump")`: what Spark calls to read a hub, in queries and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+from eventpump.errors import ConfigurationError, ServiceError
+from eventpump.ports import Transport
+from eventpump.spark import lookups, worker
+from eventpump.spark.offsets import (
+    HubOffset,
+    HubSnapshot,
+    Loss,
+    SequenceRange,
+    SourcePartition,
+    StreamPlanner,
+    batch_ranges,
+    plan_tasks,
+)
+from eventpump.spark.options import SourceOptions
+from eventpump.spark.receive import read_ranges
+from eventpump.spark.rows import COLUMNS, DDL
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark before 4.2 has no limits: it asks for the latest offset without arguments
+
+    class ReadLimit:  # type: ignore[no-redef] # stands in for the missing one
+        """How much a trigger asks for."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef] # as above
+        """All there is."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef] # as above
+        """So many rows."""
+
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef] # as above
+        """Marks a source that can end."""
+
+
+_T = TypeVar("_T")
+
+_logger = logging.getLogger(__name__)
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """Give the names of the columns to read: some of ours, in any order.
+
+    :raises ConfigurationError: a column is none of ours, or of another type.
+    """
+    for field in schema.fields:
+        wanted = COLUMNS.get(field.name)
+        if wanted is None:
+            nearest = difflib.get_close_matches(field.name.lower(), {name.lower(): name for name in COLUMNS}, n=1)
+            hint = next((f"; did you mean {name}?" for name in COLUMNS if [name.lower()] == nearest), "")
+            raise ConfigurationError("schema", f"there is no column {field.name}{hint}")
+        if to_arrow_type(field.dataType, timezone="UTC") != wanted:
+            raise ConfigurationError("schema", f"column {field.name} is {_spark_types()[field.name]}")
+    return tuple(schema.fieldNames())
+
+
+def _spark_types() -> dict[str, str]:
+    names = list(COLUMNS)
+    starts = [DDL.index(f"{name} ") for name in names]
+    ends = [*(start - 2 for start in starts[1:]), len(DDL)]
+    return {name: DDL[start + len(name) + 1 : end] for name, start, end in zip(names, starts, ends, strict=True)}
+
+
+class _Reader:
+    """What both readers are to executors: options, and the columns to make. It travels; nothing else may be in it."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a task's ranges. Runs on executors.
+
+        :raises DataLossError: events are gone, and that is to fail.
+        :raises ServiceError: the service refused, or another reader took a partition: Spark tries the task again.
+        """
+        task = partition.value
+        assert isinstance(task, SourcePartition)
+        options = self._options
+        return read_ranges(options.connection, options.receive, task.ranges, self._columns)
+
+    def _tasks(self, ranges: Sequence[SequenceRange]) -> list[InputPartition]:
+        options = self._options
+        tasks = plan_tasks(
+            options.connection.hub,
+            ranges,
+            min_partitions=options.min_partitions,
+            partitions_per_task=options.partitions_per_task,
+        )
+        return [InputPartition(each) for each in tasks]
+
+    def _tell(self, losses: Sequence[Loss]) -> None:
+        """Fail for what is gone, or say what is. :raises DataLossError: it is to fail."""
+        for loss in losses:
+            if self._options.fail_on_data_loss:
+                raise loss.error()
+            _logger.warning("hub %s, partition %s: %s; going on", loss.hub, loss.partition_id, loss.problem)
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Reads a hub once, from the starting to the ending positions as they are when the batch is planned."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Look the positions up, and split what lies between into tasks.
+
+        :raises ConfigurationError: a position cannot be.
+        :raises DataLossError: a starting position lies before the oldest event, and that is to fail.
+        :raises ServiceError: the service did not answer.
+        """
+        options = self._options
+        hub = options.connection.hub
+        transport = worker.transport(options.connection)
+
+        async def ask() -> tuple[HubSnapshot, dict[str, int], dict[str, int]]:
+            facts = await lookups.read_facts(transport, options)
+            start = await lookups.find_numbers(transport, options, facts)
+            end = await lookups.find_numbers(transport, options, facts, is_end=True)
+            return facts.snapshot(hub), start, end
+
+        snapshot, start, end = worker.run(ask())
+        end = {each: max(number, start[each]) for each, number in end.items()}
+        ranges, losses = batch_ranges(HubOffset(hub, start), HubOffset(hub, end), snapshot)
+        self._tell(losses)
+        return self._tasks(ranges)
+
+
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a hub for a query.
+
+    Spark makes several. One lives as long as the query, in a process of its own on the driver, and is asked for
+    offsets; others are pickled, and read on executors.
+
+    :param notes: told once, in the query's own process.
+    """
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str], notes: Sequence[str] = ()) -> None:
+        super().__init__(options, columns)
+        self._notes = tuple(notes)
+        self._query: _Query | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Give the place where a new query begins: the user's, or the newest event's. The same however often asked."""
+        return self._own_query().first_start().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Say how much a batch holds unless its trigger says otherwise."""
+        limit = self._options.max_events_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Decide where the batch that begins at `start` ends.
+
+        Where there is nothing new, that is said only after a look at the service that is not older than the question,
+        and the look waits until `snapshot_interval` has passed since the one before. So a query that has nothing to do
+        asks little, and one that waits for all that is there (`processAllAvailable`) misses nothing.
+
+        :raises DataLossError: events are gone that were to be read, and that is to fail.
+        :raises ServiceError: the service did not answer.
+        """
+        return self._own_query().latest(start, is_limited=limit is None or isinstance(limit, ReadMaxRows))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Tell the end of the hub, for the query's progress."""
+        return self._own_query().snapshot().latest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Let the query end at what is there now."""
+        self._own_query().aim()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Split a batch into tasks.
+
+        :raises DataLossError: events are gone that were to be read, and that is to fail.
+        :raises ServiceError: the service did not answer.
+        """
+        return self._tasks(self._own_query().ranges(start, end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Learn that a batch is done. The service keeps no positions, so there is nothing to do."""
+
+    def stop(self) -> None:
+        """Close the query's connections."""
+        if self._query is not None:
+            worker.close()
+
+    def _own_query(self) -> _Query:
+        """Give what only the process that serves the query has."""
+        if self._query is None:
+            for note in self._notes:
+                _logger.warning("%s", note)
+            _end_in_order()
+            self._query = _Query(self._options, self._tell)
+        return self._query
+
+
+class _Query:
+    """What the driver knows of a query that runs: where it began, and what the hub held when last looked at.
+
+    Used by the one thread that Spark calls the reader on.
+
+    :param tell: is called with what is gone; it raises where that is to fail.
+    """
+
+    def __init__(self, options: SourceOptions, tell: Callable[[Sequence[Loss]], None]) -> None:
+        self._options = options
+        self._hub = options.connection.hub
+        self._tell = tell
+        self._planner = StreamPlanner(options.limits)
+        self._snapshot: HubSnapshot | None = None
+        self._taken_at = 0.0
+        self._ends_at_target = False
+        self._last: HubOffset | None = None
+
+    def first_start(self) -> HubOffset:
+        """Decide where the query begins, once."""
+        start = self._planner.first_start
+        if start is None:
+            facts = self._look()
+            start = HubOffset(self._hub, self._run(lookups.find_numbers(self._transport(), self._options, facts)))
+            self._planner.begin(start)
+        self._last = start
+        return start
+
+    def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
+        """Decide where the next batch ends. :param asked_from: where it begins; Spark before 4.2 says None."""
+        start = self._last if asked_from is None else HubOffset.from_json(self._hub, asked_from)
+        assert start is not None
+        asked_at = time.monotonic()
+        while True:
+            end = self._planner.end(start, self.snapshot(), is_limited=is_limited, now=time.monotonic())
+            self._tell(end.losses)
+            if end.offset is not start:
+                return end.offset.to_json()
+            if self._ends_at_target or self._taken_at >= asked_at:
+                # As Spark wrote it: offsets are compared as text, and one written by hand need not be spelled our way.
+                return start.to_json() if asked_from is None else asked_from
+            self._look(self._taken_at + self._options.snapshot_interval)
+
+    def aim(self) -> None:
+        """Have the query end at what is there now."""
+        self._look()
+        self._planner.aim(self.snapshot())
+        self._ends_at_target = True
+
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[SequenceRange]:
+        """Make the ranges of a batch."""
+        self._last = HubOffset.from_json(self._hub, end)
+        ranges, losses = batch_ranges(HubOffset.from_json(self._hub, start), self._last, self.snapshot())
+        self._tell(losses)
+        return ranges
+
+    def snapshot(self) -> HubSnapshot:
+        """Tell what the hub holds, or held `snapshot_interval` ago."""
+        if self._snapshot is None or time.monotonic() >= self._taken_at + self._options.snapshot_interval:
+            self._look()
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def _look(self, not_before: float = 0.0) -> lookups.HubFacts:
+        """Ask the service what the hub holds. :param not_before: when, in monotonic seconds."""
+
+        async def look() -> tuple[float, lookups.HubFacts]:
+            await asyncio.sleep(not_before - time.monotonic())
+            began = time.monotonic()
+            return began, await lookups.read_facts(self._transport(), self._options)
+
+        self._taken_at, facts = self._run(look())
+        self._snapshot = facts.snapshot(self._hub)
+        return facts
+
+    def _transport(self) -> Transport:
+        return worker.transport(self._options.connection)
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return worker.run(work)
+        except ServiceError:
+            worker.drop(self._options.connection)
+            raise
+
+
+def _end_in_order() -> None:
+    """Let the process end its work when Spark ends it: by default it is gone before its connections are closed."""
+
+    def leave(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
