@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from eventpump.spark.offsets import FIRST_START
+
 _MAX_OBSERVATIONS = 512
 
 
@@ -100,6 +102,8 @@ def parse_offsets(text: str | None) -> Offsets | None:
         return None
     found: Offsets = {}
     for hub, partitions in told.items() if isinstance(told, dict) else ():
+        if hub == FIRST_START:
+            continue
         if not isinstance(partitions, dict):
             return None
         for partition_id, number in partitions.items():

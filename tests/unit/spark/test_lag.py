@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.spark.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
+from eventpump.spark.offsets import HubOffset
 
 
 def offsets(hub: str = "hub", **numbers: int) -> str:
@@ -83,6 +84,12 @@ def test_offsets_of_another_source_are_passed_over(text: str | None) -> None:
     """Only the shape that our source writes is read; a query of other sources has no lag."""
     assert parse_offsets(text) is None
     assert LagLedger().progressed("run", 0.0, [(text, text)]) == ()
+
+
+def test_the_start_in_a_first_batch_is_no_hub() -> None:
+    """The first batch's offset keeps the batch's start too, which is nothing to be behind of."""
+    first = HubOffset("hub", {"0": 7}, first_start={"0": 3}).to_json()
+    assert parse_offsets(json.dumps(first)) == {("hub", "0"): 7}
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=700))
