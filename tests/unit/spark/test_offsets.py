@@ -1,0 +1,489 @@
+"""What a query and its batches cover: decided from numbers alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.errors import ConfigurationError
+from eventpump.events import EventPosition
+from eventpump.ports import PartitionProperties
+from eventpump.spark.offsets import (
+    FIRST_START,
+    MAX_READERS,
+    HubOffset,
+    HubSnapshot,
+    PartitionBounds,
+    SequenceRange,
+    StreamPlanner,
+    TriggerLimits,
+    batch_ranges,
+    group_ranges,
+    lookup_of,
+    number_of,
+    plan_tasks,
+    share,
+    split_ranges,
+)
+
+BORN = datetime(2030, 1, 1, tzinfo=UTC)
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def snapshot(*, created_at: datetime = BORN, **bounds: tuple[int, int] | int) -> HubSnapshot:
+    """Make a snapshot: p0=7 is a partition with the numbers below 7, p0=(3, 7) one whose oldest is 3."""
+    pairs = {key[1:]: (0, each) if isinstance(each, int) else each for key, each in bounds.items()}
+    return HubSnapshot("hub", created_at, {key: PartitionBounds(*pair) for key, pair in pairs.items()})
+
+
+def offset(**following: int) -> HubOffset:
+    return HubOffset("hub", {key[1:]: number for key, number in following.items()})
+
+
+def properties(
+    *, first: int = 0, last: int = -1, is_empty: bool = False, moment: datetime = NOON
+) -> PartitionProperties:
+    return PartitionProperties("hub", "0", first, last, f"o{last}", moment, is_empty or last < first)
+
+
+def restored(made: HubOffset) -> HubOffset:
+    """Take an offset through Spark's checkpoint."""
+    return HubOffset.from_json("hub", json.loads(json.dumps(made.to_json())))
+
+
+def next_batch(
+    planner: StreamPlanner, start: HubOffset, found: HubSnapshot, *, is_limited: bool = True, now: float = 0.0
+) -> HubOffset:
+    end = planner.end(start, found, is_limited=is_limited, now=now)
+    assert end.losses == ()
+    return restored(end.offset)
+
+
+# ---------------------------------------------------------------------------------------------------------- offsets
+
+
+def test_an_offset_is_the_connectors_text() -> None:
+    """Partitions are in numeric order, keys are text and numbers plain: the same offset is the same text."""
+    made = HubOffset("hub", {"10": 5, "9": 4, "0": 3})
+    assert json.dumps(made.to_json()) == '{"hub": {"0": 3, "9": 4, "10": 5}}'
+    assert restored(made) == made
+    assert HubOffset.from_json("HUB", {"hub": {"0": 3}}).hub == "hub"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, [], {}, {"hub": 3}, {"hub": {"0": -1}}, {"hub": {"0": True}}, {"hub": {"0": "3"}}, {"hub": {}, "other": {}},
+     {FIRST_START: {"0": 1}}, {"hub": {"0": 1}, FIRST_START: 4}],
+)  # fmt: skip
+def test_what_is_no_offset_is_refused(document: object) -> None:
+    """A checkpoint of another source is an error, and not taken for an offset."""
+    with pytest.raises(ConfigurationError, match=r"^checkpoint: an offset"):
+        HubOffset.from_json("hub", document)
+
+
+def test_a_checkpoint_of_another_hub_is_refused() -> None:
+    """A query that was pointed at another hub does not go on at numbers that mean nothing there."""
+    with pytest.raises(ConfigurationError, match="hub 'other', and this query reads 'hub'"):
+        HubOffset.from_json("hub", {"other": {"0": 1}})
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+FULL = properties(first=3, last=9)
+EMPTIED = properties(first=0, last=9, is_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("position", "found", "number"),
+    [
+        (EventPosition.earliest(), FULL, 3),
+        (EventPosition.latest(), FULL, 10),
+        (EventPosition.earliest(), EMPTIED, 10),
+        (EventPosition.latest(), EMPTIED, 10),
+        (EventPosition.earliest(), properties(), 0),
+        (EventPosition.at_offset("@latest", inclusive=True), FULL, 10),
+        (EventPosition.at_sequence_number(5, inclusive=True), FULL, 5),
+        (EventPosition.at_sequence_number(5), FULL, 6),
+        (EventPosition.at_sequence_number(9), FULL, 10),
+        (EventPosition.at_sequence_number(1, inclusive=True), FULL, 1),
+        (EventPosition.at_offset("o9"), FULL, 10),
+        (EventPosition.at_offset("o9", inclusive=True), FULL, None),
+        (EventPosition.at_offset("o5"), FULL, None),
+        (EventPosition.at_offset("o9", inclusive=True), EMPTIED, 10),
+        (EventPosition.at_enqueued_time(NOON, inclusive=True), FULL, None),
+        (EventPosition.at_enqueued_time(NOON), FULL, 10),
+        (EventPosition.at_enqueued_time(NOON + timedelta(seconds=1), inclusive=True), FULL, 10),
+        (EventPosition.at_enqueued_time(NOON - timedelta(seconds=1)), FULL, None),
+        (EventPosition.at_enqueued_time(NOON - timedelta(seconds=1)), EMPTIED, 10),
+    ],
+)
+def test_a_start_is_a_number_where_the_partition_tells(
+    position: EventPosition, found: PartitionProperties, number: int | None
+) -> None:
+    """A start that can be told from the properties is not looked up, and one that cannot never waits for an event."""
+    assert number_of(position, found, option="startingPosition") == number
+
+
+@pytest.mark.parametrize(
+    ("position", "number"),
+    [
+        (EventPosition.latest(), 10),
+        (EventPosition.earliest(), 3),
+        (EventPosition.at_sequence_number(5, inclusive=True), 6),
+        (EventPosition.at_sequence_number(5), 5),
+        (EventPosition.at_enqueued_time(NOON, inclusive=True), 10),
+        (EventPosition.at_enqueued_time(NOON), None),
+        (EventPosition.at_offset("o9", inclusive=True), 10),
+    ],
+)
+def test_an_inclusive_end_is_read_too(position: EventPosition, number: int | None) -> None:
+    """An end is the first number not to be read: behind the event itself where it is inclusive."""
+    assert number_of(position, FULL, option="endingPosition", is_end=True) == number
+
+
+def test_an_end_is_looked_up_behind_what_it_includes() -> None:
+    """The first event after an inclusive end, or at an exclusive one, has the end's number."""
+    assert lookup_of(EventPosition.at_enqueued_time(NOON, inclusive=True), is_end=True).inclusive is False
+    assert lookup_of(EventPosition.at_enqueued_time(NOON), is_end=True).inclusive is True
+    assert lookup_of(EventPosition.at_enqueued_time(NOON)).inclusive is False
+
+
+def test_a_number_beyond_the_end_is_refused() -> None:
+    """A sequence number that the partition has not reached is an error, and no wait for ever."""
+    with pytest.raises(ConfigurationError, match="startingPosition: partition 0 ends at sequence number 9, before 12"):
+        number_of(EventPosition.at_sequence_number(12, inclusive=True), FULL, option="startingPosition")
+
+
+# ----------------------------------------------------------------------------------------------------------- limits
+
+
+@given(
+    st.dictionaries(st.integers(0, 40).map(str), st.integers(0, 10**9), max_size=20),
+    st.integers(1, 10**9),
+)
+def test_shares_follow_backlog(backlog: dict[str, int], limit: int) -> None:
+    """Shares add up to the limit or the backlog, nobody gets more than there is, and whoever is behind gets some."""
+    shares = share(backlog, limit)
+    lagging = sum(events > 0 for events in backlog.values())
+    assert shares.keys() == backlog.keys()
+    assert all(min(1, backlog[each]) <= events <= backlog[each] for each, events in shares.items())
+    assert sum(shares.values()) == min(sum(backlog.values()), max(limit, lagging))
+
+
+@given(st.dictionaries(st.integers(0, 40).map(str), st.integers(0, 10**6), max_size=20), st.integers(1, 10**6))
+def test_a_larger_backlog_gets_no_smaller_share(backlog: dict[str, int], limit: int) -> None:
+    """Proportion holds to one event."""
+    shares = share(backlog, limit)
+    ordered = sorted(backlog, key=lambda each: backlog[each])
+    assert all(shares[low] <= shares[high] + 1 for low, high in pairwise(ordered))
+
+
+def test_a_share_is_proportional() -> None:
+    """A partition with three times the backlog gets three times as much."""
+    assert share({"0": 300, "1": 100, "2": 0}, 40) == {"0": 30, "1": 10, "2": 0}
+
+
+# --------------------------------------------------------------------------------------------------------- triggers
+
+
+def test_a_batch_takes_all_there_is_unless_limited() -> None:
+    """Without a limit a batch ends at the newest event; a trigger that asks for all passes the limit over."""
+    start = offset(p0=1, p1=2)
+    assert next_batch(StreamPlanner(TriggerLimits()), start, snapshot(p0=5, p1=2)) == offset(p0=5, p1=2)
+    limited = StreamPlanner(TriggerLimits(max_events=2))
+    assert next_batch(limited, start, snapshot(p0=5, p1=2)) == offset(p0=3, p1=2)
+    assert next_batch(limited, start, snapshot(p0=5, p1=2), is_limited=False) == offset(p0=5, p1=2)
+
+
+def test_nothing_new_is_the_start_itself() -> None:
+    """Where there is nothing to read the answer is the start, so that Spark runs no batch."""
+    start = offset(p0=5)
+    assert StreamPlanner(TriggerLimits()).end(start, snapshot(p0=5), is_limited=True, now=0).offset is start
+    grown = snapshot(p0=5, p1=0)
+    assert StreamPlanner(TriggerLimits()).end(start, grown, is_limited=True, now=0).offset is start
+
+
+def test_a_new_partition_is_read_from_its_beginning() -> None:
+    """What a partition got before it was discovered is read."""
+    end = next_batch(StreamPlanner(TriggerLimits()), offset(p0=5), snapshot(p0=5, p1=3))
+    assert end == offset(p0=5, p1=3)
+    ranges, losses = batch_ranges(offset(p0=5), end, snapshot(p0=5, p1=3))
+    assert (ranges, losses) == ([SequenceRange("1", 0, 3)], [])
+
+
+def test_a_batch_waits_for_the_least_number_of_events_and_no_longer_than_told() -> None:
+    """`min_events` holds a batch back until there are so many or the delay has passed, and then it counts anew."""
+    planner = StreamPlanner(TriggerLimits(min_events=10, max_delay=60))
+    start = offset(p0=0)
+    assert next_batch(planner, start, snapshot(p0=3), now=100) == start
+    assert next_batch(planner, start, snapshot(p0=9), now=159) == start
+    assert next_batch(planner, start, snapshot(p0=9), now=160) == offset(p0=9)
+    assert next_batch(planner, offset(p0=9), snapshot(p0=18), now=219) == offset(p0=9)
+    assert next_batch(planner, offset(p0=9), snapshot(p0=19), now=219) == offset(p0=19)
+
+
+def test_available_now_ends_at_its_target() -> None:
+    """What comes after the snapshot is left alone, new partitions too, and the least number does not hold it up."""
+    planner = StreamPlanner(TriggerLimits(max_events=2, min_events=2))
+    planner.aim(snapshot(p0=3))
+    later = snapshot(p0=9, p1=4)
+    first = next_batch(planner, offset(p0=0), later)
+    second = next_batch(planner, first, later)
+    assert (first, second) == (offset(p0=2), offset(p0=3))
+    assert planner.end(second, later, is_limited=True, now=0).offset is second
+    beyond = offset(p0=5)
+    assert planner.end(beyond, later, is_limited=True, now=0).offset is beyond
+
+
+def test_the_first_batch_is_written_with_its_start() -> None:
+    """A new query's start is in the checkpoint with the first batch, be it empty, and no later one repeats it."""
+    planner = StreamPlanner(TriggerLimits())
+    planner.begin(offset(p0=4))
+    first = next_batch(planner, offset(p0=4), snapshot(p0=4))
+    assert first == HubOffset("hub", {"0": 4}, first_start={"0": 4})
+    assert next_batch(planner, first, snapshot(p0=4)) == first
+    assert next_batch(planner, first, snapshot(p0=6)) == offset(p0=6)
+
+
+def test_a_repeated_first_batch_is_the_same() -> None:
+    """Spark asks anew where a first batch began when it repeats it; the batch keeps to what was decided before."""
+    first = HubOffset("hub", {"0": 7, "1": 2}, first_start={"0": 3, "1": 2})
+    asked_later = offset(p0=20, p1=20)
+    ranges, losses = batch_ranges(asked_later, first, snapshot(p0=20, p1=20))
+    assert (ranges, losses) == ([SequenceRange("0", 3, 7)], [])
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+def losses_of(start: HubOffset, found: HubSnapshot) -> list[tuple[str, str]]:
+    end = StreamPlanner(TriggerLimits()).end(start, found, is_limited=True, now=0)
+    return [(each.partition_id, each.problem) for each in end.losses]
+
+
+def test_retention_that_passed_the_start_is_a_loss() -> None:
+    """Events before the oldest kept are gone; a query told to go on reads from there."""
+    ((partition_id, problem),) = losses_of(offset(p0=2), snapshot(p0=(5, 9)))
+    assert partition_id == "0"
+    assert "from sequence number 2" in problem
+    assert "begins at 5" in problem
+    end = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=(5, 9)), is_limited=True, now=0).offset
+    assert end == offset(p0=9)
+    ranges, losses = batch_ranges(offset(p0=2), end, snapshot(p0=(5, 9)))
+    assert ranges == [SequenceRange("0", 5, 9)]
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("emptied", [(9, 9), (5, 9)])
+def test_a_loss_is_told_once(emptied: tuple[int, int]) -> None:
+    """A query that goes on does not find the same loss again, where everything is gone neither."""
+    planner = StreamPlanner(TriggerLimits())
+    found = snapshot(p0=emptied)
+    end = planner.end(offset(p0=2), found, is_limited=True, now=0)
+    assert len(end.losses) == 1
+    again = planner.end(end.offset, found, is_limited=True, now=0)
+    assert (again.losses, again.offset) == ((), end.offset)
+
+
+@pytest.mark.parametrize("new", [0, 1, 6])
+def test_numbers_that_run_backwards_are_a_loss(new: int) -> None:
+    """A recreated hub shows by lower numbers; a query told to go on reads it from its beginning."""
+    start = offset(p0=7)
+    ((partition_id, problem),) = losses_of(start, snapshot(p0=new))
+    assert partition_id == "0"
+    assert "the hub was recreated" in problem
+    planner = StreamPlanner(TriggerLimits(max_events=4))
+    end = planner.end(start, snapshot(p0=new), is_limited=True, now=0).offset
+    assert end == offset(p0=min(new, 4))
+    ranges, _ = batch_ranges(start, end, snapshot(p0=new))
+    assert ranges == ([SequenceRange("0", 0, min(new, 4))] if new else [])
+
+
+def test_a_missing_partition_is_a_loss() -> None:
+    """A partition that the hub no longer has shows; a query told to go on forgets it."""
+    start = offset(p0=7, p1=3)
+    ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
+    assert (partition_id, problem) == ("1", "the hub no longer has it: the hub was recreated")
+    assert StreamPlanner(TriggerLimits()).end(start, snapshot(p0=7), is_limited=True, now=0).offset == offset(p0=7)
+    ranges, losses = batch_ranges(offset(p0=7, p1=1), start, snapshot(p0=7))
+    assert (ranges, [each.partition_id for each in losses]) == ([], ["1"])
+
+
+def test_another_hub_of_the_same_name_is_a_loss() -> None:
+    """A hub recreated with more events than before shows by when it was created, and is told once."""
+    planner = StreamPlanner(TriggerLimits())
+    assert planner.end(offset(p0=2), snapshot(p0=3), is_limited=True, now=0).losses == ()
+    other = snapshot(created_at=BORN + timedelta(days=1), p0=30)
+    (loss,) = planner.end(offset(p0=3), other, is_limited=True, now=0).losses
+    assert "2030-01-02" in loss.problem
+    assert planner.end(offset(p0=3), other, is_limited=True, now=0).losses == ()
+
+
+def test_a_batch_beyond_the_end_is_a_loss() -> None:
+    """A logged batch that a recreated hub cannot have is not waited for."""
+    ranges, (loss,) = batch_ranges(offset(p0=2), offset(p0=9), snapshot(p0=4))
+    assert ranges == [SequenceRange("0", 2, 4)]
+    assert "ends at 3" in loss.problem
+
+
+def test_the_error_says_how_to_go_on() -> None:
+    """The error of a loss names the option that lets the query go on."""
+    (loss,) = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=1), is_limited=True, now=0).losses
+    assert str(loss.error()).startswith("hub hub, partition 0: sequence number 1 was reached before")
+    assert "failOnDataLoss" in str(loss.error())
+
+
+# ------------------------------------------------------------------------------------------------------------ a run
+
+
+class _Run:
+    """A hub that grows, and a query that is stopped and started, with Spark's log between its runs."""
+
+    def __init__(self, limits: TriggerLimits, begun: Mapping[str, int]) -> None:
+        self.limits = limits
+        self.latest = dict(begun)
+        self.planner = StreamPlanner(limits)
+        self.log: list[HubOffset] = []
+        self.committed = 0
+        self.read: Counter[tuple[str, int]] = Counter()
+        self.start = self.initial()
+
+    def initial(self) -> HubOffset:
+        start = HubOffset("hub", dict(self.latest))
+        self.planner.begin(start)
+        return start
+
+    @property
+    def snapshot(self) -> HubSnapshot:
+        return HubSnapshot("hub", BORN, {each: PartitionBounds(0, end) for each, end in self.latest.items()})
+
+    def trigger(self, now: float) -> None:
+        """Log a batch where there is one."""
+        if self.committed == len(self.log):
+            start = self.log[-1] if self.log else self.start
+            end = next_batch(self.planner, start, self.snapshot, now=now)
+            if end != start:
+                self.log.append(end)
+
+    def run(self, *, is_committed: bool) -> None:
+        """Run the batch that was logged last."""
+        if self.committed < len(self.log):
+            start = self.log[-2] if len(self.log) > 1 else self.start
+            ranges, losses = batch_ranges(start, self.log[-1], self.snapshot)
+            assert losses == []
+            if is_committed:
+                self.committed += 1
+                for each in ranges:
+                    self.read.update((each.partition_id, number) for number in range(each.start, each.end))
+
+    def restart(self) -> None:
+        """Lose everything but the log. A query that has none yet begins anew."""
+        self.planner = StreamPlanner(self.limits)
+        if self.committed == 0:
+            self.start = self.initial()  # Spark asks again, logged batch or not
+
+
+_STEPS = st.tuples(
+    st.sampled_from(["publish", "add a partition", "trigger", "commit", "crash", "restart"]),
+    st.integers(0, 5).map(str),
+    st.integers(0, 30),
+)
+
+
+@given(st.integers(1, 20) | st.none(), st.integers(1, 20) | st.none(), st.lists(_STEPS, max_size=60))
+def test_every_event_after_the_start_is_read_once(
+    most: int | None, least: int | None, steps: list[tuple[str, str, int]]
+) -> None:
+    """Whatever is published, limited, crashed and repeated: what follows the logged start is read, each number once."""
+    run = _Run(TriggerLimits(most, least, 50.0), {"0": 4, "1": 0, "2": 9})
+    now = 0.0
+    for step, partition_id, count in steps:
+        if step == "publish" and partition_id in run.latest:
+            run.latest[partition_id] += count
+        elif step == "add a partition":
+            run.latest.setdefault(partition_id, count)
+        elif step == "trigger":
+            now += 3 * count
+            run.trigger(now)
+        elif step in {"commit", "crash"}:
+            run.run(is_committed=step == "commit")
+        elif step == "restart":
+            run.restart()
+    for _ in range(400):
+        now += 100.0
+        run.trigger(now)
+        run.run(is_committed=True)
+    began = run.log[0].first_start
+    assert began is not None
+    expected = {(each, number) for each, end in run.latest.items() for number in range(began.get(each, 0), end)}
+    assert run.read == Counter(expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ tasks
+
+_RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**5)), max_size=40).map(
+    lambda pairs: [SequenceRange(str(index), start, start + size) for index, (start, size) in enumerate(pairs)]
+)
+
+
+@given(_RANGES, st.integers(1, 60) | st.none(), st.integers(1, 7))
+def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: int | None, per_task: int) -> None:
+    """Split or grouped, the tasks' ranges are the batch's, none twice and none empty, within the limits."""
+    tasks = plan_tasks("hub", ranges, min_partitions=at_least, partitions_per_task=1 if at_least else per_task)
+    parts = sorted(
+        (each for task in tasks for each in task.ranges), key=lambda each: (int(each.partition_id), each.start)
+    )
+    joined: list[SequenceRange] = []
+    for part in parts:
+        assert part.size > 0
+        if joined and joined[-1].partition_id == part.partition_id:
+            assert joined[-1].end == part.start
+            joined[-1] = SequenceRange(part.partition_id, joined[-1].start, part.end)
+        else:
+            joined.append(part)
+    assert joined == ranges
+    readers = Counter(each.partition_id for each in parts)
+    assert all(count <= MAX_READERS for count in readers.values())
+    if at_least is None:
+        assert len(tasks) == -(-len(ranges) // per_task)
+    else:
+        possible = sum(min(MAX_READERS, each.size) for each in ranges)
+        assert len(tasks) == min(max(at_least, len(ranges)), possible)
+
+
+def test_the_largest_ranges_are_split() -> None:
+    """`min_partitions` splits where most is to be read."""
+    parts = split_ranges([SequenceRange("0", 0, 10), SequenceRange("1", 100, 1000)], 4)
+    assert parts == [
+        SequenceRange("0", 0, 10),
+        SequenceRange("1", 100, 400),
+        SequenceRange("1", 400, 700),
+        SequenceRange("1", 700, 1000),
+    ]
+
+
+def test_groups_are_about_equally_large() -> None:
+    """A large range shares its task with small ones."""
+    sizes = {"0": 100, "1": 10, "2": 90, "3": 20}
+    groups = group_ranges([SequenceRange(each, 0, size) for each, size in sizes.items()], 2)
+    assert sorted(sorted(each.partition_id for each in group) for group in groups) == [["0", "1"], ["2", "3"]]
+
+
+def test_hubs_begin_their_lists_with_different_partitions() -> None:
+    """The order of tasks turns with the hub's name, is the same each time, and keeps partitions in sequence."""
+    ranges = [SequenceRange(str(each), 0, 10) for each in range(8)]
+    orders = {
+        hub: [task.ranges[0].partition_id for task in plan_tasks(hub, ranges)] for hub in ("a", "b", "c", "d", "e", "f")
+    }
+    assert len({tuple(order) for order in orders.values()}) > 1
+    for hub, order in orders.items():
+        assert order == [task.ranges[0].partition_id for task in plan_tasks(hub.upper(), ranges)]
+        first = int(order[0])
+        assert [int(each) for each in order] == [(first + step) % 8 for step in range(8)]
