@@ -5,16 +5,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eventpump.spark.data_source import register
+    from eventpump.spark.foreach_batch import BatchReceipt, ForeachBatchWriter, PublishedRows, foreach_batch_producer
     from eventpump.spark.lag import PartitionLag, QueryLag
     from eventpump.spark.progress import LagListener
 
-__all__ = ["LagListener", "PartitionLag", "QueryLag", "register"]
+__all__ = [
+    "BatchReceipt",
+    "ForeachBatchWriter",
+    "LagListener",
+    "PartitionLag",
+    "PublishedRows",
+    "QueryLag",
+    "foreach_batch_producer",
+    "register",
+]
 
 # Every Python worker imports this package; what only the driver needs is not loaded there.
 _HOMES = {
+    "BatchReceipt": "foreach_batch",
+    "ForeachBatchWriter": "foreach_batch",
     "LagListener": "progress",
     "PartitionLag": "lag",
+    "PublishedRows": "foreach_batch",
     "QueryLag": "lag",
+    "foreach_batch_producer": "foreach_batch",
     "register": "data_source",
 }
 

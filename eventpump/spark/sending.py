@@ -35,10 +35,11 @@ _IN_FLIGHT: Final = 8 * 1024 * 1024
 
 
 class _SharedTransport(Transport):
-    """The process's transport, in the hands of a producer that closes what it was given: the connection stays."""
+    """The process's transport, for a producer that closes it: its links are closed then, and the connection stays."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self._links: list[SendLink] = []
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -48,7 +49,9 @@ class _SharedTransport(Transport):
         return await self.transport.open_receive_link(spec, sink)
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        return await self.transport.open_send_link(spec)
+        link = await self.transport.open_send_link(spec)
+        self._links = [*(each for each in self._links if each.is_attached), link]
+        return link
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
         return await self.transport.get_hub_properties(hub)
@@ -57,7 +60,18 @@ class _SharedTransport(Transport):
         return await self.transport.get_partition_properties(hub, partition_id)
 
     async def aclose(self) -> None:
-        pass
+        links, self._links = self._links, []
+        for link in links:
+            await link.aclose()
+
+
+async def message_limit(connection: SparkConnection) -> int:
+    """Ask what the service takes in one message, in bytes. On the loop's thread. :raises ServiceError: no answer."""
+    producer = HubProducer(_SharedTransport(worker.transport(connection)), connection.hub)
+    try:
+        return await producer.message_limit(None)
+    finally:
+        await producer.aclose()
 
 
 class _Producers:
