@@ -67,7 +67,7 @@ _logger = logging.getLogger(__name__)
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Give the names of the columns to read: some of ours, in any order.
 
-    :raises ConfigurationError: a column is none of ours, or of another type.
+    :raises ConfigurationError: a column is none of ours, or of another type, or must not be null.
     """
     for field in schema.fields:
         wanted = COLUMNS.get(field.name)
@@ -77,6 +77,8 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
             raise ConfigurationError("schema", f"there is no column {field.name}{hint}")
         if to_arrow_type(field.dataType, timezone="UTC") != wanted:
             raise ConfigurationError("schema", f"column {field.name} is {_spark_types()[field.name]}")
+        if not field.nullable:
+            raise ConfigurationError("schema", f"column {field.name} must be nullable")
     return tuple(schema.fieldNames())
 
 
@@ -147,7 +149,8 @@ class BatchReader(_Reader, DataSourceReader):
         end = {each: max(number, start[each]) for each, number in end.items()}
         ranges, losses = batch_ranges(HubOffset(hub, start), HubOffset(hub, end), snapshot)
         self._tell(losses)
-        return self._tasks(ranges)
+        # Of a batch without a task Spark makes one of its own, with nothing in it that we know.
+        return self._tasks(ranges) or [InputPartition(SourcePartition(()))]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -1,0 +1,126 @@
+"""Batches of the source: what was published comes as it was, from anywhere to anywhere."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from eventpump import EventData
+from eventpump.spark.data_source import register
+from eventpump.spark.rows import COLUMNS
+from tests.spark.reading import HubReading
+from tests.spark.service import SparkService
+
+
+@pytest.fixture(autouse=True)
+def _registered(spark: SparkSession) -> None:
+    register(spark)
+
+
+@pytest.fixture(scope="module")
+def filled(spark: SparkSession, service: SparkService) -> HubReading:
+    """A hub with six events in one partition, stored at three moments, and two in another."""
+    hub = service.new_hub(2)
+    for bodies in ([b"a", b"b"], [b"c", b"d"], [b"e", b"f"]):
+        service.publish(hub, bodies, "0")
+    service.publish(hub, [b"x", b"y"], "1")
+    return HubReading(spark, service, hub)
+
+
+MOMENT = datetime(2030, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+NAME = uuid.UUID(int=7)
+KINDS = (
+    EventData(b"\x00\xff plain"),
+    EventData(""),
+    EventData("tëxt \N{GREEK SMALL LETTER PI}", properties={"text": "ü", "number": 7, "half": 0.5, "flag": True}),
+    EventData(b"x", properties={"bytes": b"\x01\x02", "moment": MOMENT, "name": NAME, "none": None}),
+    EventData(value={"a": [1, "two"], "b": None}),
+    EventData(value="a text"),
+    EventData(sequence=[1, "two", b"three"]),
+    EventData(
+        b"x", message_id="m-1", correlation_id=NAME, content_type="text/plain", subject="s", creation_time=MOMENT
+    ),
+)
+
+
+def test_every_event_comes_as_it_was_published(spark: SparkSession, service: SparkService) -> None:
+    """Bodies, keys and properties of every kind, positions and times: each row is its event, each event one row."""
+    hub = service.new_hub(1)
+    service.publish(hub, KINDS)
+    service.publish(hub, [EventData(b"k1"), EventData(b"k2")], partition_key="a key")
+    rows = HubReading(spark, service, hub).batch(None).orderBy("sequenceNumber").collect()
+    events = service.read(hub)["0"]
+    assert len(rows) == len(events) == len(KINDS) + 2
+    assert [row["partition"] for row in rows] == ["0"] * len(rows)
+    assert [row["sequenceNumber"] for row in rows] == [event.sequence_number for event in events]
+    assert [row["offset"] for row in rows] == [event.offset for event in events]
+    assert [row["enqueuedTime"].replace(tzinfo=UTC) for row in rows] == [event.enqueued_time for event in events]
+    assert [row["partitionKey"] for row in rows] == [None] * len(KINDS) + ["a key"] * 2
+    assert [row["publisher"] for row in rows] == [None] * len(rows)
+    bodies = [bytes(row["body"]) for row in rows]
+    assert bodies[:4] == [b"\x00\xff plain", b"", "tëxt π".encode(), b"x"]
+    assert [json.loads(bodies[4]), bodies[5], json.loads(bodies[6])] == [
+        {"a": [1, "two"], "b": None},
+        b"a text",
+        [1, "two", "dGhyZWU="],
+    ]
+    assert rows[2]["properties"] == {"text": "ü", "number": "7", "half": "0.5", "flag": "true"}
+    properties = rows[3]["properties"]
+    assert json.loads(properties["bytes"]) == "AQI="
+    assert (properties["name"], properties["none"]) == (json.dumps(str(NAME)), None)
+    assert "2030-01-31" in properties["moment"]
+    system = rows[7]["systemProperties"]
+    assert (system["message-id"], system["correlation-id"]) == ("m-1", json.dumps(str(NAME)))
+    assert system["content-type"] == "text/plain"
+    assert not {"x-opt-offset", "x-opt-sequence-number", "x-opt-enqueued-time"} & system.keys()
+
+
+def test_the_schema_is_the_connectors(filled: HubReading) -> None:
+    """All columns in the connector's order, nullable; without properties where they are not wanted."""
+    schema = filled.batch(None).schema
+    assert schema.fieldNames() == list(COLUMNS)
+    assert [field.dataType.simpleString() for field in schema] == [
+        "binary", "string", "string", "bigint", "timestamp", "string", "string", "map<string,string>",
+        "map<string,string>",
+    ]  # fmt: skip
+    assert all(field.nullable for field in schema)
+    assert filled.batch(None, includeProperties="false").schema.fieldNames() == list(COLUMNS)[:-2]
+
+
+def test_any_columns_in_any_order_are_read(filled: HubReading) -> None:
+    """A schema given by the user is the projection."""
+    rows = filled.batch("sequenceNumber BIGINT, partition STRING").collect()
+    assert sorted((row[1], row[0]) for row in rows) == [("0", n) for n in range(6)] + [("1", 0), ("1", 1)]
+
+
+def test_what_cannot_work_is_refused_without_secrets(filled: HubReading) -> None:
+    """A wrong option fails `load`, a wrong column the planning; both are named, and no secret is shown."""
+    with pytest.raises(AnalysisException, match="did you mean maxEventsPerTrigger") as option:
+        filled.batch(None, maxEventPerTrigger=4)
+    with pytest.raises(PySparkException, match="schema: there is no column Body; did you mean body") as column:
+        filled.batch("Body BINARY").collect()
+    for caught in (option, column):
+        assert "SharedAccessKey" not in str(caught.value)
+
+
+def test_a_plan_shows_no_secret(filled: HubReading) -> None:
+    """The connection string is in no plan."""
+    plan = filled.batch(None)._jdf.queryExecution().toString()
+    assert "SharedAccessKey" not in plan
+
+
+def test_an_empty_hub_is_an_empty_frame(spark: SparkSession, service: SparkService) -> None:
+    """A hub without events is read without waiting."""
+    assert HubReading(spark, service, service.new_hub(2)).keys() == []
+
+
+def test_a_session_finds_the_format_by_itself(spark: SparkSession, service: SparkService) -> None:
+    """Installed beside Spark, the package needs no registration."""
+    hub = service.new_hub(1)
+    service.publish(hub, [b"a"])
+    assert HubReading(spark.newSession(), service, hub).keys() == [("0", 0, b"a")]

@@ -1,0 +1,490 @@
+"""What the readers answer to what Spark asks, and read of the emulator: without Spark around them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType
+
+from eventpump import ReceivedEvent
+from eventpump.emulator.faults import LinkRole, Reject
+from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
+from eventpump.spark.options import SourceOptions
+from eventpump.spark.source import BatchReader, StreamReader, columns_of
+from tests.spark.reading import Key
+from tests.spark.service import SparkService
+
+COLUMNS = ("partition", "sequenceNumber", "body")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A reader that serves a query answers SIGTERM in its own way; here it shares the process with others."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def rows_of(reader: BatchReader | StreamReader, tasks: Any) -> list[Key]:
+    """Read tasks one after the other."""
+    found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    keys = [(row["partition"], row["sequenceNumber"], row["body"]) for row in found]
+    return sorted(keys, key=lambda key: int(key[0]))
+
+
+class Hub:
+    """A hub of a test."""
+
+    def __init__(self, service: SparkService, partitions: int = 1) -> None:
+        self.service = service
+        self.name = service.new_hub(partitions)
+
+    def options(self, **options: Any) -> SourceOptions:
+        given = {name: str(value) for name, value in options.items()}
+        return SourceOptions.from_options(
+            {"connectionString": self.service.connection_string, "hub": self.name, "snapshotInterval": "0.001", **given}
+        )
+
+    def batch_reader(self, **options: Any) -> BatchReader:
+        return BatchReader(self.options(**options).for_batch(), COLUMNS)
+
+    def batch(self, **options: Any) -> list[Key]:
+        reader = self.batch_reader(**options)
+        return rows_of(reader, reader.partitions())
+
+    def publish(self, *bodies: bytes, to: str = "0") -> None:
+        self.service.publish(self.name, bodies, to)
+
+    def events(self) -> dict[str, list[ReceivedEvent]]:
+        return self.service.read(self.name)
+
+    def published(self) -> list[Key]:
+        return [(each, event.sequence_number, event.body) for each, events in self.events().items() for event in events]
+
+    def drop_before(self, number: int) -> None:
+        self.service.call(lambda: self.service.emulator.drop_events(self.name, "0", number))
+
+    def recreate(self, partitions: int | None = None) -> None:
+        self.service.call(lambda: self.service.emulator.recreate_hub(self.name, partitions))
+
+
+class Engine:
+    """Asks a stream reader what Spark would, and keeps what Spark would keep: offsets as text."""
+
+    def __init__(self, hub: Hub, **options: Any) -> None:
+        self.hub = hub
+        self.given = options
+        self.log: list[str] = []
+        self.reader = self.new_reader()
+
+    def new_reader(self) -> StreamReader:
+        return StreamReader(self.hub.options(**self.given).for_stream(), COLUMNS)
+
+    def restart(self, **options: Any) -> None:
+        """Go on from the log, as another run of the query."""
+        self.given |= options
+        self.reader = self.new_reader()
+
+    def start(self) -> dict[str, Any]:
+        return json.loads(self.log[-1]) if self.log else self.reader.initialOffset()
+
+    def batch(self, limit: ReadLimit | None = None) -> list[Key] | None:
+        """Plan and read a batch. :returns: None where there is none."""
+        start = json.dumps(self.start())
+        end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.reader.getDefaultReadLimit()))
+        if end == start:
+            return None
+        self.log.append(end)
+        return self.read(start, end)
+
+    def read(self, start: str, end: str) -> list[Key]:
+        return rows_of(self.reader, self.reader.partitions(json.loads(start), json.loads(end)))
+
+
+@pytest.fixture
+def hub(service: SparkService) -> Hub:
+    """A hub of one partition, without events."""
+    return Hub(service)
+
+
+@pytest.fixture
+def pair(service: SparkService) -> Hub:
+    """A hub of two partitions, without events."""
+    return Hub(service, 2)
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+
+@pytest.fixture(scope="module")
+def filled(service: SparkService) -> Hub:
+    """A hub with six events in one partition, stored at three moments, and two in another."""
+    hub = Hub(service, 2)
+    for bodies in ([b"a", b"b"], [b"c", b"d"], [b"e", b"f"]):
+        hub.publish(*bodies)
+    hub.publish(b"x", b"y", to="1")
+    return hub
+
+
+def index_at(events: list[ReceivedEvent], kind: str, place: ReceivedEvent, *, inclusive: bool) -> int:
+    """Say at which index of a partition's events reading begins."""
+    if kind == "enqueuedTime":
+        moment = place.enqueued_time
+        return sum(each.enqueued_time < moment or (each.enqueued_time == moment and not inclusive) for each in events)
+    return events.index(place) + (0 if inclusive else 1)
+
+
+def position(kind: str, place: ReceivedEvent, *, inclusive: bool) -> dict[str, Any]:
+    value = {"seqNo": place.sequence_number, "offset": place.offset, "enqueuedTime": place.enqueued_time.isoformat()}
+    return {kind: value[kind], "isInclusive": inclusive}
+
+
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("kind", ["seqNo", "offset", "enqueuedTime"])
+def test_positions_of_every_kind(filled: Hub, kind: str, inclusive: bool) -> None:
+    """From a number, an offset or a time, up to one, with and without the event there: exactly what lies between."""
+    events = filled.events()["0"]
+    for first, last in ((0, 0), (0, 5), (1, 4), (2, 3), (5, 5)):
+        start = index_at(events, kind, events[first], inclusive=inclusive)
+        end = index_at(events, kind, events[last], inclusive=not inclusive)
+        found = filled.batch(
+            startingPosition="latest",
+            startingPositions=json.dumps({"0": position(kind, events[first], inclusive=inclusive)}),
+            endingPositions=json.dumps({"0": position(kind, events[last], inclusive=inclusive)}),
+        )
+        assert found == [("0", event.sequence_number, event.body) for event in events[start:end]]
+
+
+def test_positions_of_both_ends(filled: Hub) -> None:
+    """Words stand for the ends; a partition's own position wins; the connector's forms are taken."""
+    everything = filled.published()
+    assert len(everything) == 8
+    assert filled.batch() == filled.batch(startingPosition="-1", endingPosition="@latest") == everything
+    assert filled.batch(startingPosition="latest") == []
+    assert filled.batch(endingPosition="earliest") == []
+    key = json.dumps({"ehName": filled.name, "partitionId": 1})
+    place = {"offset": "@latest", "seqNo": -1, "enqueuedTime": None, "isInclusive": True}
+    assert filled.batch(**{"eventhubs.startingPositions": json.dumps({key: place})}) == everything[:6]
+
+
+def test_a_time_that_nothing_follows(filled: Hub) -> None:
+    """A time behind the newest event is the end, or an error where the user wants one."""
+    later = "2999-01-01T00:00:00Z"
+    assert filled.batch(startingPosition=later) == []
+    with pytest.raises(ConfigurationError, match="startingPosition: partition 0 has no event there"):
+        filled.batch(startingPosition=later, noMatchingPosition="error")
+    assert filled.batch(startingPosition="latest", noMatchingPosition="error") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingPosition": "99"}, "startingPosition: partition 0 ends at sequence number 5, before 99"),
+        ({"endingPosition": "99"}, "endingPosition: partition 0 ends at sequence number 5, before 99"),
+        ({"startingPositions": '{"7": 0}'}, "startingPositions: hub .* has no partition 7"),
+    ],
+)
+def test_a_position_that_cannot_be_is_refused(filled: Hub, options: dict[str, Any], says: str) -> None:
+    """A number not reached, and a partition that there is not, are errors."""
+    with pytest.raises(ConfigurationError, match=says):
+        filled.batch(**options)
+
+
+def test_an_offset_that_the_service_does_not_know_is_refused(filled: Hub) -> None:
+    """The service's refusal ends the planning; nothing waits for an event that never comes."""
+    with pytest.raises(RequestRefusedError, match="offset"):
+        filled.batch(startingPosition='{"offset": "99999"}')
+
+
+def test_a_batch_of_what_retention_has_passed(hub: Hub) -> None:
+    """A starting number below the oldest event fails, unless the batch is told to go on."""
+    hub.publish(b"a", b"b", b"c")
+    hub.drop_before(2)
+    with pytest.raises(DataLossError, match="partition 0: the events from sequence number 1 are to be read"):
+        hub.batch(startingPosition="1")
+    assert hub.batch(startingPosition="1", failOnDataLoss="false") == [("0", 2, b"c")]
+    assert hub.batch(startingPosition="earliest") == [("0", 2, b"c")]
+
+
+# ------------------------------------------------------------------------------------------------------------ tasks
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options"),
+    [
+        (3, {}),
+        (2, {"partitionsPerTask": 2}),
+        (1, {"partitionsPerTask": 8}),
+        (6, {"minPartitions": 6}),
+        (7, {"minPartitions": 20}),
+    ],
+)
+def test_tasks_share_the_events(service: SparkService, tasks: int, options: dict[str, Any]) -> None:
+    """One task per partition, several partitions in a task, or large ones split: every event comes once."""
+    hub = Hub(service, 4)
+    service.publish_all(hub.name, {"0": [b"%d" % n for n in range(50)], "1": [b"a"], "2": [b"b"]})
+    reader = hub.batch_reader(**options)
+    planned = reader.partitions()
+    assert len(planned) == tasks
+    assert rows_of(reader, planned) == hub.published()
+
+
+def test_a_task_shows_no_secret(filled: Hub) -> None:
+    """What Spark may log of a task says which numbers, and nothing of the connection."""
+    reader = filled.batch_reader()
+    assert "SharedAccessKey" not in repr(reader.partitions()) + repr(vars(reader))
+
+
+# ---------------------------------------------------------------------------------------------------------- columns
+
+
+def test_columns_are_checked() -> None:
+    """A column is one of ours, of our type and nullable, or refused with what would be right."""
+    body = StructField("body", BinaryType())
+    assert columns_of(StructType([body])) == ("body",)
+    for field, says in (
+        (StructField("Body", body.dataType), "there is no column Body; did you mean body?"),
+        (StructField("payload", body.dataType), "there is no column payload"),
+        (StructField("partition", body.dataType), "column partition is STRING"),
+        (StructField("enqueuedTime", TimestampNTZType()), "column enqueuedTime is TIMESTAMP"),
+        (StructField("properties", body.dataType), "column properties is MAP<STRING, STRING>"),
+        (StructField("systemProperties", body.dataType), "column systemProperties is MAP<STRING, STRING>"),
+        (StructField("body", body.dataType, nullable=False), "column body must be nullable"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            columns_of(StructType([field]))
+        assert str(caught.value) == f"schema: {says}"
+
+
+# ---------------------------------------------------------------------------------------------------------- queries
+
+
+def test_a_query_reads_from_where_it_began(hub: Hub) -> None:
+    """A new query begins at the newest event, by default, and goes on batch by batch; where nothing is new, there is
+    no batch."""
+    hub.publish(b"before")
+    engine = Engine(hub)
+    assert engine.batch() == []
+    hub.publish(b"a", b"b")
+    assert engine.batch() == [("0", 1, b"a"), ("0", 2, b"b")]
+    assert engine.batch() is None
+    hub.publish(b"c")
+    assert engine.batch() == [("0", 3, b"c")]
+    assert engine.reader.reportLatestOffset() == json.loads(engine.log[-1])
+
+
+def test_the_start_survives_before_anything_is_read(hub: Hub) -> None:
+    """What comes between the start of a query and its first event is not lost by a restart."""
+    engine = Engine(hub)
+    assert engine.batch() == []
+    hub.publish(b"a")
+    engine.restart()
+    assert engine.batch() == [("0", 0, b"a")]
+
+
+def test_a_first_batch_is_repeated_as_it_was(hub: Hub) -> None:
+    """Spark asks a restarted query for the start of its first batch again, which by then would be another."""
+    hub.publish(b"before")
+    engine = Engine(hub)
+    engine.start()
+    hub.publish(b"a")
+    first = engine.batch()
+    hub.publish(b"b")
+    engine.restart()
+    asked_again = json.dumps(engine.reader.initialOffset())
+    assert engine.read(asked_again, engine.log[0]) == first == [("0", 1, b"a")]
+    assert engine.batch() == [("0", 2, b"b")]
+
+
+def test_spark_before_4_2_asks_without_arguments(pair: Hub) -> None:
+    """There the reader remembers where the last batch ended; after a restart Spark tells by an empty batch."""
+    pair.publish(b"a", b"b", b"c")
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
+    start = engine.reader.initialOffset()
+    first = engine.reader.latestOffset()
+    assert rows_of(engine.reader, engine.reader.partitions(start, first)) == [("0", 0, b"a"), ("0", 1, b"b")]
+    engine.restart()
+    assert engine.reader.partitions(first, first) == []
+    second = engine.reader.latestOffset()
+    assert rows_of(engine.reader, engine.reader.partitions(first, second)) == [("0", 2, b"c")]
+    assert engine.reader.latestOffset() == second
+
+
+def test_a_limit_is_split_by_backlog(pair: Hub) -> None:
+    """Batches hold the limit, in proportion to what waits, until nothing does."""
+    pair.publish(*[b"%d" % n for n in range(30)])
+    pair.publish(*[b"%d" % n for n in range(10)], to="1")
+    published = pair.published()
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=8)
+    batches: list[list[Key]] = []
+    while (batch := engine.batch()) is not None:
+        batches.append(batch)
+    assert [len(batch) for batch in batches] == [8] * 5
+    assert [sum(key[0] == "0" for key in batch) for batch in batches] == [6] * 5
+    assert sorted(key for batch in batches for key in batch) == sorted(published)
+    assert isinstance(engine.reader.getDefaultReadLimit(), ReadMaxRows)
+
+
+def test_a_trigger_may_ask_for_all(hub: Hub) -> None:
+    """`ReadAllAvailable`, as of a trigger that runs once, passes the limit over."""
+    hub.publish(*[b"%d" % n for n in range(9)])
+    engine = Engine(hub, startingPosition="earliest", maxEventsPerTrigger=2)
+    assert len(engine.batch(ReadAllAvailable()) or []) == 9
+    assert isinstance(Engine(hub).reader.getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_too_few_events_wait(hub: Hub) -> None:
+    """Below `minEventsPerTrigger` there is no batch before the delay has passed."""
+    engine = Engine(hub, minEventsPerTrigger=3, maxTriggerDelay=3600)
+    assert engine.batch() == []
+    hub.publish(b"a", b"b")
+    assert engine.batch() is None
+    hub.publish(b"c")
+    assert len(engine.batch() or []) == 3
+    hub.publish(b"d")
+    assert engine.batch() is None
+    engine.restart(maxTriggerDelay="0.000001")
+    assert engine.batch() is None
+    assert engine.batch() == [("0", 3, b"d")]
+
+
+def test_available_now_ends(pair: Hub) -> None:
+    """A query that is to end does, at what was there when it was told so, limit by limit."""
+    pair.publish(b"a", b"b", b"c")
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
+    engine.reader.prepareForTriggerAvailableNow()
+    pair.publish(b"later")
+    pair.publish(b"later", to="1")
+    assert [engine.batch(), engine.batch(), engine.batch()] == [
+        [("0", 0, b"a"), ("0", 1, b"b")],
+        [("0", 2, b"c")],
+        None,
+    ]
+    engine.restart()
+    assert engine.batch() == [("0", 3, b"later"), ("1", 0, b"later")]
+
+
+def test_partitions_that_are_added_are_read(hub: Hub) -> None:
+    """A partition added while a query runs, or while it does not, is read from its first event."""
+    engine = Engine(hub)
+    engine.batch()
+    hub.service.add_partitions(hub.name, 1)
+    hub.publish(b"a", to="1")
+    assert engine.batch() == [("1", 0, b"a")]
+    hub.service.add_partitions(hub.name, 1)
+    hub.publish(b"b", to="2")
+    engine.restart()
+    assert engine.batch() == [("2", 0, b"b")]
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+def lossy(hub: Hub) -> tuple[Engine, Engine]:
+    """Two queries that have read three events, of which one is told to go on whatever is lost."""
+    hub.publish(b"a", b"b", b"c")
+    engines = Engine(hub, startingPosition="earliest"), Engine(hub, startingPosition="earliest", failOnDataLoss="false")
+    for engine in engines:
+        assert len(engine.batch() or []) == 3
+    return engines
+
+
+def test_retention_that_passed_a_query(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """A query that retention has overtaken fails, or says what is gone and goes on with what there is."""
+    strict, lenient = lossy(hub)
+    hub.publish(b"d", b"e", b"f")
+    hub.drop_before(5)
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="from sequence number 3 are to be read, and it begins at 5"):
+            strict.batch()
+        strict.restart()
+    assert lenient.batch() == [("0", 5, b"f")]
+    assert "from sequence number 3" in caplog.text
+    assert lenient.batch() is None
+
+
+def test_retention_that_passed_a_logged_batch(hub: Hub) -> None:
+    """A batch that was logged and not read fails when it is repeated too late, or gives what is left."""
+    strict, lenient = lossy(hub)
+    hub.publish(b"d", b"e")
+    starts = [engine.log[-1] for engine in (strict, lenient)]
+    for engine in (strict, lenient):
+        engine.batch()
+    hub.drop_before(4)
+    with pytest.raises(DataLossError, match="begins at 4"):
+        strict.new_reader().partitions(json.loads(starts[0]), json.loads(strict.log[-1]))
+    assert lenient.read(starts[1], lenient.log[-1]) == [("0", 4, b"e")]
+
+
+@pytest.mark.parametrize("count", [0, 2, 7])
+def test_a_hub_that_was_recreated(hub: Hub, count: int) -> None:
+    """A query fails when its hub is another one, with fewer or with more events; or reads the new one's."""
+    strict, lenient = lossy(hub)
+    hub.recreate()
+    hub.publish(*[b"new %d" % n for n in range(count)])
+    with pytest.raises(DataLossError, match="the hub was recreated"):
+        strict.batch()
+    read = [key for _ in range(2) for key in lenient.batch() or []]
+    # More events than before cannot be told from growth by their numbers, which is where reading goes on.
+    assert [key[1] for key in read] == ([3, 4, 5, 6] if count == 7 else list(range(count)))
+
+
+def test_a_hub_that_was_recreated_with_fewer_partitions(pair: Hub) -> None:
+    """A partition that a checkpoint knows and the hub does not is a loss, or forgotten."""
+    pair.publish(b"a", to="1")
+    strict, lenient = Engine(pair, startingPosition="earliest"), Engine(pair, startingPosition="earliest")
+    for engine in (strict, lenient):
+        engine.batch()
+    pair.recreate(1)
+    pair.publish(b"new")
+    strict.restart()
+    with pytest.raises(DataLossError, match="partition 1: the hub no longer has it"):
+        strict.batch()
+    lenient.restart(failOnDataLoss="false")
+    assert lenient.batch() == [("0", 0, b"new")]
+
+
+# ---------------------------------------------------------------------------------------------------------- service
+
+
+def test_a_service_that_is_busy_is_asked_again(hub: Hub) -> None:
+    """A refusal that passes does not end a query."""
+    engine = Engine(hub)
+    fault = hub.service.add_fault(Reject(), role=LinkRole.MANAGEMENT, count=2)
+    assert engine.batch() == []
+    assert fault.fired == 2
+
+
+def test_a_connection_that_is_lost_is_made_again(hub: Hub) -> None:
+    """A query goes on over another connection."""
+    engine = Engine(hub)
+    engine.batch()
+    hub.service.drop_connections()
+    hub.publish(b"a")
+    assert engine.batch() == [("0", 0, b"a")]
+
+
+def test_a_checkpoint_of_another_hub_is_refused(hub: Hub, pair: Hub) -> None:
+    """A query pointed at another hub is not continued at numbers that mean nothing there."""
+    engine = Engine(hub)
+    engine.batch()
+    engine.hub = pair
+    engine.restart()
+    with pytest.raises(ConfigurationError, match="checkpoint: it is of hub"):
+        engine.batch()
+
+
+def test_a_checkpoint_of_the_connector_is_gone_on_with(pair: Hub) -> None:
+    """Offsets in the connector's shape are read, and given back as they were written where nothing is new."""
+    pair.publish(b"a", b"b")
+    engine = Engine(pair)
+    written = {pair.name: {"1": 0, "0": 1}}
+    engine.log.append(json.dumps(written))
+    assert engine.batch() == [("0", 1, b"b")]
+    idle = {pair.name: {"1": 0, "0": 2}}
+    assert json.dumps(engine.reader.latestOffset(idle)) == json.dumps(idle)
