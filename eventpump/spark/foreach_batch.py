@@ -12,15 +12,12 @@ import asyncio
 import os
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
 
-import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
@@ -28,12 +25,11 @@ from eventpump.amqp.message import APPLICATION_PROPERTIES, section
 from eventpump.core.backoff import Backoff
 from eventpump.dialect.conditions import SERVER_BUSY_WAIT
 from eventpump.errors import ConfigurationError, Recovery, ServiceBusyError, ServiceError
-from eventpump.ports import Transport
 from eventpump.settings import Name, RetryOptions, SettingsModel
 from eventpump.spark import staging as staged
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.encode import EventColumns, EventEncoder, hashed
+from eventpump.spark.encode import EventColumns
 from eventpump.spark.ledger import (
     STAMP,
     Batch,
@@ -44,11 +40,11 @@ from eventpump.spark.ledger import (
     Plan,
     decode_outcome,
     directory_name,
-    encode_outcome,
 )
 from eventpump.spark.ledger_store import LedgerStore, open_ledger
-from eventpump.spark.publish import PartitionPublishing, begin_batch, finish_batch, sink_of
+from eventpump.spark.publish import begin_batch, finish_batch, sink_of
 from eventpump.spark.sending import RECEIPTS_DDL, SendTask, message_limit
+from eventpump.spark.tasks import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +52,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
-_OUTCOME: Final = pa.schema([("outcome", pa.string())])
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_MAP: Final = 6
 """Bytes that a map of properties takes more in its larger form."""
@@ -194,82 +189,6 @@ class SinkOptions(ConnectionOptions, total=False):
     max_batch_bytes: int
 
 
-# ---------------------------------------------------------------------------------------------------- tasks
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeTask:
-    """Encodes what one task of a DataFrame holds: for `mapInArrow`. Travels to executors.
-
-    :param columns: what the batches hold, in the order of `EventColumns.names`.
-    :param reserved: bytes that each event will be given besides its numbers.
-    """
-
-    columns: EventColumns
-    partition_count: int
-    max_message_size: int
-    reserved: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give partition, ordering columns, and encoded event. :raises EventError: a row cannot be an event."""
-        encoder = EventEncoder(
-            self.columns,
-            partition_count=self.partition_count,
-            max_message_size=self.max_message_size,
-            reserved=self.reserved,
-        )
-        names = encoded_names(len(self.columns.order_by))
-        for batch in batches:
-            partitions, events = encoder.encode(batch)
-            ordering = batch.columns[len(batch.columns) - len(self.columns.order_by) :]
-            routed = pa.array(hashed(partitions, events, self.partition_count), pa.int32())
-            yield pa.RecordBatch.from_arrays([routed, *ordering, pa.array(events, pa.binary())], names)
-
-
-def encoded_names(order_by: int) -> list[str]:
-    """Name the columns of encoded rows. :param order_by: how many columns order them."""
-    return ["partition", *(f"order_{number}" for number in range(order_by)), "event"]
-
-
-@dataclass(frozen=True, slots=True)
-class PublishTask:
-    """Publishes the rows of whole hub partitions, one partition after another: for `mapInArrow`. Travels to executors.
-
-    The batches hold partition and event, in the order of the plan's numbers.
-    """
-
-    connection: SparkConnection
-    plan: Plan
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, and give one outcome per partition. Raises as :class:`PartitionPublishing` does."""
-        transport = worker.transport(self.connection)
-        for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
-            outcome = self._publish(transport, partition, (events for _, events in shares))
-            yield pa.RecordBatch.from_arrays([pa.array([encode_outcome(outcome)])], schema=_OUTCOME)
-
-    def _publish(self, transport: Transport, partition: int, portions: Iterable[list[bytes]]) -> PartitionOutcome:
-        publishing = PartitionPublishing(transport, self.plan, self.plan.partition_ids[partition])
-        worker.run(publishing.__aenter__())
-        try:
-            for events in portions:
-                if not worker.run(publishing.put(events)):
-                    break
-            return worker.run(publishing.finish())
-        finally:
-            worker.run(publishing.__aexit__(None, None, None))
-
-
-def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:
-    """Divide batches where the partition changes."""
-    for batch in batches:
-        start = 0
-        for partition, rows in groupby(batch.column(0).to_pylist()):
-            count = sum(1 for _ in rows)
-            yield partition, batch.column(1).slice(start, count).to_pylist()
-            start += count
-
-
 # ---------------------------------------------------------------------------------------------------- the writer
 
 
@@ -366,7 +285,7 @@ class ForeachBatchWriter:
         ordering = [name for name in rows.columns if name.startswith("order_")]
         placed = placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
         task = PublishTask(self._settings.connection, plan)
-        return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, "outcome string").collect()]
+        return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
         reserved = 0

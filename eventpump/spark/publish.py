@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic import Field
 
@@ -80,7 +80,9 @@ from eventpump.spark.ledger import (
     directory_name,
     finish,
 )
-from eventpump.spark.ledger_store import LedgerStore
+
+if TYPE_CHECKING:
+    from eventpump.spark.ledger_store import LedgerStore  # not loaded by executors: it brings the blob SDK with it
 
 _log = logging.getLogger("eventpump.spark")
 

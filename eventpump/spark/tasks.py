@@ -1,0 +1,94 @@
+"""What the executors do for the foreachBatch producer. Kept apart: each Python worker loads it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
+
+import pyarrow as pa
+
+from eventpump.ports import Transport
+from eventpump.spark import worker
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.encode import EventColumns, EventEncoder, hashed
+from eventpump.spark.ledger import PartitionOutcome, Plan, encode_outcome
+from eventpump.spark.publish import PartitionPublishing
+
+_OUTCOME: Final = pa.schema([("outcome", pa.string())])
+OUTCOME_DDL: Final = "outcome string"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """Encodes what one task of a DataFrame holds: for `mapInArrow`. Travels to executors.
+
+    :param columns: what the batches hold, in the order of `EventColumns.names`.
+    :param reserved: bytes that each event will be given besides its numbers.
+    """
+
+    columns: EventColumns
+    partition_count: int
+    max_message_size: int
+    reserved: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give partition, ordering columns, and encoded event. :raises EventError: a row cannot be an event."""
+        encoder = EventEncoder(
+            self.columns,
+            partition_count=self.partition_count,
+            max_message_size=self.max_message_size,
+            reserved=self.reserved,
+        )
+        names = encoded_names(len(self.columns.order_by))
+        for batch in batches:
+            partitions, events = encoder.encode(batch)
+            ordering = batch.columns[len(batch.columns) - len(self.columns.order_by) :]
+            routed = pa.array(hashed(partitions, events, self.partition_count), pa.int32())
+            yield pa.RecordBatch.from_arrays([routed, *ordering, pa.array(events, pa.binary())], names)
+
+
+def encoded_names(order_by: int) -> list[str]:
+    """Name the columns of encoded rows. :param order_by: how many columns order them."""
+    return ["partition", *(f"order_{number}" for number in range(order_by)), "event"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTask:
+    """Publishes the rows of whole hub partitions, one partition after another: for `mapInArrow`. Travels to executors.
+
+    The batches hold partition and event, in the order of the plan's numbers.
+    """
+
+    connection: SparkConnection
+    plan: Plan
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Publish, and give one outcome per partition. Raises as :class:`PartitionPublishing` does."""
+        transport = worker.transport(self.connection)
+        for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
+            outcome = self._publish(transport, partition, (events for _, events in shares))
+            yield pa.RecordBatch.from_arrays([pa.array([encode_outcome(outcome)])], schema=_OUTCOME)
+
+    def _publish(self, transport: Transport, partition: int, portions: Iterable[list[bytes]]) -> PartitionOutcome:
+        publishing = PartitionPublishing(transport, self.plan, self.plan.partition_ids[partition])
+        worker.run(publishing.__aenter__())
+        try:
+            for events in portions:
+                if not worker.run(publishing.put(events)):
+                    break
+            return worker.run(publishing.finish())
+        finally:
+            worker.run(publishing.__aexit__(None, None, None))
+
+
+def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:
+    """Divide batches where the partition changes."""
+    for batch in batches:
+        start = 0
+        for partition, rows in groupby(batch.column(0).to_pylist()):
+            count = sum(1 for _ in rows)
+            yield partition, batch.column(1).slice(start, count).to_pylist()
+            start += count
