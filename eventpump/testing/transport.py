@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import enum
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Int, Short, Symbol, Timestamp
@@ -67,6 +68,7 @@ class _Partition:
     readers: dict[str, ReaderTable] = field(default_factory=dict)
     publishing: PublishingLedger = field(default_factory=PublishingLedger)
     is_stalled: bool = False
+    compacted: set[int] = field(default_factory=set)
 
     @property
     def next(self) -> int:
@@ -170,6 +172,10 @@ class FakeHub:
         del partition.raw[:dropped]
         del partition.times[:dropped]
         partition.first += dropped
+
+    def compact(self, partition_id: str, numbers: Iterable[int]) -> None:
+        """Drop single events, as a compacted hub does: their numbers stay unused."""
+        self._partitions[partition_id].compacted.update(numbers)
 
     def detach(self, partition_id: str | None = None, error: EventPumpError | None = None) -> int:
         """End the receive links of a partition, or all, with an error. Gives how many there were."""
@@ -331,11 +337,12 @@ class FakeHub:
         if partition.is_stalled:
             return []
         start = max(link.next, partition.first)
-        end = min(partition.next, start + min(link.credit, _RUN))
-        if end <= start:
+        kept = (number for number in range(start, partition.next) if number not in partition.compacted)
+        numbers = list(islice(kept, min(link.credit, _RUN)))
+        if not numbers:
             return []
-        link.next = end
-        batch = partition.raw[start - partition.first : end - partition.first]
+        link.next = numbers[-1] + 1
+        batch = [partition.raw[number - partition.first] for number in numbers]
         return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
 
     def publish_as(self, spec: SendLinkSpec) -> dict[str, object]:
