@@ -7,18 +7,33 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from eventpump.amqp.message import AmqpSequence, AmqpValue, Data
+from eventpump.amqp.codec import DecodeError, decode
+from eventpump.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    AmqpSequence,
+    AmqpValue,
+    Data,
+    Properties,
+)
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from eventpump.dialect.names import PUBLISHER
+from eventpump.errors import EventError
 from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.spark.walk import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
 
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -44,6 +59,17 @@ DDL: Final = (
 """The same as Spark writes it."""
 
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
+"""The milliseconds that `datetime` knows, as `ReceivedEvent.enqueued_time` bounds them."""
+
+_NULL, _SMALL_LONG, _LONG, _TIMESTAMP = 0x40, 0x55, 0x81, 0x83
+_SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encode()
+_OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
+_STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
+_NO_ITEMS: Final = pa.array([], pa.string())
+
+
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Give the Arrow schema of some of the columns, in the order given; equal to what Spark makes of its own."""
     return pa.schema([(column, COLUMNS[column]) for column in columns])
@@ -53,7 +79,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 class PackedEvents:
     """Encoded messages end to end: one object however many they are.
 
-    :param data: the messages, joined.
+    :param data: the messages, joined, and padding behind the last.
     :param lengths: of each, in bytes.
     """
 
@@ -63,7 +89,7 @@ class PackedEvents:
     @classmethod
     def pack(cls, messages: Sequence[bytes]) -> PackedEvents:
         """Join messages. They must come to less than 2 GiB."""
-        return cls(b"".join(messages), np.fromiter(map(len, messages), np.int64, len(messages)))
+        return cls(b"".join((*messages, bytes(PADDING))), np.fromiter(map(len, messages), np.int64, len(messages)))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -88,21 +114,222 @@ class RowEncoder:
     def encode(self, events: PackedEvents) -> pa.RecordBatch:
         """Make a batch with a row per event.
 
-        :raises EventError: a message cannot be decoded; it names the partition.
+        :raises EventError: a message cannot be decoded; it names the partition and the event.
         """
-        ends = np.cumsum(events.lengths)
-        found = [
-            ReceivedEvent(events.data[start:end])
-            for start, end in zip((ends - events.lengths).tolist(), ends.tolist(), strict=True)
-        ]
-        arrays = []
-        for field in self.schema:
-            if field.name == "partition":
-                values = [self._partition_id] * len(found)
-            else:
-                values = [_READERS[field.name](event) for event in found]
-            arrays.append(pa.array(values, field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        made = _Batch(events, self._partition_id)
+        return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
+
+
+class _Batch:
+    """The columns of one batch: each of what the walk finds, and of the general decoder's values for odd messages."""
+
+    def __init__(self, events: PackedEvents, partition_id: str) -> None:
+        self._events = events
+        self._partition_id = partition_id
+        self._walk = Walk(events.data, events.lengths)
+        self._decoded: dict[int, ReceivedEvent] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """Make a column."""
+        match name:
+            case "partition":
+                one = pa.array([self._partition_id], pa.string())
+                return one.take(pa.array(np.zeros(self._walk.count, np.int32)))
+            case "body":
+                return self._body()
+            case "sequenceNumber":
+                return pa.array(self._sequence_numbers(), pa.int64())
+            case "enqueuedTime":
+                return pa.array(self._enqueued_times(), pa.int64()).cast(COLUMNS[name])
+            case "offset":
+                return self._text(name, OFFSET, is_required=True)
+            case "publisher":
+                return self._text(name, PUBLISHER)
+            case "partitionKey":
+                return self._text(name, PARTITION_KEY)
+            case "properties":
+                return self._map(name, self._properties)
+            case _:
+                return self._map(name, self._system_properties)
+
+    # -------------------------------------------------------------------------------------- what walks give
+
+    @cached_property
+    def _annotations(self) -> Entries:
+        return self._map_section(MESSAGE_ANNOTATIONS)
+
+    @cached_property
+    def _properties(self) -> Entries:
+        return self._map_section(APPLICATION_PROPERTIES)
+
+    def _map_section(self, code: int) -> Entries:
+        section = self._walk.section(code)
+        return Entries([], []) if section is None else self._walk.map_entries(section)
+
+    @cached_property
+    def _system_properties(self) -> Entries:
+        section = self._walk.section(PROPERTIES)
+        found = self._annotations
+        own = [index for index, name in enumerate(self._walk.names) if name in _OWN_NAMES]
+        names = [np.where(np.isin(each, own), -1, each) for each in found.names]
+        values = list(found.values)
+        if section is not None:
+            standard = self._walk.list_entries(section, _STANDARD_NAMES)
+            names += standard.names
+            values += standard.values
+        entries = Entries(names, values)
+        self._walk.refuse_repeated(entries)
+        return entries
+
+    # -------------------------------------------------------------------------------------- kinds of columns
+
+    def _sequence_numbers(self) -> Ints:
+        found = self._walk.entry(self._annotations, _SEQUENCE_NUMBER)
+        numbers = self._walk.longs(found.begin)
+        small = found.kind == _SMALL_LONG
+        if small.any():
+            numbers = np.where(small, self._walk.small_longs(found.begin), numbers)
+        return self._with_odd("sequenceNumber", numbers, (found.kind != _LONG) & ~small)
+
+    def _enqueued_times(self) -> Ints:
+        found = self._walk.entry(self._annotations, _ENQUEUED_TIME)
+        moments = self._walk.longs(found.begin)
+        micros = np.clip(moments, *_CALENDAR) * 1000
+        micros[moments > _CALENDAR[1]] += 999
+        return self._with_odd("enqueuedTime", micros, found.kind != _TIMESTAMP)
+
+    def _with_odd(self, column: str, values: Ints, odd: Bools) -> Ints:
+        """Put the general decoder's values where they are needed. :param odd: the rows that are so for this column."""
+        rows = np.flatnonzero(odd | self._walk.odd)
+        if len(rows):
+            read = _READERS[column]
+            values[rows] = [self._read(row, read) for row in rows.tolist()]
+        return values
+
+    def _body(self) -> pa.Array:
+        found = self._walk.section(DATA)
+        if found is None:
+            found = self._walk.no_values()
+        odd = found.kind == 0
+        return self._copied("body", found, odd, np.zeros(self._walk.count, np.bool_))
+
+    def _text(self, column: str, name: Symbol, *, is_required: bool = False) -> pa.Array:
+        found = self._walk.entry(self._annotations, name.encode())
+        is_null = (found.kind == 0) | (found.kind == _NULL)
+        odd = ~TEXT_KINDS[found.kind] if is_required else ~(TEXT_KINDS[found.kind] | is_null)
+        return self._copied(column, found, odd, is_null)
+
+    def _copied(self, column: str, found: Values, odd: Bools, is_null: Bools) -> pa.Array:
+        odd = odd | self._walk.odd
+        made = self._cut(self._walk.starts, found.begin, found.end, is_null | odd, COLUMNS[column])
+        if odd.any():
+            read = _READERS[column]
+            values = [self._read(row, read) for row in np.flatnonzero(odd).tolist()]
+            made = pc.replace_with_mask(made, pa.array(odd), pa.array(values, made.type))
+        return made
+
+    def _map(self, column: str, entries: Entries) -> pa.Array:
+        odd = self._walk.odd
+        made = self._walked_map(entries)
+        if not odd.any():
+            return made
+        read = _READERS[column]
+        rows = np.flatnonzero(odd)
+        others = pa.array([self._read(row, read) for row in rows.tolist()], made.type)
+        places = np.arange(self._walk.count)
+        places[rows] = self._walk.count + np.arange(len(rows))
+        return pa.concat_arrays([made, others]).take(pa.array(places))
+
+    def _walked_map(self, entries: Entries) -> pa.Array:
+        """Make the maps of the messages that are not odd; those of the others are empty."""
+        count = self._walk.count
+        if not entries.names:
+            return pa.MapArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.string()), _NO_ITEMS)
+        # A row of each of these is a message: read row by row they are the entries in their order.
+        names = np.stack(entries.names, axis=1)
+        present = (names >= 0) & ~self._walk.odd[:, np.newaxis]
+        kind, at, begin, end = (
+            np.stack([getattr(each, part) for each in entries.values], axis=1)[present]
+            for part in ("kind", "at", "begin", "end")
+        )
+        is_text = TEXT_KINDS[kind]
+        items = self._cut(at, begin, end, ~is_text, pa.string())
+        other = ~is_text & (kind != _NULL)
+        if other.any():
+            texts = self._other_texts(at[other].tolist(), end[other].tolist())
+            items = pc.replace_with_mask(items, pa.array(other), pa.array(texts, pa.string()))
+        try:
+            keys = pa.array([name.decode() for name in self._walk.names], pa.string()).take(pa.array(names[present]))
+        except UnicodeDecodeError:
+            raise self._undecodable() from None
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(present.sum(axis=1), out=offsets[1:])
+        return pa.MapArray.from_arrays(offsets, keys, items)
+
+    def _other_texts(self, starts: list[int], ends: list[int]) -> list[str | None]:
+        """Make the texts of values that are none. Equal ones, such as flags, are made once."""
+        known: dict[bytes, str | None] = {}
+        texts: list[str | None] = []
+        for start, end in zip(starts, ends, strict=True):
+            raw = self._events.data[start:end]
+            if raw not in known:
+                try:
+                    known[raw] = text_of(decode(raw)[0])
+                except DecodeError:
+                    raise self._undecodable() from None
+            texts.append(known[raw])
+        return texts
+
+    def _cut(self, places: Ints, begin: Ints, end: Ints, is_null: Bools, kind: pa.DataType) -> pa.Array:
+        """Copy pieces of the buffer, one per place, none of which lies before an earlier one.
+
+        :param places: where a null stands among the pieces.
+        """
+        count = len(places)
+        cuts = np.empty(2 * count + 1, np.int32)
+        cuts[0:-1:2] = np.where(is_null, places, begin)
+        cuts[1::2] = np.where(is_null, places, end)
+        cuts[-1] = len(self._events.data)
+        pieces = pa.Array.from_buffers(
+            pa.binary(), 2 * count, [None, pa.py_buffer(cuts), pa.py_buffer(self._events.data)]
+        )
+        made = pieces.take(pa.array(np.arange(0, 2 * count, 2), mask=is_null if is_null.any() else None))
+        if kind == pa.binary():
+            return made
+        try:
+            return made.cast(kind)
+        except pa.ArrowInvalid:
+            raise self._undecodable() from None
+
+    # -------------------------------------------------------------------------------------- one at a time
+
+    def _event(self, row: int) -> ReceivedEvent:
+        event = self._decoded.get(row)
+        if event is None:
+            start, end = int(self._walk.starts[row]), int(self._walk.ends[row])
+            event = self._decoded[row] = ReceivedEvent(self._events.data[start:end])
+        return event
+
+    def _read(self, row: int, read: Callable[[ReceivedEvent], Any]) -> Any:
+        try:
+            return read(self._event(row))
+        except EventError as error:
+            raise EventError(f"{self._where(row)}: {error}") from error
+
+    def _where(self, row: int) -> str:
+        try:
+            return f"partition {self._partition_id}, event {self._event(row).sequence_number}"
+        except EventError:
+            return f"partition {self._partition_id}, an event without a number"
+
+    def _undecodable(self) -> EventError:
+        """Find the event whose text is none."""
+        for row in range(self._walk.count):
+            try:
+                _ = self._event(row).raw_message
+            except EventError as error:
+                return EventError(f"{self._where(row)}: {error}")
+        return EventError(f"partition {self._partition_id}: an event holds text that is not UTF-8")
 
 
 # ------------------------------------------------------------------------------------------ one event's values
@@ -158,7 +385,7 @@ def _jsonable(value: Any) -> Any:
         case list():
             return [_jsonable(item) for item in value]
         case dict():
-            return {text_of(key) or "null": _jsonable(item) for key, item in value.items()}
+            return {_key_of(key): _jsonable(item) for key, item in value.items()}
         case Described():
             return {"descriptor": _jsonable(value.descriptor), "value": _jsonable(value.value)}
         case _:
@@ -169,8 +396,14 @@ def _annotation(name: Symbol) -> Callable[[ReceivedEvent], str | None]:
     return lambda event: text_of((event.raw_message.message_annotations or {}).get(name))
 
 
+def _key_of(value: Any) -> str:
+    text = text_of(value)
+    return "null" if text is None else text
+
+
 def _map_of(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
-    return [(text_of(key) or "null", text_of(value)) for key, value in values.items()]
+    # By way of a dictionary: two names may have one text, and Spark's maps have a key once.
+    return list({_key_of(name): text_of(value) for name, value in values.items()}.items())
 
 
 _OWN_COLUMNS: Final = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
@@ -180,11 +413,15 @@ def _system_properties(event: ReceivedEvent) -> list[tuple[str, str | None]]:
     return _map_of({name: value for name, value in event.system_properties.items() if name not in _OWN_COLUMNS})
 
 
+def _micros(event: ReceivedEvent) -> int:
+    return (event.enqueued_time - _EPOCH) // timedelta(microseconds=1)
+
+
 _READERS: Final[Mapping[str, Callable[[ReceivedEvent], Any]]] = {
     "body": body_of,
     "offset": lambda event: event.offset,
     "sequenceNumber": lambda event: event.sequence_number,
-    "enqueuedTime": lambda event: event.enqueued_time,
+    "enqueuedTime": _micros,
     "publisher": _annotation(PUBLISHER),
     "partitionKey": _annotation(PARTITION_KEY),
     "properties": lambda event: _map_of(event.properties),

@@ -1,0 +1,106 @@
+"""How far a range is read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.events import ReceivedEvent
+from eventpump.ports import PartitionProperties
+from eventpump.spark.offsets import SequenceRange
+from eventpump.spark.ranges import RangeProgress, number_of
+
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _messages(numbers: list[int]) -> list[bytes]:
+    return [
+        ReceivedEvent.build(b"", offset=str(number), sequence_number=number, enqueued_time=_NOW).raw
+        for number in numbers
+    ]
+
+
+def _properties(first: int, last: int, *, is_empty: bool = False) -> PartitionProperties:
+    return PartitionProperties("telemetry", "0", first, last, str(last), _NOW, is_empty)
+
+
+def _progress(start: int, end: int) -> RangeProgress:
+    return RangeProgress(SequenceRange("0", start, end))
+
+
+@given(
+    numbers=st.sets(st.integers(0, 60), min_size=1).map(sorted),
+    bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    sizes=st.lists(st.integers(1, 9), min_size=70, max_size=70),
+)
+def test_a_range_is_its_events_and_no_others(numbers: list[int], bounds: tuple[int, int], sizes: list[int]) -> None:
+    """However events are handed over and whatever numbers are missing: what is given is what lies in the range."""
+    start, end = min(bounds), max(bounds)
+    progress = _progress(start, end)
+    coming = [number for number in numbers if number >= start]
+    given_out: list[int] = []
+    for size in sizes:
+        if progress.is_done or not coming:
+            break
+        batch, coming = coming[:size], coming[size:]
+        given_out += map(number_of, progress.received(_messages(batch)))
+    assert given_out == [number for number in numbers if start <= number < end]
+    if given_out and given_out[-1] == end - 1:
+        assert progress.is_done
+
+
+def test_a_range_ends_at_the_first_event_at_or_past_its_end() -> None:
+    """Where the last event of a range is missing, the next one ends it; then nothing goes on at its end."""
+    progress = _progress(3, 10)
+    assert list(map(number_of, progress.received(_messages([3, 4, 12])))) == [3, 4]
+    assert (progress.is_done, progress.is_at_end, progress.gap) == (True, False, 5)
+
+
+def test_a_link_that_gave_exactly_the_range_goes_on_at_its_end() -> None:
+    """Only where nothing behind the end was taken off a link can it serve the range that follows."""
+    progress = _progress(3, 6)
+    progress.received(_messages([3, 5]))
+    assert progress.gap == 4
+    assert (progress.is_done, progress.is_at_end) == (True, True)
+
+
+def test_numbers_that_run_backwards_are_an_error() -> None:
+    """An event with a number that was passed is none of this partition's."""
+    progress = _progress(3, 10)
+    progress.received(_messages([3, 4, 5]))
+    with pytest.raises(ValueError, match="event 5 came where 6 or a later one was due"):
+        progress.received(_messages([5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        (_properties(0, 9), None),
+        (_properties(4, 9), None),
+        (_properties(4, 100), None),
+        (_properties(7, 100), "events 4 to 6 are gone: the partition begins at 7 now"),
+        (_properties(50, 100), "events 4 to 9 are gone"),
+        (_properties(0, 20, is_empty=True), "events 4 to 9 are gone: the partition begins at 21 now"),
+        (_properties(0, 8), "events up to 9 were due, and the partition ends at 8"),
+        (_properties(0, -1, is_empty=True), "events up to 9 were due, and the partition ends at -1"),
+    ],
+)
+def test_what_is_missing_is_slow_or_gone(properties: PartitionProperties, told: str | None) -> None:
+    """Missing events are gone where the partition begins behind them or ends before them; else they are slow."""
+    found = _progress(4, 10).missing(4, properties)
+    assert found == told or (told is not None and found is not None and told in found)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [(_properties(7, 100), (7, 10)), (_properties(50, 100), (10, 10)), (_properties(0, 6), (4, 7)),
+     (_properties(0, 1), (4, 4)), (_properties(0, 20, is_empty=True), (10, 10))],
+)  # fmt: skip
+def test_what_is_gone_may_be_given_up(properties: PartitionProperties, expected: tuple[int, int]) -> None:
+    """A reader that puts up with losses waits for what can still come, and for nothing else."""
+    progress = _progress(4, 10)
+    progress.give_up_missing(properties)
+    assert (progress.next, progress.end) == expected

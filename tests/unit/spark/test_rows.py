@@ -1,0 +1,276 @@
+"""Rows, as the general decoder has them: for every kind of body, property and annotation, and for damaged messages."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import encode
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from eventpump.errors import EventError
+from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PUBLISHER = Symbol("x-opt-publisher")
+
+_text = st.text(max_size=12)
+_ascii = st.text(st.characters(max_codepoint=127), max_size=12).map(Symbol)
+_longs = st.integers(-(2**63), 2**63 - 1)
+_simple: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    _text,
+    st.text(min_size=250, max_size=300),
+    _ascii,
+    st.characters(exclude_categories=["Cs"]).map(Char),
+    _longs,
+    st.integers(-(2**31), 2**31 - 1).map(Int),
+    st.integers(-(2**15), 2**15 - 1).map(Short),
+    st.integers(-128, 127).map(Byte),
+    st.integers(0, 2**64 - 1).map(ULong),
+    st.integers(0, 2**32 - 1).map(UInt),
+    st.integers(0, 2**16 - 1).map(UShort),
+    st.integers(0, 255).map(UByte),
+    st.floats(),
+    st.floats(width=32).map(Float),
+    st.binary(max_size=300),
+    st.uuids(),
+    _longs.map(Timestamp),
+    st.binary(min_size=4, max_size=4).map(Decimal32),
+    st.binary(min_size=8, max_size=8).map(Decimal64),
+    st.binary(min_size=16, max_size=16).map(Decimal128),
+)
+_values = st.recursive(
+    _simple,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(_longs, min_size=1, max_size=4).map(Array),
+        st.dictionaries(st.one_of(_text, _longs, _ascii), inner, max_size=3),
+        st.tuples(_ascii, inner).map(lambda pair: Described(*pair)),
+    ),
+    max_leaves=6,
+)
+_bodies = st.one_of(
+    st.none(),
+    st.binary(max_size=600).map(lambda data: Data((data,))),
+    st.lists(st.binary(max_size=9), min_size=2, max_size=3).map(lambda parts: Data(tuple(parts))),
+    _values.map(AmqpValue),
+    st.lists(st.lists(_values, max_size=3), min_size=1, max_size=2).map(lambda lists: AmqpSequence(tuple(lists))),
+)
+_ids = st.one_of(_text, st.uuids(), st.binary(max_size=5), st.integers(0, 2**64 - 1).map(ULong))
+_standard = st.builds(
+    Properties,
+    message_id=st.none() | _ids,
+    user_id=st.none() | st.binary(max_size=5),
+    to=st.none() | _text,
+    subject=st.none() | _text,
+    correlation_id=st.none() | _ids,
+    content_type=st.none() | _ascii,
+    creation_time=st.none() | _longs.map(Timestamp),
+    group_sequence=st.none() | st.integers(0, 2**32 - 1),
+    reply_to_group_id=st.none() | _text,
+)
+_names = st.sampled_from(["a", "b", "kind", "größe", "", "message-id", "x" * 255, "y" * 300]) | _text
+
+
+@st.composite
+def _messages(draw: st.DrawFn) -> bytes:
+    annotations: dict[Any, Any] = {
+        SEQUENCE_NUMBER: draw(st.one_of(_longs, st.integers(0, 9).map(UInt), st.integers(-128, 127))),
+        OFFSET: draw(st.one_of(st.integers(0, 2**63).map(str), _ascii, st.text(min_size=256, max_size=260))),
+        ENQUEUED_TIME: Timestamp(draw(st.one_of(st.integers(0, 2**42), _longs))),
+    }
+    for name in (PARTITION_KEY, _PUBLISHER):
+        if draw(st.booleans()):
+            annotations[name] = draw(_text | _ascii | _simple)
+    annotations |= draw(st.dictionaries(st.one_of(_ascii, _names.map(str), _longs), _values, max_size=3))
+    annotations = dict(draw(st.permutations(list(annotations.items()))))
+    message = Message(
+        body=draw(_bodies),
+        header=draw(st.none() | st.builds(Header, durable=st.none() | st.booleans())),
+        delivery_annotations=draw(st.none() | st.just({Symbol("d"): 1})),
+        message_annotations=annotations,
+        properties=draw(st.none() | _standard),
+        application_properties=draw(st.none() | st.dictionaries(_names, _simple, max_size=5)),
+        footer=draw(st.none() | st.just({Symbol("f"): 1})),
+    )
+    return message.encode()
+
+
+def _key(name: Any) -> str:
+    return text_of(name) if name is not None else "null"  # type: ignore[return-value]  # None is the text of None alone
+
+
+def _expected(raw: bytes) -> dict[str, Any]:
+    """Make a row by the general decoder alone."""
+    event = ReceivedEvent(raw)
+    own = {SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME}
+    annotations = event.raw_message.message_annotations or {}
+    return {
+        "body": body_of(event),
+        "partition": "7",
+        "offset": event.offset,
+        "sequenceNumber": event.sequence_number,
+        "enqueuedTime": (event.enqueued_time - _EPOCH) // timedelta(microseconds=1),
+        "publisher": text_of(annotations.get(_PUBLISHER)),
+        "partitionKey": text_of(annotations.get(PARTITION_KEY)),
+        "properties": {_key(name): text_of(value) for name, value in event.properties.items()},
+        "systemProperties": {
+            _key(name): text_of(value) for name, value in event.system_properties.items() if name not in own
+        },
+    }
+
+
+def _rows(messages: Sequence[bytes], columns: Sequence[str]) -> list[dict[str, Any]]:
+    batch = RowEncoder("7", columns).encode(PackedEvents.pack(messages))
+    batch.validate(full=True)
+    assert batch.schema.equals(pa.schema([(name, COLUMNS[name]) for name in columns]))
+    plain = batch.to_pydict() | {
+        name: batch.column(name).cast(pa.int64()).to_pylist() for name in columns if name == "enqueuedTime"
+    }
+    for name in ("properties", "systemProperties"):
+        if name in plain:
+            assert all(len(dict(entries)) == len(entries) for entries in plain[name])
+            plain[name] = [dict(entries) for entries in plain[name]]
+    return [{name: plain[name][row] for name in columns} for row in range(len(messages))]
+
+
+_columns = st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True)
+
+
+@given(messages=st.lists(_messages(), max_size=5), columns=_columns)
+def test_rows_are_what_the_general_decoder_reads(messages: list[bytes], columns: list[str]) -> None:
+    """For any messages, side by side in one batch, and any columns in any order: the same values, in Spark's types."""
+    expected = [_expected(raw) for raw in messages]
+    assert _rows(messages, columns) == [{name: row[name] for name in columns} for row in expected]
+
+
+@given(message=_messages(), other=_messages(), data=st.data(), columns=_columns)
+def test_a_damaged_message_is_an_error_or_read_as_the_general_decoder_does(
+    message: bytes, other: bytes, data: st.DataObject, columns: list[str]
+) -> None:
+    """A message cut off or with a byte changed gives the general decoder's row, or `EventError` where that has none.
+
+    Where only what is not read is damaged, a row may be given that the general decoder refuses.
+    """
+    if data.draw(st.booleans()):
+        damaged = message[: data.draw(st.integers(0, len(message) - 1))]
+    else:
+        at = data.draw(st.integers(0, len(message) - 1))
+        damaged = message[:at] + bytes([data.draw(st.integers(0, 255))]) + message[at + 1 :]
+    try:
+        expected = _expected(damaged)
+    except EventError:
+        expected = None
+    try:
+        rows = _rows([other, damaged, other], columns)
+    except EventError:
+        assert expected is None
+        return
+    whole = _expected(other)
+    assert rows[0] == rows[2] == {name: whole[name] for name in columns}
+    if expected is not None:
+        assert rows[1] == {name: expected[name] for name in columns}
+
+
+def _event(number: int, **more: Any) -> bytes:
+    body = more.pop("body", b"x")
+    return ReceivedEvent.build(
+        body, offset=str(number * 100), sequence_number=number, enqueued_time=_EPOCH + timedelta(days=20_000), **more
+    ).raw
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain", "plain"), (Symbol("s"), "s"), (Char("c"), "c"), (UInt(7), "7"), (ULong(2**64 - 1), str(2**64 - 1)),
+        (5, "5"), (-5, "-5"), (True, "true"), (None, None), (1.5, "1.5"), (float("nan"), '"nan"'),
+        (b"\x00\x01", '"AAE="'), (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (Timestamp(0), '"1970-01-01T00:00:00.000Z"'), ([1, "a"], '[1,"a"]'), ({"k": [True]}, '{"k":[true]}'),
+        (Described(Symbol("d"), 1), '{"descriptor":"d","value":1}'),
+    ],
+)  # fmt: skip
+def test_text_stays_text_and_the_rest_is_json(value: Any, text: str | None) -> None:
+    """Text and unsigned integers are kept as they are; everything else is JSON that a reader can parse."""
+    assert text_of(value) == text
+    assert _rows([_event(1, properties={"p": value})], ["properties"]) == [{"properties": {"p": text}}] or isinstance(
+        value, (list, dict, Described)
+    )
+    if text is not None and not isinstance(value, (str, UInt, ULong)):
+        json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"body": b"data"}, b"data"), ({"body": b""}, b""), ({"body": None, "value": "text"}, b"text"),
+        ({"body": None, "value": b"raw"}, b"raw"), ({"body": None, "value": {"k": 1}}, b'{"k":1}'),
+        ({"body": None, "sequence": [1, "a"]}, b'[1,"a"]'),
+    ],
+)  # fmt: skip
+def test_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
+    """Data is given as it is; a value or a sequence as its text."""
+    assert _rows([_event(1, **body)], ["body"]) == [{"body": expected}]
+
+
+def test_usual_messages_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of the usual forms, mixed and with any of the columns, never meet the general decoder."""
+    messages = [
+        _event(1),
+        _event(2, partition_key="sensor-7"),
+        _event(300, body=b"x" * 1000, properties={"kind": "trade", "n": 5, "ok": True, "none": None}),
+        _event(4, properties={f"p{number}": str(number) for number in range(20)}, message_id="m", subject="s"),
+        _event(2**40, content_type="application/json", correlation_id=uuid.uuid4(), group_sequence=3),
+    ]
+    expected = [_expected(raw) for raw in messages]
+
+    def refuse(event: ReceivedEvent, raw: bytes) -> None:
+        raise AssertionError("a message was decoded by itself")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReceivedEvent, "__init__", refuse)
+        assert _rows(messages, list(COLUMNS)) == expected
+
+
+def test_columns_that_are_not_read_are_not_decoded() -> None:
+    """A message whose properties are damaged gives the columns that are asked for."""
+    raw = _event(1, properties={"name": "value"})
+    damaged = raw.replace(encode("value"), b"\xa1\x05\xff\xff\xff\xff\xff")
+    assert damaged != raw
+    assert _rows([damaged], ["body", "sequenceNumber", "offset"]) == [
+        {"body": b"x", "sequenceNumber": 1, "offset": "100"}
+    ]
+    with pytest.raises(EventError, match="partition 7, event 1: "):
+        _rows([_event(0), damaged], ["properties"])
+
+
+def test_no_rows_are_a_batch_too() -> None:
+    """No events make an empty batch with the right schema."""
+    assert _rows([], list(COLUMNS)) == []
