@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,43 @@ class Meter:
         if time.monotonic() - end > _RATE_WINDOW or end <= begin:
             return 0.0
         return max(0.0, (after - before) / (end - begin))
+
+
+class LocalService:
+    """`eventpump emulator` in a process of its own."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self.connection_string = ""
+        """What clients connect with."""
+
+    async def start(self, hubs: Mapping[str, int]) -> None:
+        """Start it, and wait until it accepts connections.
+
+        :param hubs: names and partition counts.
+        :raises DemoError: it does not.
+        """
+        arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
+        process = self._process = await asyncio.create_subprocess_exec(
+            *python("eventpump.cli.main", "emulator", *arguments, "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = (await process.stdout.readline()).decode().strip()
+        if not line.startswith("Endpoint="):
+            reason = (await process.stderr.read()).decode(errors="replace").strip()
+            raise DemoError(f"the local service did not start: {reason}")
+        self.connection_string = line
+
+    async def stop(self) -> None:
+        """Ask it to end, and wait. It need not have been started."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGTERM)
+            await ended(self._process)
 
 
 @dataclass(slots=True)
@@ -114,24 +152,16 @@ class Fleet:
     partitions: int
     lease_duration: float
     hosts: list[HostProcess] = field(default_factory=list)
-    connection_string: str = ""
-    _service: asyncio.subprocess.Process | None = None
+    _service: LocalService = field(default_factory=LocalService)
+
+    @property
+    def connection_string(self) -> str:
+        """What clients of the service connect with."""
+        return self._service.connection_string
 
     async def start_service(self) -> None:
         """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
-        self._service = await asyncio.create_subprocess_exec(
-            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", "--port", "0"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._service.stdout is not None
-        assert self._service.stderr is not None
-        line = (await self._service.stdout.readline()).decode().strip()
-        if not line.startswith("Endpoint="):
-            reason = (await self._service.stderr.read()).decode(errors="replace").strip()
-            raise DemoError(f"the local service did not start: {reason}")
-        self.connection_string = line
+        await self._service.start({self.hub: self.partitions})
 
     async def start_host(self) -> HostProcess:
         """Start one more host."""
@@ -139,7 +169,7 @@ class Fleet:
         log = self.folder / f"{name}.log"
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *_python(
+                *python(
                     "eventpump.cli.demo.host",
                     *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
                     *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),
@@ -184,20 +214,18 @@ class Fleet:
             if host.process.returncode is None:
                 host.process.send_signal(signal.SIGTERM)
         for host in self.hosts:
-            await _ended(host.process)
+            await ended(host.process)
             if host.reader is not None:
                 await host.reader
 
     async def stop(self) -> None:
         """Stop everything that still runs."""
         await self.stop_hosts()
-        if self._service is not None:
-            if self._service.returncode is None:
-                self._service.send_signal(signal.SIGTERM)
-            await _ended(self._service)
+        await self._service.stop()
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process that was asked to; one that takes too long is killed."""
     try:
         async with asyncio.timeout(STOP_TIMEOUT):
             await process.wait()
@@ -206,5 +234,6 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _python(module: str, *arguments: str) -> list[str]:
+def python(module: str, *arguments: str) -> list[str]:
+    """Give the command that runs a module in this interpreter."""
     return [sys.executable, "-m", module, *arguments]

@@ -41,6 +41,27 @@ class Verdict:
         """Whether every promise was kept."""
         return self.lost == 0 and self.unknown == 0 and self.shared == 0
 
+    def figures(self) -> list[tuple[str, str]]:
+        """What was counted: name and value."""
+        return [
+            ("published", f"{self.published:,}"),
+            ("processed", f"{self.processed:,}"),
+            ("lost", f"{self.lost:,}"),
+            ("duplicates", f"{self.duplicates:,}"),
+            ("shared epochs", f"{self.shared:,}"),
+            ("time to take over", "-" if self.take_over is None else f"{self.take_over:.1f} s"),
+        ]
+
+    def judgement(self) -> str:
+        """Say in one sentence what it means."""
+        if self.holds:
+            return "every published event was processed"
+        if self.unknown:
+            return f"{self.unknown:,} events were processed that the hub does not hold"
+        if self.lost:
+            return f"{self.lost:,} events were lost"
+        return f"{self.shared:,} times two hosts delivered a partition under the same epoch"
+
 
 def judge(
     published: Iterable[str],

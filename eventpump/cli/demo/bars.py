@@ -1,0 +1,190 @@
+"""What Spark's demo proves: every bar that the published trades make, against what the hub of bars holds. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+BarKey = tuple[int, str]
+"""Start of the window in milliseconds since the Unix epoch, and symbol: a bar's place in the order of its partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a symbol's trades of one window come to.
+
+    :param start: of the window, milliseconds since the Unix epoch.
+    :param volume: shares.
+    :param turnover: cents.
+    """
+
+    symbol: str
+    start: int
+    open: float
+    high: float
+    low: float
+    close: float
+    volume: int
+    trades: int
+    turnover: int
+
+    @property
+    def key(self) -> BarKey:
+        """What tells it from every other."""
+        return self.start, self.symbol
+
+    @classmethod
+    def decode(cls, body: bytes) -> Bar:
+        """Read a bar from JSON. :raises ValueError: it is none."""
+        try:
+            return cls(**json.loads(body))
+        except TypeError as error:
+            raise ValueError(f"no bar: {error}") from None
+
+
+class ExpectedBars:
+    """The bars of published trades, made without Spark.
+
+    :param window: milliseconds.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._bars: dict[BarKey, Bar] = {}
+        # Trades come symbol by symbol: the first and the last of a window are told by their numbers.
+        self._ends: dict[BarKey, tuple[int, int]] = {}
+        self.last_time = _EPOCH
+        """Of the latest trade."""
+
+    def add(self, bodies: Iterable[bytes]) -> None:
+        """Take published trades, in any order."""
+        for body in bodies:
+            trade = json.loads(body)
+            time = datetime.fromisoformat(trade["time"])
+            self.last_time = max(self.last_time, time)
+            since = (time - _EPOCH) // _MILLISECOND
+            number, price, size = trade["id"], trade["price"], trade["size"]
+            one = Bar(
+                trade["symbol"],
+                since - since % self._window,
+                *(price, price, price, price),
+                volume=size,
+                trades=1,
+                turnover=round(price * 100) * size,
+            )
+            bar = self._bars.get(one.key)
+            if bar is None:
+                self._bars[one.key] = one
+                self._ends[one.key] = number, number
+                continue
+            first, last = self._ends[one.key]
+            self._ends[one.key] = min(first, number), max(last, number)
+            self._bars[one.key] = replace(
+                bar,
+                open=price if number < first else bar.open,
+                high=max(bar.high, price),
+                low=min(bar.low, price),
+                close=price if number > last else bar.close,
+                volume=bar.volume + size,
+                trades=bar.trades + 1,
+                turnover=bar.turnover + one.turnover,
+            )
+
+    @property
+    def bars(self) -> Mapping[BarKey, Bar]:
+        """All of them, by their keys."""
+        return self._bars
+
+
+@dataclass(frozen=True, slots=True)
+class BarsVerdict:
+    """What came of a run. Counts are of bars, but for `trades`.
+
+    :param trades: published.
+    :param expected: what the trades make.
+    :param stored: found in the hub at the end.
+    :param lost: expected, and not there.
+    :param duplicates: there more than once, counted each further time.
+    :param wrong: there with other figures than the trades make, or not expected at all.
+    :param disorder: there behind a later one of their partition.
+    :param cut: of the batch that the kill broke off: stored before it, and after the restart; None where it broke none.
+    :param recovery: seconds from the kill to the next bar.
+    """
+
+    trades: int
+    expected: int
+    stored: int
+    lost: int
+    duplicates: int
+    wrong: int
+    disorder: int
+    cut: tuple[int, int] | None = None
+    recovery: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept."""
+        return not (self.lost or self.duplicates or self.wrong or self.disorder)
+
+    def figures(self) -> list[tuple[str, str]]:
+        """What was counted: name and value."""
+        return [
+            ("trades published", f"{self.trades:,}"),
+            ("bars expected", f"{self.expected:,}"),
+            ("bars in the hub", f"{self.stored:,}"),
+            ("lost", f"{self.lost:,}"),
+            ("duplicates", f"{self.duplicates:,}"),
+            ("wrong", f"{self.wrong:,}"),
+            ("out of order", f"{self.disorder:,}"),
+            ("of the killed batch", "-" if self.cut is None else f"{self.cut[0]:,} before, {self.cut[1]:,} after"),
+            ("time to recover", "-" if self.recovery is None else f"{self.recovery:.1f} s"),
+        ]
+
+    def judgement(self) -> str:
+        """Say in one sentence what it means."""
+        if self.holds:
+            return "every bar is in the hub exactly once, in order per partition"
+        found = {
+            "are lost": self.lost,
+            "are there twice": self.duplicates,
+            "are wrong": self.wrong,
+            "are out of order": self.disorder,
+        }
+        return "; ".join(f"{count:,} bars {what}" for what, count in found.items() if count)
+
+
+def judge_bars(
+    trades: int,
+    expected: Mapping[BarKey, Bar],
+    stored: Mapping[str, Sequence[Bar]],
+    *,
+    cut: tuple[int, int] | None = None,
+    recovery: float | None = None,
+) -> BarsVerdict:
+    """Compare.
+
+    :param expected: the bars of all published trades.
+    :param stored: what each partition of the hub holds, in its order.
+    """
+    found = [bar for bars in stored.values() for bar in bars]
+    counted = Counter(bar.key for bar in found)
+    return BarsVerdict(
+        trades=trades,
+        expected=len(expected),
+        stored=len(found),
+        lost=len(expected.keys() - counted.keys()),
+        duplicates=len(found) - len(counted),
+        wrong=sum(expected.get(bar.key) != bar for bar in found),
+        disorder=sum(
+            later.key < earlier.key for bars in stored.values() for earlier, later in itertools.pairwise(bars)
+        ),
+        cut=cut,
+        recovery=recovery,
+    )

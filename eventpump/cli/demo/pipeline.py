@@ -1,0 +1,374 @@
+"""Spark's demo: trades into bars, Spark killed in the middle of a batch, and the proof that each bar is there once."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from eventpump import EventProducer, PartitionReader
+from eventpump.cli.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.cli.demo.exchange import TRADES, publish, send
+from eventpump.cli.demo.fleet import DemoError, LocalService, ended, python
+from eventpump.cli.demo.market import Trade
+from eventpump.cli.demo.view import Board, Column, Row, View
+from eventpump.errors import ConfigurationError
+
+BARS = "bars"
+"""The hub of bars."""
+_KILL_AT = 0.4
+"""Part of the stream after which Spark is killed, as soon as it is in the middle of publishing a batch."""
+_MARKET_PACE = 0.2
+"""Milliseconds of the market's time from one trade to the next, about."""
+_WINDOWS = 40
+_PATIENCE = 120.0
+_STATES = {"starting": "yellow", "running": "green", "killed": "bold red", "ended": "dim"}
+
+
+@dataclass(slots=True)
+class SparkJob:
+    """One run of the Spark job, and what it last said."""
+
+    number: int
+    process: asyncio.subprocess.Process
+    log: Path
+    reader: asyncio.Task[None] | None = None
+    is_started: bool = False
+    is_killed: bool = False
+    is_over: bool = False
+    is_done: bool = False
+    failure: str = ""
+    begun: int | None = None
+    """The batch that is being published."""
+    finished: int | None = None
+    """The last batch that ended."""
+    rate: float = 0.0
+    watermark: str = ""
+    lag: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    """Per partition: position, events and seconds behind."""
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.is_killed:
+            return "killed"
+        if self.is_over:
+            return "ended"
+        return "running" if self.is_started else "starting"
+
+    async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
+        """Take in its lines until all its processes ended: the JVM holds the same pipe.
+
+        :param said: is called with what each line says, and with nothing at the end.
+        """
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            facts = json.loads(line)
+            self._take(facts)
+            said(facts)
+        await self.process.wait()
+        self.is_over = True
+        said({})
+
+    def _take(self, facts: dict[str, Any]) -> None:
+        self.is_started = self.is_started or "started" in facts
+        self.is_done = self.is_done or "done" in facts
+        self.failure = facts.get("failed", self.failure)
+        if "began" in facts:
+            self.begun = facts["began"]
+        if "ended" in facts:
+            self.finished, self.begun = facts["ended"], None
+            self.rate = facts["rate"]
+            self.watermark = facts["watermark"] or ""
+        if "lag" in facts:
+            self.lag = {key: (position, events, age) for key, (position, events, age) in facts["lag"].items()}
+
+    def kill(self) -> None:
+        """Kill driver and JVM: no cleanup, no good-bye."""
+        if not self.is_over:
+            self.is_killed = True
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def complaint(self) -> str:
+        """What it failed of, in a line."""
+        lines = self.failure.strip().splitlines() or self.log.read_text(errors="replace").strip().splitlines()[-1:]
+        return lines[0] if lines else f"exit code {self.process.returncode}"
+
+
+class PipelineScene:
+    """Where the job stands, and the latest bars.
+
+    :param total: trades to publish.
+    """
+
+    title = "eventpump demo --spark"
+
+    def __init__(self, partitions: int, total: int) -> None:
+        self._partitions = [str(each) for each in range(partitions)]
+        self._total = total
+        self.published = 0
+        self.jobs: list[SparkJob] = []
+        self.stored = 0
+        """Bars in the hub."""
+        self.latest: deque[tuple[str, Bar]] = deque(maxlen=6)
+        """Partition and bar."""
+
+    def head(self) -> list[tuple[str, str]]:
+        return [
+            ("trades", f"{self.published:,} of {self._total:,}"),
+            ("bars", f"{self.stored:,}"),
+            ("behind", f"{self._behind:,}"),
+        ]
+
+    @property
+    def _behind(self) -> int:
+        return sum(events for _, events, _ in self.jobs[-1].lag.values()) if self.jobs else 0
+
+    def boards(self) -> list[Board]:
+        lag = self.jobs[-1].lag if self.jobs else {}
+        read: list[Row] = []
+        for partition_id in self._partitions:
+            position, events, age = lag.get(partition_id, (0, 0, 0.0))
+            read.append((partition_id, f"{position:,}", f"{events:,}", f"{age:.1f} s"))
+        jobs: list[Row] = [
+            (
+                f"run {job.number}",
+                str(job.process.pid),
+                (job.state, _STATES[job.state]),
+                "" if job.finished is None else f"{job.finished:,}",
+                f"{job.rate:,.0f}" if job.state == "running" else "",
+                job.watermark[11:23],
+            )
+            for job in self.jobs
+        ]
+        bars: list[Row] = [
+            (
+                bar.symbol,
+                _time(bar.start),
+                *(f"{price:,.2f}" for price in (bar.open, bar.high, bar.low, bar.close)),
+                f"{bar.volume:,}",
+                partition_id,
+            )
+            for partition_id, bar in self.latest
+        ]
+        return [
+            Board([Column("partition"), *map(Column, ("read up to", "behind", "for"))], read),
+            Board(
+                [
+                    Column("Spark", is_number=False),
+                    Column("process"),
+                    Column("state", is_number=False),
+                    *map(Column, ("batch", "trades/s", "watermark")),
+                ],
+                jobs,
+            ),
+            Board(
+                [
+                    Column("bar", is_number=False),
+                    Column("window", width=12),
+                    *map(Column, ("open", "high", "low", "close", "volume", "in")),
+                ],
+                bars,
+            ),
+        ]
+
+    def line(self) -> str:
+        jobs = " ".join(
+            f"run-{job.number}:{job.state}{'' if job.finished is None else f':batch-{job.finished}'}"
+            for job in self.jobs
+        )
+        return f"trades {self.published:,} bars {self.stored:,} behind {self._behind:,}  {jobs}"
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%H:%M:%S.%f")[:12]
+
+
+class Pipeline:
+    """The play.
+
+    :param args: of the command.
+    :param folder: where its processes write.
+    :raises ConfigurationError: there is no pyspark, or no Java for it.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        if util.find_spec("pyspark") is None or util.find_spec("pyarrow") is None:
+            raise ConfigurationError("--spark", "there is no pyspark: pip install 'eventpump[spark,java]'")
+        from eventpump.spark.java import use_java
+
+        use_java()
+        self._args = args
+        self._folder = folder
+        self._service = LocalService()
+        self._window = max(20, round(args.events * _MARKET_PACE / _WINDOWS))
+        # All partitions are published in step, so that no trade is later than this.
+        self._delay = 4 * self._window
+        self._expected = ExpectedBars(self._window)
+        self._changed = asyncio.Event()
+        self._is_kill_due = False
+        self._killed_at: float | None = None
+        self._recovery: float | None = None
+        self._before_batch = 0
+        self._cut: tuple[int, int] | None = None
+        self._cut_batch: int | None = None
+        self.scene = PipelineScene(args.partitions, args.events)
+        """What there is to see."""
+
+    @property
+    def _job(self) -> SparkJob:
+        return self.scene.jobs[-1]
+
+    async def play(self, view: View) -> BarsVerdict:
+        """Play it. :returns: what came of it. :raises EventPumpError: it could not be played."""
+        partitions = self._args.partitions
+        await self._service.start({TRADES: partitions, BARS: partitions})
+        view.happened(f"a local service with two hubs of {partitions} partitions is up")
+        tasks = [asyncio.create_task(self._watch(str(each)), name=f"bars {each}") for each in range(partitions)]
+        try:
+            await self._start_job()
+            await self._until("Spark runs", lambda: self._job.is_started)
+            view.happened("Spark runs: it reads trades, and publishes a bar per symbol and window")
+            revival = asyncio.create_task(self._revive(view), name="revival")
+            tasks.append(revival)
+            async with EventProducer(self._service.connection_string, TRADES) as producer:
+                async for sent in publish(producer, self._args.seed, self._args.events, self._args.seconds):
+                    self._expected.add(sent)
+                    self.scene.published += len(sent)
+                    self._is_kill_due = self._is_kill_due or self.scene.published >= self._args.events * _KILL_AT
+                view.happened("everything is published; a last trade, later than all windows, closes them")
+                await send(producer, [self._closing_trade()])
+                ends = {
+                    each: (await producer.get_partition_properties(each)).last_enqueued_sequence_number + 1
+                    for each in await producer.get_partition_ids()
+                }
+            await revival
+            await self._finish(ends)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        view.happened("Spark has ended; comparing what the trades make with what the hub of bars holds")
+        stored = {str(each): await self._stored(str(each)) for each in range(partitions)}
+        return judge_bars(self.scene.published, self._expected.bars, stored, cut=self._cut, recovery=self._recovery)
+
+    async def stop(self) -> None:
+        """End all its processes."""
+        for job in self.scene.jobs:
+            with suppress(ProcessLookupError):
+                job.kill()
+            await ended(job.process)
+            if job.reader is not None:
+                await job.reader
+        await self._service.stop()
+
+    # ------------------------------------------------------------------------------------------------- the job
+
+    async def _start_job(self) -> None:
+        number = len(self.scene.jobs) + 1
+        directory = self._folder / f"run-{number}"
+        directory.mkdir()
+        log = directory / "job.log"
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *python(
+                    "eventpump.cli.demo.job",
+                    *("--source", TRADES, "--target", BARS),
+                    *("--state", str(self._folder), "--directory", str(directory)),
+                    *("--window", str(self._window), "--delay", str(self._delay)),
+                ),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "EVENTPUMP_CONNECTION_STRING": self._service.connection_string},
+                # The kill is for driver and JVM, a Ctrl-C for the demo.
+                start_new_session=True,
+            )
+        job = SparkJob(number, process, log)
+        job.reader = asyncio.create_task(job.read(self._heard), name=f"run {number}")
+        self.scene.jobs.append(job)
+
+    def _heard(self, facts: dict[str, Any]) -> None:
+        if "began" in facts and facts["began"] != self._cut_batch:
+            self._before_batch = self.scene.stored
+        if "ended" in facts and facts["ended"] == self._cut_batch and self._cut is not None:
+            self._cut = self._cut[0], self.scene.stored - self._before_batch - self._cut[0]
+        self._tell()
+
+    async def _revive(self, view: View) -> None:
+        """Start the job again after its kill."""
+        killed = self._job
+        await self._until("Spark is killed", lambda: killed.is_killed)
+        await self._until("the killed Spark has ended", lambda: killed.is_over)
+        self._cut = self.scene.stored - self._before_batch, 0
+        view.happened(
+            f"Spark was killed (SIGKILL) in the middle of batch {self._cut_batch}: "
+            f"{self._cut[0]:,} of its bars were in the hub"
+        )
+        await self._start_job()
+        await self._until("Spark runs again", lambda: self._job.is_started)
+        view.happened("Spark runs again, from its checkpoint and ledger")
+
+    async def _finish(self, ends: dict[str, int]) -> None:
+        stdin = self._job.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(ends).encode() + b"\n")
+        await stdin.drain()
+        await self._until("every trade is read, and every bar published", lambda: self._job.is_done)
+
+    async def _until(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so. :raises DemoError: the job failed, or it takes too long."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while not is_so():
+                    if self._job.failure or (self._job.is_over and not self._job.is_killed):
+                        raise DemoError(f"the Spark job failed: {self._job.complaint()}")
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DemoError(f"not within {_PATIENCE:.0f} s: {what}") from None
+
+    # ------------------------------------------------------------------------------------------------ the bars
+
+    def _closing_trade(self) -> Trade:
+        time = self._expected.last_time + timedelta(milliseconds=self._delay + 2 * self._window)
+        return Trade(self._args.events + 1, "CLOSE", 0.0, 0, "buy", "XNAS", time)
+
+    async def _watch(self, partition_id: str) -> None:
+        """Follow the bars of a partition, and kill Spark when it is its time."""
+        reader = PartitionReader(self._service.connection_string, BARS, partition_id=partition_id)
+        async with reader:
+            while events := await reader.read():
+                self._arrived(partition_id, [Bar.decode(event.body) for event in events])
+
+    def _arrived(self, partition_id: str, bars: list[Bar]) -> None:
+        self.scene.stored += len(bars)
+        self.scene.latest.extend((partition_id, bar) for bar in bars[-2:])
+        now = asyncio.get_running_loop().time()
+        if self._killed_at is None:
+            if self._is_kill_due and self._job.begun is not None:
+                self._killed_at = now
+                self._cut_batch = self._job.begun
+                self._job.kill()
+        elif self._recovery is None and not self._job.is_killed:
+            self._recovery = now - self._killed_at
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake all who wait for something to become so."""
+        self._changed.set()
+        self._changed.clear()
+
+    async def _stored(self, partition_id: str) -> list[Bar]:
+        reader = PartitionReader(self._service.connection_string, BARS, partition_id=partition_id, end="@latest")
+        async with reader:
+            return [Bar.decode(event.body) async for event in reader]

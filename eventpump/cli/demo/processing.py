@@ -1,0 +1,115 @@
+"""The hosts' demo: a stream shared by hosts, one of which is killed, and the proof that nothing was lost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eventpump import EventProducer, PartitionReader
+from eventpump.cli.demo.exchange import TRADES, publish
+from eventpump.cli.demo.fleet import Fleet
+from eventpump.cli.demo.record import Record, digest, read_records
+from eventpump.cli.demo.scene import FleetScene
+from eventpump.cli.demo.verify import Event, Verdict, judge
+from eventpump.cli.demo.view import View
+
+LEASE_DURATION = 5.0
+"""Seconds; the original's is 30, too long to watch."""
+_KILL_AT, _JOIN_AT = 0.4, 0.65
+"""Parts of the stream after which a host is killed, and another joins."""
+_SETTLE_TIMEOUT = 60.0
+
+
+class Processing:
+    """The play.
+
+    :param args: of the command.
+    :param folder: where its processes write.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self._args = args
+        self._fleet = Fleet(folder, TRADES, args.partitions, LEASE_DURATION)
+        self.scene = FleetScene(self._fleet, args.events)
+        """What there is to see."""
+        self._published: list[str] = []
+        self._killed: str | None = None
+        self._killed_at: float | None = None
+        self._orphans: list[str] = []
+        self._is_joined = False
+
+    async def play(self, view: View) -> Verdict:
+        """Play it. :returns: what came of it. :raises EventPumpError: it could not be played."""
+        fleet = self._fleet
+        await fleet.start_service()
+        view.happened(f"a local service with {fleet.partitions} partitions is up")
+        for _ in range(3):
+            await fleet.start_host()
+        everything = [str(each) for each in range(fleet.partitions)]
+        await fleet.wait(
+            "every partition has an owner", lambda: all(map(fleet.owner, everything)), timeout=_SETTLE_TIMEOUT
+        )
+        view.happened("three hosts share the partitions")
+        async with EventProducer(fleet.connection_string, TRADES) as producer:
+            async for sent in publish(producer, self._args.seed, self._args.events, self._args.seconds):
+                await self._act(sent, view)
+            view.happened("everything is published")
+            ends = {
+                each: (await producer.get_partition_properties(each)).last_enqueued_sequence_number
+                for each in everything
+            }
+
+        def is_processed(partition_id: str) -> bool:
+            owner = fleet.owner(partition_id)
+            position = None if owner is None else owner.partitions[partition_id]["position"]
+            # A new owner that has nothing left to process has no position.
+            return ends[partition_id] < 0 or (position is not None and position >= ends[partition_id])
+
+        done: set[str] = set()
+
+        def all_processed() -> bool:
+            done.update(each for each in everything if is_processed(each))
+            return len(done) == len(everything)
+
+        await fleet.wait("every event is processed", all_processed, timeout=_SETTLE_TIMEOUT)
+        self.scene.freeze()
+        await fleet.stop_hosts()
+        view.happened("the hosts have stopped; comparing what was published with what each wrote down")
+        stored = [event for each in everything for event in await self._stored(each)]
+        records: dict[str, list[Record]] = {host.name: list(read_records(host.records)) for host in fleet.hosts}
+        return judge(
+            self._published,
+            stored,
+            records,
+            killed=self._killed,
+            killed_at=self._killed_at,
+            orphans=self._orphans,
+        )
+
+    async def stop(self) -> None:
+        """End all its processes."""
+        await self._fleet.stop()
+
+    async def _act(self, sent: list[bytes], view: View) -> None:
+        self._published += map(digest, sent)
+        total, published = self._args.events, len(self._published)
+        self.scene.published = published
+        if self._killed is None and published >= total * _KILL_AT:
+            self._kill(view)
+        if not self._is_joined and published >= total * _JOIN_AT:
+            self._is_joined = True
+            host = await self._fleet.start_host()
+            view.happened(f"{host.name} joins")
+
+    def _kill(self, view: View) -> None:
+        victim = self._fleet.hosts[1]
+        self._orphans = sorted(victim.partitions, key=int)
+        self._killed = victim.name
+        victim.kill()
+        self._killed_at = victim.killed_at
+        view.happened(f"{victim.name} was killed (SIGKILL); it had partitions {', '.join(self._orphans) or 'none'}")
+
+    async def _stored(self, partition_id: str) -> list[Event]:
+        reader = PartitionReader(self._fleet.connection_string, TRADES, partition_id=partition_id, end="@latest")
+        async with reader:
+            return [(partition_id, event.sequence_number, digest(event.body)) async for event in reader]

@@ -1,0 +1,108 @@
+"""What there is to see of the hosts' demo."""
+
+from __future__ import annotations
+
+from eventpump.cli.demo.fleet import Fleet, Meter
+from eventpump.cli.demo.view import Board, Column, Row
+
+_COLORS = ("cyan", "green", "magenta", "yellow", "blue")
+_STATES = {"running": "green", "killed": "bold red", "stopped": "dim"}
+_PARTITIONS = (
+    Column("partition"),
+    Column("owner", is_number=False, width=19),
+    *map(Column, ("epoch", "position", "lag", "events/s")),
+)
+_HOSTS = (
+    Column("host", is_number=False),
+    Column("process"),
+    Column("state", is_number=False),
+    *(Column(name, width=9) for name in ("partitions", "processed", "events/s")),
+)
+
+
+class FleetScene:
+    """Owners of partitions, and hosts.
+
+    :param total: events to publish.
+    """
+
+    title = "eventpump demo"
+
+    def __init__(self, fleet: Fleet, total: int) -> None:
+        self.fleet = fleet
+        self.total = total
+        self.published = 0
+        self.meters: dict[str, Meter] = {str(each): Meter() for each in range(fleet.partitions)}
+        self._last_owner: dict[str, str] = {}
+        self._final: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] | None = None
+
+    def freeze(self) -> None:
+        """Keep showing owners and hosts as they are now: the stream is over, and they are about to stop."""
+        self._final = self._partition_rows(), self._host_rows()
+
+    @property
+    def processed(self) -> int:
+        """Events processed by all hosts, those of a killed one as far as it said."""
+        return sum(host.processed for host in self.fleet.hosts)
+
+    def head(self) -> list[tuple[str, str]]:
+        return [("published", f"{self.published:,} of {self.total:,}"), ("processed", f"{self.processed:,}")]
+
+    def boards(self) -> list[Board]:
+        names = {host.name: _COLORS[index % len(_COLORS)] for index, host in enumerate(self.fleet.hosts)}
+        partitions: list[Row] = [
+            (partition_id, (owner, names.get(owner, "dim red")), *rest)
+            for partition_id, owner, *rest in self._partition_rows()
+        ]
+        hosts: list[Row] = [
+            (host, process, (state, _STATES[state]), *rest) for host, process, state, *rest in self._host_rows()
+        ]
+        return [Board(_PARTITIONS, partitions), Board(_HOSTS, hosts)]
+
+    def line(self) -> str:
+        owners = " ".join(f"{row[0]}:{row[1].replace(' ', '_')}" for row in self._partition_rows())
+        return f"published {self.published:,} processed {self.processed:,}  {owners}"
+
+    def _host_rows(self) -> list[tuple[str, ...]]:
+        """One row a host: name, process id, state, partitions, events processed, events a second."""
+        if self._final is not None:
+            return self._final[1]
+        return [
+            (
+                host.name,
+                str(host.process.pid),
+                host.state,
+                str(len(host.partitions)) if host.is_running else "",
+                f"{host.processed:,}",
+                f"{host.meter.rate:,.0f}" if host.is_running else "",
+            )
+            for host in self.fleet.hosts
+        ]
+
+    def _partition_rows(self) -> list[tuple[str, ...]]:
+        """One row a partition: id, owner, epoch, position, lag, events a second."""
+        if self._final is not None:
+            return self._final[0]
+        rows: list[tuple[str, ...]] = []
+        for partition_id, meter in self.meters.items():
+            owner = self.fleet.owner(partition_id)
+            if owner is None:
+                last = self._last_owner.get(partition_id)
+                rows.append((partition_id, f"none (was {last})" if last else "none", "", "", "", ""))
+                continue
+            self._last_owner[partition_id] = owner.name
+            status = owner.partitions[partition_id]
+            position, lag = status["position"], status["lag"]
+            if position is not None:
+                meter.note(position)
+            rows.append(
+                (
+                    partition_id,
+                    owner.name,
+                    str(status["epoch"]),
+                    "" if position is None else f"{position:,}",
+                    "" if lag is None else f"{lag:,}",
+                    f"{meter.rate:,.0f}",
+                )
+            )
+        return rows

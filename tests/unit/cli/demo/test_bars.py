@@ -1,0 +1,76 @@
+"""The verdict of Spark's demo: each promise it speaks of can be seen broken."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from eventpump.cli.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.cli.demo.market import trades
+
+BARS = [Bar("A", start, 1.0, 2.0, 0.5, 1.5, 10, 2, 1500) for start in (0, 1000, 2000)]
+EXPECTED = {bar.key: bar for bar in BARS}
+
+
+def judged(*bars: Bar, more: tuple[Bar, ...] = ()) -> BarsVerdict:
+    return judge_bars(6, EXPECTED, {"0": bars, "1": more})
+
+
+def test_all_is_well() -> None:
+    """Every bar once, in order per partition; partitions have no order among them."""
+    verdict = judged(BARS[0], BARS[2], more=(BARS[1],))
+    assert verdict.holds
+    assert (verdict.expected, verdict.stored) == (3, 3)
+    assert "exactly once, in order" in verdict.judgement()
+
+
+@pytest.mark.parametrize(
+    ("stored", "broken"),
+    [
+        ((BARS[0], BARS[2]), "lost"),
+        ((BARS[0], BARS[0], BARS[1], BARS[2]), "duplicates"),
+        ((BARS[1], BARS[0], BARS[2]), "disorder"),
+        ((BARS[0], replace(BARS[1], volume=9), BARS[2]), "wrong"),
+        ((*BARS, replace(BARS[2], start=3000)), "wrong"),
+    ],
+)
+def test_each_promise_is_seen_broken(stored: tuple[Bar, ...], broken: str) -> None:
+    """One figure tells of it, the others stay at nothing, and the verdict does not hold."""
+    verdict = judged(*stored)
+    figures = {name: getattr(verdict, name) for name in ("lost", "duplicates", "disorder", "wrong")}
+    assert figures == {name: int(name == broken) for name in figures}
+    assert not verdict.holds
+    assert verdict.judgement().startswith("1 bars ")
+
+
+def test_a_duplicate_in_another_partition_is_one() -> None:
+    """Bars are counted over the whole hub."""
+    assert judged(*BARS, more=(BARS[1],)).duplicates == 1
+
+
+def test_a_lost_bar_is_not_hidden_by_a_duplicate() -> None:
+    """The totals may be right while the bars are not."""
+    verdict = judged(BARS[0], BARS[1], BARS[1])
+    assert (verdict.stored, verdict.lost, verdict.duplicates) == (3, 1, 1)
+
+
+def test_expected_bars_do_not_depend_on_the_order_of_trades() -> None:
+    """First and last trade of a window are told by their numbers."""
+    bodies = [trade.encode() for trade in itertools.islice(trades(7), 2000)]
+    in_order, shuffled = ExpectedBars(50), ExpectedBars(50)
+    in_order.add(bodies)
+    random.Random(3).shuffle(bodies)
+    shuffled.add(bodies)
+    assert in_order.bars == shuffled.bars
+    assert in_order.last_time == shuffled.last_time
+    assert sum(bar.trades for bar in in_order.bars.values()) == 2000
+    assert all(bar.start % 50 == 0 and bar.low <= bar.open <= bar.high for bar in in_order.bars.values())
+
+
+def test_what_is_no_bar_is_said_to_be_none() -> None:
+    """A body of another shape is an error of value."""
+    with pytest.raises(ValueError, match="no bar"):
+        Bar.decode(b'{"symbol": "A"}')
