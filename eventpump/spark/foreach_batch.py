@@ -197,10 +197,12 @@ class ForeachBatchWriter:
 
     It is made where the query is defined and called where the batches are: it can be pickled, and what belongs to a
     process is made when it is first called there.
+
+    :ivar settings: how it publishes.
     """
 
     def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self._on_receipt = on_receipt
         self._opened_by: int | None = None
         self._max_message_size = 0
@@ -215,8 +217,8 @@ class ForeachBatchWriter:
         :raises EventPumpError: the service or the ledger failed; nothing is lost or stored twice when the batch is
             repeated.
         """
-        columns = EventColumns.of(frame.schema, self._settings.order_by)
-        receipt = (self._publish if self._settings.idempotent else self._send)(frame, columns, batch_id)
+        columns = EventColumns.of(frame.schema, self.settings.order_by)
+        receipt = (self._publish if self.settings.idempotent else self._send)(frame, columns, batch_id)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
 
@@ -224,12 +226,12 @@ class ForeachBatchWriter:
         return {**self.__dict__, "_opened_by": None}
 
     def __repr__(self) -> str:
-        return f"ForeachBatchWriter(hub={self._settings.connection.hub!r}, sink_id={self._settings.sink_id!r})"
+        return f"ForeachBatchWriter(hub={self.settings.connection.hub!r}, sink_id={self.settings.sink_id!r})"
 
     # ------------------------------------------------------------------------------------------ at least once
 
     def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
-        connection = self._settings.connection
+        connection = self.settings.connection
         hub = worker.run(_retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
         task = SendTask(connection, columns, len(hub.partition_ids), idempotent=False)
         counts: dict[int | None, int] = {}
@@ -245,7 +247,7 @@ class ForeachBatchWriter:
     # ------------------------------------------------------------------------------------------ exactly once
 
     def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
-        settings = self._settings
+        settings = self.settings
         query_id = _query_id(frame)
         sink_id = settings.sink_id or query_id
         if sink_id is None:
@@ -273,9 +275,9 @@ class ForeachBatchWriter:
     def _run(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> list[PartitionOutcome]:
         """Publish the rows by one job."""
         rows = self._encoded(frame, columns, plan)
-        if self._settings.staging is not None:
+        if self.settings.staging is not None:
             rows = self._staged(rows, plan)
-        tasks = min(len(plan.partitions), self._settings.max_tasks or len(plan.partitions))
+        tasks = min(len(plan.partitions), self.settings.max_tasks or len(plan.partitions))
         placed = rows.selectExpr("*", "crc32(event) AS hash")
         # What correctness needs is that no hub partition is divided. Below Spark 4.1 some tasks get several of them.
         if hasattr(placed, "repartitionById"):
@@ -284,7 +286,7 @@ class ForeachBatchWriter:
             placed = placed.repartition(tasks, "partition")
         ordering = [name for name in rows.columns if name.startswith("order_")]
         placed = placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
-        task = PublishTask(self._settings.connection, plan)
+        task = PublishTask(self.settings.connection, plan)
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
@@ -302,14 +304,14 @@ class ForeachBatchWriter:
     def _message_limit(self) -> int:
         """Learn what the service takes in one message, in bytes."""
         if not self._max_message_size:
-            self._max_message_size = worker.run(message_limit(self._settings.connection))
+            self._max_message_size = worker.run(message_limit(self.settings.connection))
         return self._max_message_size
 
     # ------------------------------------------------------------------------------------------ what is kept
 
     def _store(self) -> LedgerStore:
         """Open the ledger, once per process."""
-        store: LedgerStore = self._settings.ledger
+        store: LedgerStore = self.settings.ledger
         if self._opened_by != os.getpid():
             worker.run(store.open())
             self._opened_by = os.getpid()
@@ -321,8 +323,8 @@ class ForeachBatchWriter:
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
         raw = worker.run(store.read(name))
         if raw is None:
-            assert self._settings.staging is not None
-            rows_at = staged.write(rows, staged.batch_directory(self._settings.staging, sink, plan.batch_id))
+            assert self.settings.staging is not None
+            rows_at = staged.write(rows, staged.batch_directory(self.settings.staging, sink, plan.batch_id))
             raw = rows_at.encode()
             if not worker.run(store.create(name, raw)):
                 raw = worker.run(store.read(name))
@@ -330,9 +332,9 @@ class ForeachBatchWriter:
         return staged.read(rows.sparkSession, staged.Staged.decode(raw))
 
     def _unstage(self, spark: SparkSession, sink_id: str, batch_id: int) -> None:
-        assert self._settings.staging is not None
+        assert self.settings.staging is not None
         store, sink = self._store(), directory_name(sink_id)
-        staged.discard(spark, staged.batch_directory(self._settings.staging, sink, batch_id))
+        staged.discard(spark, staged.batch_directory(self.settings.staging, sink, batch_id))
         worker.run(store.delete(f"{sink}/{staged.record_name(batch_id)}"))
 
 

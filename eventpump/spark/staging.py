@@ -13,57 +13,81 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyarrow import fs
+from pyspark.sql.types import StructType
 
 from eventpump.errors import StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LOCAL: Final = "file://"
+"""What Spark knows an absolute path of the machine's own file system by."""
+
+_VERSION: Final = 1
 _log: Final = logging.getLogger("eventpump.spark")
 
 
-def new_directory(root: str, sink: str, batch_id: int) -> str:
-    """Name a directory that no other attempt has. :param sink: the sink's name as a directory."""
-    return f"{root.rstrip('/')}/{sink}/{batch_id:012d}-{uuid.uuid4().hex}"
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Where a batch's rows are.
 
+    :param directory: as Spark names it.
+    :param schema: of the rows, as Spark's JSON.
+    """
 
-def encode_directory(directory: str) -> bytes:
-    """Encode the record that names a batch's directory."""
-    return json.dumps({"version": 1, "directory": directory}).encode()
+    directory: str
+    schema: str
 
+    def encode(self) -> bytes:
+        """Encode it as a record of the ledger."""
+        return json.dumps({"version": _VERSION, "directory": self.directory, "schema": self.schema}).encode()
 
-def decode_directory(raw: bytes) -> str:
-    """Decode that record. :raises StoreError: it is something else."""
-    try:
-        found = json.loads(raw)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("version") != 1 or not isinstance(found.get("directory"), str):
+    @classmethod
+    def decode(cls, raw: bytes) -> Self:
+        """Decode the record. :raises StoreError: it is something else."""
+        try:
+            found = json.loads(raw)
+            if found["version"] == _VERSION:
+                return cls(str(found["directory"]), str(found["schema"]))
+        except (ValueError, TypeError, KeyError):
+            pass
         raise StoreError("read what is staged", "its record is unreadable")
-    return str(found["directory"])
 
 
-def write(rows: DataFrame, directory: str) -> None:
-    """Write rows. Complete once it returns."""
-    rows.write.mode("errorifexists").parquet(directory)
+def record_name(batch_id: int) -> str:
+    """Spell the name of a batch's record."""
+    return f"{batch_id:012d}.staged.json"
 
 
-def read(spark: SparkSession, directory: str, schema: Any) -> DataFrame:
+def batch_directory(root: str, sink: str, batch_id: int) -> str:
+    """Name the directory of all that is staged of a batch. :param sink: the sink's id, spelled as a directory."""
+    return f"{root.rstrip('/')}/{sink}/{batch_id:012d}"
+
+
+def write(rows: DataFrame, directory: str) -> Staged:
+    """Write rows into a directory of their own below a batch's. They are complete once it returns."""
+    own = f"{directory}/{uuid.uuid4().hex}"
+    rows.write.mode("errorifexists").parquet(own)
+    return Staged(own, rows.schema.json())
+
+
+def read(spark: SparkSession, staged: Staged) -> DataFrame:
     """Read rows back; in no particular order."""
-    return spark.read.schema(schema).parquet(directory)
+    return spark.read.schema(StructType.fromJson(json.loads(staged.schema))).parquet(staged.directory)
 
 
 def discard(spark: SparkSession, directory: str) -> None:
-    """Delete a directory that nobody needs any more. What cannot be deleted is logged, and left."""
+    """Delete a batch's directory, which nobody needs any more. What cannot be deleted is logged, and left."""
     try:
         if hasattr(spark, "_jvm"):
             _delete_by_hadoop(spark, directory)
         else:
             # A Connect client has no way to Spark's file systems; this one knows local paths and the large clouds.
-            system, path = fs.FileSystem.from_uri(directory)
+            system, path = fs.FileSystem.from_uri(directory.removeprefix(LOCAL))
             system.delete_dir(path)
     except Exception as error:
         _log.warning("staged rows are left in %s: %s", directory, type(error).__name__)
