@@ -1,6 +1,6 @@
 """The ledger of the idempotent sink: its records, and every decision of the batch protocol. Pure.
 
-A sink (a stable `sink_id` for one hub) keeps two records per batch: the *plan* stands before anything is sent, and says
+A sink (a stable `sink_id` for one hub) keeps two records per batch: *plan* stands before anything is sent, and says
 which numbers the rows get; *done* stands when all of them are stored. Row i of a partition owns one number, whoever
 sends it and however often, so that attempts of the same batch cannot harm each other: the service takes a number once.
 
@@ -10,10 +10,11 @@ one partition's rows is led by a `PartitionWork`.
 
 Records are JSON objects, created once and never changed. Their names, in the sink's own directory::
 
-    000000000041.plan.json         the plan of batch 41
-    000000000041.take-over-1.json  the intent to take its producers over, for the first time
-    000000000041.plan-1.json       the plan from then on
-    000000000041.done.json         what was published
+    000000000041.0.plan.json  the plan of batch 41
+    000000000041.0.done.json  the plan is done with: the batch is stored, or its producers are to be taken over
+    000000000041.1.plan.json  in the latter case, the plan from then on; and so forth
+
+That a batch is stored and that its producers are taken over is said in one place, so that of two runs one can say it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ Number = Annotated[int, Field(ge=0, lt=NUMBERS)]
 ProducerId = Annotated[int, Field(ge=0, le=MAX_PRODUCER_ID)]
 OwnerLevel = Annotated[int, Field(ge=0, le=MAX_OWNER_LEVEL)]
 Count = Annotated[int, Field(ge=0)]
+Nothing = Annotated[int, Field(ge=-1, lt=NUMBERS)]
 Tail = Annotated[int, Field(ge=-1)]
 
 
@@ -122,6 +124,8 @@ class PartitionPlan(Record):
     """What one partition's rows are numbered by: row `offset` has `next_number`, and the others follow.
 
     :param next_number: modulo 2^31, as all numbers are.
+    :param nothing: what the service answered when nothing was published, -1 or 0 (wire reference 8.2): what it would
+        answer again, had it forgotten everything.
     :param is_fresh: whether nothing was published under this id and level before this batch.
     :param tail: the sequence number of the partition's last event when it was planned, -1 for none.
     :param offset: rows before it were stored before a take-over.
@@ -133,6 +137,7 @@ class PartitionPlan(Record):
     producer_id: ProducerId
     owner_level: OwnerLevel
     next_number: Number
+    nothing: Nothing
     is_fresh: bool
     tail: Tail
     offset: Count = 0
@@ -205,14 +210,12 @@ class TakenProducer(Record):
 
 
 class TakeOver(_BatchRecord):
-    """The intent to take producers over. It stands before the first level is raised.
+    """A plan is concluded by the intent to take producers over. It stands before the first level is raised.
 
-    :param revision: of the plan that comes of it.
     :param is_counted: whether the tail is read for what is stored; otherwise every row is sent again.
     """
 
     kind: Literal["take-over"] = "take-over"
-    revision: Annotated[int, Field(ge=1)]
     producers: tuple[TakenProducer, ...]
     is_counted: bool
 
@@ -273,6 +276,7 @@ class PartitionDone(Record):
     producer_id: ProducerId
     owner_level: OwnerLevel
     next_number: Number
+    nothing: Nothing
     is_fresh: bool
     tail: Tail
     count: Count
@@ -281,7 +285,7 @@ class PartitionDone(Record):
 
 
 class Done(_BatchRecord):
-    """A batch is stored.
+    """A plan is concluded: its batch is stored.
 
     :param partitions: all those of its plan.
     :param receipts: of those that had rows.
@@ -302,9 +306,10 @@ def encode_record(record: Record) -> bytes:
     return record.model_dump_json().encode()
 
 
-def decode_record(kind: type[R], raw: bytes | str) -> R:
+def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
     """Decode a record.
 
+    :param kinds: what it may be.
     :raises ValueError: it is unreadable, of another kind, or of another version.
     """
     try:
@@ -313,13 +318,15 @@ def decode_record(kind: type[R], raw: bytes | str) -> R:
         raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
-    if "version" in kind.model_fields and found.get("version") != VERSION:
+    if "version" in kinds[0].model_fields and found.get("version") != VERSION:
         version = found.get("version")
         is_newer = type(version) is int and version > VERSION
         raise ValueError(_NEWER if is_newer else "it has no version this eventpump knows")
-    expected = kind.model_fields["kind"].default
-    if found.get("kind") != expected:
-        raise ValueError(f"it is no record of the kind {expected!r}")
+    for kind in kinds:
+        if found.get("kind") == kind.model_fields["kind"].default:
+            break
+    else:
+        raise ValueError(f"it is no {' or '.join(each.model_fields['kind'].default for each in kinds)}")
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
@@ -335,9 +342,9 @@ def encode_outcome(outcome: PartitionOutcome) -> str:
 
 def decode_outcome(text: str) -> PartitionOutcome:
     """Decode what a task reported. :raises ValueError: it is something else."""
-    if '"kind":"state-lost"' in text:
-        return decode_record(StateLost, text)
-    return decode_record(PartitionReceipt, text)
+    outcome = decode_record(text, PartitionReceipt, StateLost)
+    assert isinstance(outcome, PartitionReceipt | StateLost)
+    return outcome
 
 
 def directory_name(sink_id: str) -> str:
@@ -353,18 +360,23 @@ def directory_name(sink_id: str) -> str:
     return escaped
 
 
-def record_name(batch_id: int, what: str) -> str:
-    """Spell the name of a record, which sorts by batch. :param what: such as "plan" or "take-over-1"."""
-    return f"{batch_id:012d}.{what}.json"
+def plan_name(batch_id: int, revision: int = 0) -> str:
+    """Spell the name of a plan. Names sort by batch."""
+    return f"{batch_id:012d}.{revision}.plan.json"
 
 
-_NAME: Final = re.compile(r"(\d{12,})\.(plan|done|plan-\d+|take-over-\d+)\.json")
+def done_name(batch_id: int, revision: int = 0) -> str:
+    """Spell the name of the record that a plan is done with."""
+    return f"{batch_id:012d}.{revision}.done.json"
 
 
-def batch_of(name: str) -> tuple[int, str] | None:
-    """Read a record's name: the batch, and what it is. None for another file."""
+_NAME: Final = re.compile(r"(\d{12,})\.\d+\.(?:plan|done)\.json")
+
+
+def batch_of(name: str) -> int | None:
+    """Read the batch in a record's name; None for another file."""
     found = _NAME.fullmatch(name)
-    return None if found is None else (int(found.group(1)), found.group(2))
+    return None if found is None else int(found.group(1))
 
 
 # ---------------------------------------------------------------------------------------------------- requests
@@ -486,13 +498,16 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
     :raises InvalidClientStateError: the hub does not offer idempotent publishing.
     :raises ProducerStateLostError: what is stored cannot be counted.
     """
-    done = yield from _read(Done, batch, record_name(batch.batch_id, "done"))
-    if done is not None:
-        return done
-    plan = yield from _read(Plan, batch, record_name(batch.batch_id, "plan"))
+    name = plan_name(batch.batch_id)
+    concluded = yield from _read_conclusion(batch, batch.batch_id)
+    if isinstance(concluded, Done):
+        return concluded
+    plan = yield from _read(batch, name, Plan)
+    if plan is None and concluded is not None:
+        raise StoreError(f"read {name}", "it is gone, and what came of it is there")
     if plan is None:
         plan = yield from _make_plan(batch)
-    return (yield from _latest(batch, plan))
+    return (yield from _follow(batch, plan, concluded))
 
 
 def finish(
@@ -507,32 +522,34 @@ def finish(
     :raises StoreError: another run has finished the batch.
     """
     receipts, lost = _sorted_outcomes(plan, outcomes)
-    if lost:
-        return (yield from _take_over(batch, plan, lost, policy))
-    name = record_name(plan.batch_id, "done")
-    done = _done(batch, plan, receipts)
-    if not (yield CreateRecord(name, encode_record(done))):
-        yield from _read(Done, batch, name)  # of another sink, it says so
-        raise StoreError(f"write {name}", "another run of this query has finished the batch")
+    mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
+    name = done_name(plan.batch_id, plan.revision)
+    if not (yield CreateRecord(name, encode_record(mine))):
+        concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
+        if not isinstance(concluded, TakeOver):
+            raise StoreError(f"write {name}", "another run of this query has finished the batch")
+        return (yield from _follow(batch, plan, concluded))
+    if isinstance(mine, TakeOver):
+        return (yield from _follow(batch, plan, mine))
     if plan.batch_id % PRUNED_EVERY == 0:
         names = yield ListRecords()
         assert isinstance(names, Sequence)
         yield DeleteRecords(obsolete(names, plan.batch_id))
-    return done
+    return mine
 
 
 def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
     """Give those of the records that are not needed once a batch is done."""
-    return tuple(name for name in names if (found := batch_of(name)) and found[0] <= batch_id - KEPT_BATCHES)
+    return tuple(name for name in names if (found := batch_of(name)) is not None and found <= batch_id - KEPT_BATCHES)
 
 
-def _read(kind: type[R], batch: Batch, name: str) -> Procedure[R | None]:
+def _read(batch: Batch, name: str, *kinds: type[R]) -> Procedure[R | None]:
     raw = yield ReadRecord(name)
     if raw is None:
         return None
     assert isinstance(raw, bytes)
     try:
-        record = decode_record(kind, raw)
+        record = decode_record(raw, *kinds)
     except ValueError as error:
         raise StoreError(f"read {name}", str(error)) from None
     assert isinstance(record, _BatchRecord)
@@ -540,9 +557,15 @@ def _read(kind: type[R], batch: Batch, name: str) -> Procedure[R | None]:
     return record
 
 
+def _read_conclusion(batch: Batch, batch_id: int, revision: int = 0) -> Procedure[Done | TakeOver | None]:
+    found = yield from _read(batch, done_name(batch_id, revision), Done, TakeOver)
+    assert found is None or isinstance(found, Done | TakeOver)
+    return found
+
+
 def _check(batch: Batch, record: _BatchRecord, name: str) -> None:
     """See that a record is of this sink, hub and query, and under its own name."""
-    if record.sink.sink_id != batch.sink.sink_id or not name.startswith(f"{record.batch_id:012d}."):
+    if record.sink.sink_id != batch.sink.sink_id or batch_of(name) != record.batch_id:
         raise StoreError(f"read {name}", f"it is of batch {record.batch_id} of the sink {record.sink.sink_id!r}")
     theirs, ours = (f"{sink.namespace}/{sink.hub}".lower() for sink in (record.sink, batch.sink))
     if theirs != ours:
@@ -579,10 +602,15 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
         limits=batch.limits,
         is_stamped=batch.is_stamped,
     )
-    name = record_name(batch.batch_id, "plan")
-    if (yield CreateRecord(name, encode_record(plan))):
-        return plan
-    existing = yield from _read(Plan, batch, name)
+    return (yield from _create_plan(batch, plan))
+
+
+def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
+    """Create a plan. :returns: the one that is there then: of two runs, that of the first."""
+    name = plan_name(mine.batch_id, mine.revision)
+    if (yield CreateRecord(name, encode_record(mine))):
+        return mine
+    existing = yield from _read(batch, name, Plan)
     assert existing is not None, "a record that was there is gone"
     return existing
 
@@ -590,30 +618,37 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
 def _prior(batch: Batch) -> Procedure[Done | None]:
     """Find what the batch before left; None where its producers are not to be used again."""
     if batch.batch_id > 0:
-        done = yield from _read(Done, batch, record_name(batch.batch_id - 1, "done"))
+        done = yield from _find_done(batch, batch.batch_id - 1)
         if done is not None:
             return done
     names = yield ListRecords()
     assert isinstance(names, Sequence)
-    found = [each for each in map(batch_of, names) if each is not None]
-    latest = max((number for number, what in found if what == "done"), default=-1)
-    begun = max((number for number, _ in found), default=-1)
-    if max(latest, begun) > batch.batch_id:
+    begun = sorted({found for found in map(batch_of, names) if found is not None})
+    if begun and begun[-1] > batch.batch_id:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} is at batch {max(latest, begun)}, and the query at {batch.batch_id}: its "
-            "checkpoint is older than the ledger; take another sink_id to publish these batches again",
+            f"{batch.sink.sink_id!r} is at batch {begun[-1]}, and the query at {batch.batch_id}: its checkpoint is "
+            "older than the ledger; take another sink_id to publish these batches again",
         )
-    if latest < begun < batch.batch_id:
+    earlier = [each for each in begun if each < batch.batch_id]
+    if earlier and (yield from _find_done(batch, earlier[-1])) is None:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} has begun batch {begun} and not finished it, and the query is at "
+            f"{batch.sink.sink_id!r} has begun batch {earlier[-1]} and not finished it, and the query is at "
             f"{batch.batch_id}: rows may be missing; take another sink_id to go on without them",
         )
-    if latest >= 0:
-        # Records are missing in between: numbers may have been used that nobody knows of. New producers are safe.
-        yield from _read(Done, batch, record_name(latest, "done"))
+    # Where records are missing in between, numbers may have been used that nobody knows of: new producers are safe.
     return None
+
+
+def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
+    """Find the end of a batch, behind its take-overs; None where it has none."""
+    revision = 0
+    while True:
+        concluded = yield from _read_conclusion(batch, batch_id, revision)
+        if not isinstance(concluded, TakeOver):
+            return concluded
+        revision += 1
 
 
 def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
@@ -624,6 +659,7 @@ def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> Pa
         producer_id=answer.producer_id,
         owner_level=answer.owner_level,
         next_number=advance(answer.last_number),
+        nothing=answer.last_number,
         is_fresh=True,
         tail=tail,
         offset=offset,
@@ -636,6 +672,7 @@ def _continued(prior: PartitionDone, tail: PartitionTail) -> PartitionPlan:
         producer_id=prior.producer_id,
         owner_level=prior.owner_level,
         next_number=prior.next_number,
+        nothing=prior.nothing,
         is_fresh=prior.is_fresh,
         tail=tail.last,
         missing=max(0, prior.tail - tail.last),
@@ -680,6 +717,7 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
                 producer_id=entry.producer_id,
                 owner_level=entry.owner_level,
                 next_number=advance(entry.next_number, published),
+                nothing=entry.nothing,
                 is_fresh=entry.is_fresh and not published,
                 tail=entry.tail + published,
                 count=0 if receipt is None else receipt.count,
@@ -700,10 +738,8 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
 # ---------------------------------------------------------------------------------------------------- take-over
 
 
-def _take_over(
-    batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost
-) -> Procedure[Plan | Done]:
-    """Note the intent to take the lost producers over, and do it."""
+def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
+    """Intend to take the lost producers over, if the policy says so."""
     ids = sorted(lost, key=_by_number)
     if policy is OnProducerStateLost.FAIL:
         raise ProducerStateLostError(
@@ -721,12 +757,11 @@ def _take_over(
     entries = [plan.partition(each) for each in ids]
     if any(entry.owner_level == MAX_OWNER_LEVEL for entry in entries):
         raise ProducerStateLostError(tuple(ids), "and there is no owner level above the one they have")
-    intent = TakeOver(
+    return TakeOver(
         sink=plan.sink,
         query_id=batch.query_id,
         run_id=batch.run_id,
         batch_id=plan.batch_id,
-        revision=plan.revision + 1,
         producers=tuple(
             TakenProducer(
                 partition_id=each.partition_id, producer_id=each.producer_id, owner_level=each.owner_level + 1
@@ -735,26 +770,20 @@ def _take_over(
         ),
         is_counted=is_counted,
     )
-    yield CreateRecord(record_name(plan.batch_id, f"take-over-{intent.revision}"), encode_record(intent))
-    return (yield from _latest(batch, plan))
 
 
-def _latest(batch: Batch, plan: Plan) -> Procedure[Plan]:
-    """Follow the take-overs of a batch to its newest plan, finishing one that was only begun."""
-    while True:
-        revision = plan.revision + 1
-        intent = yield from _read(TakeOver, batch, record_name(plan.batch_id, f"take-over-{revision}"))
-        if intent is None:
-            return plan
-        name = record_name(plan.batch_id, f"plan-{revision}")
-        revised = yield from _read(Plan, batch, name)
+def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
+    """Follow the take-overs of a batch to its newest plan or its end, carrying out one that was only intended.
+
+    :param concluded: what came of the plan.
+    """
+    while isinstance(concluded, TakeOver):
+        revised = yield from _read(batch, plan_name(plan.batch_id, plan.revision + 1), Plan)
         if revised is None:
-            mine = yield from _carry_out(plan, intent, batch.run_id)
-            yield CreateRecord(name, encode_record(mine))
-            # Of two runs that carried it out the first has said what is stored.
-            revised = yield from _read(Plan, batch, name)
-            assert revised is not None, "a record that was there is gone"
+            revised = yield from _create_plan(batch, (yield from _carry_out(plan, concluded, batch.run_id)))
         plan = revised
+        concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
+    return plan if concluded is None else concluded
 
 
 def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
@@ -786,7 +815,7 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
     return plan.model_copy(
         update={
             "run_id": run_id,
-            "revision": intent.revision,
+            "revision": plan.revision + 1,
             "partitions": tuple(revised.get(each.partition_id, each) for each in plan.partitions),
         }
     )
@@ -925,28 +954,24 @@ class PartitionWork:
     # ------------------------------------------------------------------------------------------ the service
 
     def looked(self, last_number: int) -> None:
-        """Note what the service answered as the last number published.
-
-        -1 (nothing published) lies before 0, and differs from the wrap's largest number in nothing.
-        """
+        """Note what the service answered as the last number published."""
         entry = self._entry
         ahead = distance(entry.last_number, last_number)
         self._must_look = self._must_scan = False
-        if ahead >= NUMBERS // 2:
+        if last_number == entry.nothing and not (entry.is_fresh and not ahead):
+            # Also where rows go across the wrap, and it might be the number of one: nothing else tells the two apart.
             self._lose(LossReason.BELOW)
-            return
-        stored = entry.offset + ahead
-        if self.position is not None and stored < self.position:
+        elif ahead >= NUMBERS // 2:
+            self._lose(LossReason.BELOW)
+        elif self.position is not None and entry.offset + ahead < self.position:
             self._lose(LossReason.REGRESSED)
-            return
-        if entry.is_fresh and not ahead:
+        elif ahead or not entry.is_fresh:
+            self._arrived_at(entry.offset + ahead)
+        elif self._is_suspicious:
+            self._lose(LossReason.UNCOUNTED)
+        else:
             # A service that forgot what it had stored would say the same.
-            if self._is_suspicious:
-                self._lose(LossReason.UNCOUNTED)
-            else:
-                self._must_scan = True
-            return
-        self._arrived_at(stored)
+            self._must_scan = True
 
     def scanned(self, *, is_stored: bool) -> None:
         """Note whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""

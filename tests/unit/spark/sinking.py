@@ -1,0 +1,654 @@
+"""A query that publishes batches through the ledger: driver runs, attempts, store, network and service, simulated.
+
+What decides is the code that production runs: `begin` and `finish`, `PartitionWork`, and the sequencer. Around them
+anything may happen at any moment: a driver dies before or after whatever it does outside, or goes on as a zombie beside
+the next; attempts are killed, retried and doubled; requests and answers are lost, transfers arrive late; others publish
+to the same partitions; the service forgets producers.
+
+The service follows wire reference 8.2 and 8.5, written down here apart from the emulator's ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections import deque
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from eventpump.core.sequencer import (
+    NUMBERS,
+    AttachRequest,
+    Outcome,
+    PartitionSequencer,
+    Publication,
+    Step,
+)
+from eventpump.errors import (
+    EventPumpError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+    StoreError,
+)
+from eventpump.spark.ledger import (
+    RENEW_AT,
+    AttachProducers,
+    Batch,
+    CreateRecord,
+    DeleteRecords,
+    Done,
+    ListRecords,
+    OnProducerStateLost,
+    PackingLimits,
+    PartitionDone,
+    PartitionOutcome,
+    PartitionTail,
+    PartitionWork,
+    Plan,
+    Procedure,
+    ProducerAnswer,
+    ReadRecord,
+    ReadStamps,
+    ReadTails,
+    Request,
+    Sink,
+    WorkStep,
+    begin,
+    done_name,
+    encode_record,
+    finish,
+)
+
+T = TypeVar("T")
+
+Row = tuple[int, int]
+"""Its batch, and its index in its partition's share. What others publish has the batch -1."""
+Actor = Generator[None, None, T]
+"""Takes a step at each `next`; closing it kills it."""
+
+SINK = Sink(sink_id="sink", namespace="example.servicebus.windows.net", hub="hub")
+QUERY = "query"
+PARTITIONS = ("0", "1")
+
+
+class FencedError(Exception):
+    """The service knows a higher level."""
+
+
+class UnknownError(Exception):
+    """The service does not know the producer."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A message on its way."""
+
+    producer_id: int
+    level: int
+    first: int
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class Producer:
+    """What the service keeps of one."""
+
+    level: int
+    last: int
+    is_fresh: bool
+    recent: deque[tuple[int, int]]
+
+
+@dataclass
+class Partition:
+    """One partition of the service.
+
+    :param nothing: the number answered where nothing is published, -1 or 0.
+    :param look_back: how many messages a repeat is recognised among; 0 refuses repeats.
+    :param takes_strangers: whether a producer it does not know is taken as a new one, instead of refused.
+    """
+
+    nothing: int
+    look_back: int
+    takes_strangers: bool
+    ids: Iterable[int]
+    log: list[Row] = field(default_factory=list)
+    producers: dict[int, Producer] = field(default_factory=dict)
+
+    def add(self, producer_id: int, level: int) -> Producer:
+        made = self.producers[producer_id] = Producer(level, self.nothing, True, deque(maxlen=self.look_back))
+        return made
+
+    def find(self, producer_id: int, level: int) -> Producer:
+        known = self.producers.get(producer_id)
+        if known is None:
+            if not self.takes_strangers:
+                raise UnknownError
+            known = self.add(producer_id, level)
+        if level < known.level:
+            raise FencedError
+        return known
+
+    def attach(self, asked: AttachRequest) -> tuple[int, int, int]:
+        """Answer an attach."""
+        assert asked.number is None, "the service echoes a number it is given"
+        if asked.producer_id is None:
+            producer_id = next(iter(self.ids))
+            made = self.add(producer_id, 0)
+            return producer_id, made.level, made.last
+        assert asked.owner_level is not None
+        known = self.find(asked.producer_id, asked.owner_level)
+        if asked.owner_level > known.level:
+            known = self.add(asked.producer_id, asked.owner_level)
+        return asked.producer_id, known.level, known.last
+
+    def take(self, transfer: Transfer) -> bool:
+        """Store a transfer, or know it as a repeat. :returns: False where it is out of order."""
+        known = self.find(transfer.producer_id, transfer.level)
+        assert transfer.level == known.level, "a level is raised by an attach only"
+        run = (transfer.first, len(transfer.rows))
+        if not known.is_fresh and transfer.first != (known.last + 1) % NUMBERS:
+            return run in known.recent
+        known.is_fresh = False
+        known.last = (transfer.first + len(transfer.rows) - 1) % NUMBERS
+        known.recent.append(run)
+        self.log += transfer.rows
+        return True
+
+
+class Attempt:
+    """A task's try at a partition's share.
+
+    :ivar outcome: what it reported.
+    :ivar error: what it failed with.
+    """
+
+    def __init__(self, plan: Plan, partition_id: str, actor: Actor[PartitionOutcome]) -> None:
+        self.plan = plan
+        self.partition_id = partition_id
+        self.actor = actor
+        self.is_over = False
+        self.outcome: PartitionOutcome | None = None
+        self.error: EventPumpError | None = None
+
+    def step(self) -> None:
+        try:
+            next(self.actor)
+        except StopIteration as stop:
+            self.is_over, self.outcome = True, stop.value
+        except EventPumpError as error:
+            self.is_over, self.error = True, error
+
+    def kill(self) -> None:
+        self.actor.close()
+        self.is_over = True
+
+
+class Run:
+    """A run of the driver."""
+
+    def __init__(self, actor: Actor[None]) -> None:
+        self.actor = actor
+        self.is_over = False
+        self.error: EventPumpError | None = None
+
+    def step(self) -> None:
+        try:
+            next(self.actor)
+        except StopIteration:
+            self.is_over = True
+        except EventPumpError as error:
+            self.is_over, self.error = True, error
+
+    def kill(self) -> None:
+        self.actor.close()
+        self.is_over = True
+
+
+class World:
+    """Everything, and what must be true of it whatever happens.
+
+    :param policy: what follows when producers are lost.
+    :param forgets: how often the service may forget a producer.
+    :param takes_strangers: see `Partition`. Such a service forgets only while nothing is on its way and no attempt
+        lives: what comes later than its memory reaches is stored again, and nobody can help it.
+    :param near_wrap: whether the sink's numbers are near 2^31 from the start.
+    :param renews: whether producers are renewed there, instead of going across.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        policy: OnProducerStateLost = OnProducerStateLost.FAIL,
+        forgets: int = 0,
+        takes_strangers: bool = False,
+        near_wrap: bool = False,
+        renews: bool = False,
+    ) -> None:
+        self.rng = rng
+        self.policy = policy
+        self.forgets = forgets
+        self.takes_strangers = takes_strangers
+        self.has_forgotten = False
+        self.is_calm = False
+        ids = itertools.count(1)
+        nothing, look_back = rng.choice([-1, 0]), rng.choice([0, 1, 5])
+        self.partitions = {each: Partition(nothing, look_back, takes_strangers, ids) for each in PARTITIONS}
+        self.records: dict[str, bytes] = {}
+        self.late: list[tuple[str, Transfer]] = []
+        self.runs: list[Run] = []
+        self.attempts: list[Attempt] = []
+        self.run_ids = itertools.count(1)
+        self.first_batch = 1 if near_wrap else rng.choice([0, 0, 7])
+        self.committed = self.first_batch
+        self.end = self.first_batch + rng.randint(2, 4)
+        self.shares = {
+            each: {batch: rng.choice([0, 1, 2, 3, 5, 8]) for batch in range(self.first_batch, self.end)}
+            for each in PARTITIONS
+        }
+        self.expected = {
+            each: [(batch, row) for batch, count in share.items() for row in range(count)]
+            for each, share in self.shares.items()
+        }
+        self.checked = dict.fromkeys(PARTITIONS, 0)
+        self.renew_at = RENEW_AT if renews or not near_wrap else NUMBERS
+        self.may_seem_lost = near_wrap and not renews and nothing == 0
+        """Whether the number of a row may be what the service answers where nothing is published."""
+        if near_wrap:
+            self.records[done_name(0)] = encode_record(self._near_the_wrap())
+
+    def _near_the_wrap(self) -> Done:
+        done = []
+        for each, partition in self.partitions.items():
+            number = NUMBERS - self.rng.randint(1, 8)
+            producer_id, level, _ = partition.attach(AttachRequest())
+            partition.producers[producer_id] = Producer(
+                level, (number - 1) % NUMBERS, False, deque(maxlen=partition.look_back)
+            )
+            done.append(
+                PartitionDone(
+                    partition_id=each,
+                    producer_id=producer_id,
+                    owner_level=level,
+                    next_number=number,
+                    nothing=partition.nothing,
+                    is_fresh=False,
+                    tail=-1,
+                    count=0,
+                    first_number=None,
+                    digest=None,
+                )
+            )
+        return Done(sink=SINK, query_id=QUERY, run_id="first", batch_id=0, partitions=tuple(done), receipts=())
+
+    @property
+    def is_exact(self) -> bool:
+        return self.policy is not OnProducerStateLost.AT_LEAST_ONCE
+
+    # ------------------------------------------------------------------------------------------ the driver
+
+    def start_run(self) -> Run:
+        """Start the query, anew or beside one that nobody knows to be alive."""
+        run = Run(self._drive(f"run {next(self.run_ids)}"))
+        self.runs.append(run)
+        return run
+
+    def _drive(self, run_id: str) -> Actor[None]:
+        batch_id = self.committed
+        while batch_id < self.end:
+            batch = Batch(
+                SINK,
+                QUERY,
+                run_id,
+                batch_id,
+                PackingLimits(),
+                is_stamped=self.policy is OnProducerStateLost.TAIL_SCAN,
+                renew_at=self.renew_at,
+            )
+            step = yield from self._carry_out(begin(batch))
+            while isinstance(step, Plan):
+                outcomes = yield from self._job(step)
+                step = yield from self._carry_out(finish(batch, step, outcomes, self.policy))
+            yield
+            self.committed = max(self.committed, batch_id + 1)
+            batch_id += 1
+
+    def _carry_out(self, procedure: Procedure[T]) -> Actor[T]:
+        try:
+            request = next(procedure)
+            while True:
+                answer = yield from self._answer(request)
+                request = procedure.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, request: Request) -> Actor[object]:
+        yield
+        answer: object = None
+        match request:
+            case ReadRecord(name):
+                return self.records.get(name)
+            case CreateRecord(name, body):
+                # Its answer may be lost, and the request repeated.
+                for _ in range(self.rng.choice([1, 1, 1, 2])):
+                    answer = self.records.setdefault(name, body) == body
+                    yield
+            case ListRecords():
+                return sorted(self.records)
+            case DeleteRecords(names):
+                for name in names:
+                    self.records.pop(name, None)
+            case ReadTails():
+                answer = {each: PartitionTail(0, len(self.partitions[each].log) - 1) for each in PARTITIONS}
+            case AttachProducers(producers):
+                answers: dict[str, ProducerAnswer | None] = {}
+                for partition_id, asked in producers.items():
+                    for _ in range(self.rng.choice([1, 1, 1, 2])):
+                        answers[partition_id] = self._attach(partition_id, asked)
+                        yield
+                answer = answers
+            case ReadStamps(plan, ranges):
+                answer = {each: self._stamps(plan, each, ranges[each]) for each in ranges}
+        return answer
+
+    def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
+        try:
+            return ProducerAnswer(*self.partitions[partition_id].attach(asked))
+        except UnknownError:
+            return None
+        except FencedError:
+            raise ProducerDisconnectedError("stolen") from None
+
+    def _stamps(self, plan: Plan, partition_id: str, range_: tuple[int, int]) -> list[int]:
+        after, through = range_
+        events = self.partitions[partition_id].log[after + 1 : through + 1]
+        return [row for batch, row in events if batch == plan.batch_id]
+
+    def _job(self, plan: Plan) -> Actor[list[PartitionOutcome]]:
+        """Run a task per partition that has rows, each again until one attempt has succeeded."""
+        waiting = {each: [self._start(plan, each)] for each in PARTITIONS if self.shares[each][plan.batch_id]}
+        outcomes: list[PartitionOutcome] = []
+        while waiting:
+            yield
+            for partition_id, attempts in list(waiting.items()):
+                over = [each for each in attempts if each.is_over]
+                succeeded = [each.outcome for each in over if each.outcome is not None]
+                if succeeded:
+                    outcomes += succeeded[:1]
+                    del waiting[partition_id]  # what else runs for it goes on, and nobody listens
+                    continue
+                if any(isinstance(each.error, ProducerDisconnectedError) for each in over):
+                    raise ProducerDisconnectedError("a task was fenced")
+                if len(over) > 30:
+                    raise StoreError("job", f"a task failed again and again: {over[-1].error}")
+                if len(over) == len(attempts) or (len(attempts) < 3 and not self.is_calm and self.rng.random() < 0.02):
+                    attempts.append(self._start(plan, partition_id))
+        return outcomes
+
+    # ------------------------------------------------------------------------------------------ an attempt
+
+    def _start(self, plan: Plan, partition_id: str) -> Attempt:
+        attempt = Attempt(plan, partition_id, self._attempt(plan, partition_id))
+        self.attempts.append(attempt)
+        return attempt
+
+    def _attempt(self, plan: Plan, partition_id: str) -> Actor[PartitionOutcome]:
+        entry = plan.partition(partition_id)
+        rows = [(plan.batch_id, row) for row in range(self.shares[partition_id][plan.batch_id])]
+        partition = self.partitions[partition_id]
+        work = PartitionWork(entry, max_tries=5)
+        sequencer = PartitionSequencer[tuple[Row, ...]](partition_id)
+        while True:
+            yield
+            if work.rows < len(rows) and self.rng.random() < 0.5:
+                work.received(self.rng.randint(1, len(rows) - work.rows))
+            if work.step is WorkStep.FAIL:
+                raise work.error()
+            try:
+                match work.step:
+                    case WorkStep.LOOK:
+                        sequencer = PartitionSequencer[tuple[Row, ...]](
+                            partition_id, producer_id=entry.producer_id, owner_level=entry.owner_level
+                        )
+                        yield from self._attached(partition, sequencer)
+                        assert sequencer.last_number is not None
+                        yield
+                        work.looked(sequencer.last_number)
+                    case WorkStep.SCAN:
+                        last = len(partition.log)
+                        yield
+                        work.scanned(is_stored=(plan.batch_id, entry.offset) in partition.log[entry.tail + 1 : last])
+                    case WorkStep.SEND:
+                        assert work.position is not None
+                        count = self.rng.randint(1, min(3, work.rows - work.position))
+                        batch = tuple(rows[work.position : work.position + count])
+                        yield from self._publish(partition_id, sequencer, batch, work)
+                    case WorkStep.REST:
+                        if work.rows < len(rows):
+                            work.received(1)
+                        else:
+                            work.ended()
+                    case WorkStep.END:
+                        return work.receipt("digest")
+                    case WorkStep.LOST:
+                        assert work.loss is not None
+                        return work.loss
+            except UnknownError:
+                work.unknown_producer()
+            except ProducerDisconnectedError as error:
+                work.fenced(error)
+            except EventPumpError as error:
+                work.troubled(error)
+
+    def _attached(self, partition: Partition, sequencer: PartitionSequencer[tuple[Row, ...]]) -> Actor[None]:
+        """Attach a link, in as many tries as it takes."""
+        while True:
+            yield
+            asked = sequencer.attach_request
+            try:
+                answer = partition.attach(asked)
+            except FencedError:
+                sequencer.fenced("stolen", transfer_refused=False)
+                raise sequencer.error() from None
+            if self.is_calm or self.rng.random() < 0.9:
+                sequencer.attached(*answer)
+                return
+
+    def _publish(
+        self,
+        partition_id: str,
+        sequencer: PartitionSequencer[tuple[Row, ...]],
+        rows: tuple[Row, ...],
+        work: PartitionWork,
+    ) -> Actor[None]:
+        """Send a message until it is known to be stored; an error leaves it in doubt or says that it is refused."""
+        publication = sequencer.offer(rows, len(rows))
+        while publication is sequencer.head:
+            if sequencer.failure is not None:
+                raise sequencer.error()
+            if sequencer.step is Step.ATTACH:
+                if not self.is_calm and self.rng.random() < 0.1:
+                    raise PublishOutcomeUnknownError(partition_id, publication.first, len(rows))
+                try:
+                    yield from self._attached(self.partitions[partition_id], sequencer)
+                except UnknownError:
+                    raise RequestRefusedError("unknown") from None
+            else:
+                yield from self._send(partition_id, sequencer, publication)
+        if sequencer.failure is not None:
+            raise sequencer.error()
+        if publication.outcome is not Outcome.PUBLISHED:
+            raise RequestRefusedError("refused")
+        assert publication.first is not None
+        work.published(publication.first, len(rows))
+
+    def _send(
+        self,
+        partition_id: str,
+        sequencer: PartitionSequencer[tuple[Row, ...]],
+        publication: Publication[tuple[Row, ...]],
+    ) -> Actor[None]:
+        first = sequencer.sending()
+        assert sequencer.producer_id is not None
+        assert sequencer.owner_level is not None
+        transfer = Transfer(sequencer.producer_id, sequencer.owner_level, first, publication.batch)
+        chance = 1.0 if self.is_calm else self.rng.random()
+        if chance < 0.1:
+            self.late.append((partition_id, transfer))  # while somebody waits for an answer that never comes
+            yield
+            sequencer.outcome_unknown()
+            return
+        try:
+            yield
+        except GeneratorExit:  # killed with the message in its socket
+            if self.rng.random() < 0.5:
+                self.late.append((partition_id, transfer))
+            raise
+        if chance < 0.15:
+            sequencer.detached()
+        elif chance < 0.2:
+            sequencer.refused_for_now()
+        else:
+            try:
+                is_taken = self.partitions[partition_id].take(transfer)
+            except FencedError:
+                sequencer.fenced("stolen", transfer_refused=True)
+                return
+            except UnknownError:
+                sequencer.refused()
+                return
+            yield
+            if chance < 0.3:
+                sequencer.detached()
+            elif is_taken:
+                sequencer.accepted()
+            else:
+                sequencer.refused_out_of_order()
+
+    # ------------------------------------------------------------------------------------------ what else happens
+
+    def deliver(self, which: int) -> None:
+        """Let a message of a lost link arrive. Nobody hears the answer."""
+        partition_id, transfer = self.late.pop(which % len(self.late))
+        with contextlib.suppress(FencedError, UnknownError):
+            self.partitions[partition_id].take(transfer)
+
+    def publish_others(self) -> None:
+        """Let somebody else publish."""
+        self.partitions[self.rng.choice(PARTITIONS)].log.append((-1, 0))
+
+    @property
+    def living(self) -> list[Attempt]:
+        return [each for each in self.attempts if not each.is_over]
+
+    @property
+    def may_forget(self) -> bool:
+        if not self.forgets or not any(each.producers for each in self.partitions.values()):
+            return False
+        return not self.takes_strangers or not (self.late or self.living)
+
+    def forget(self) -> None:
+        """Let the service forget every producer of a partition."""
+        self.partitions[self.rng.choice(PARTITIONS)].producers.clear()
+        self.forgets -= 1
+        self.has_forgotten = True
+
+    def step(self) -> None:
+        """Let one thing happen."""
+        rng = self.rng
+        runs = [each for each in self.runs if not each.is_over]
+        living = self.living
+        chance = rng.random()
+        if not runs or (len(runs) == 1 and chance < 0.002):
+            self.start_run()
+        elif chance < 0.012:
+            rng.choice(runs).kill()
+        elif chance < 0.03 and living:
+            rng.choice(living).kill()
+        elif chance < 0.06 and self.late:
+            self.deliver(rng.randrange(9))
+        elif chance < 0.07:
+            self.publish_others()
+        elif chance < 0.09 and self.may_forget:
+            self.forget()
+        elif chance < 0.3 or not living:
+            rng.choice(runs).step()
+        else:
+            rng.choice(living).step()
+        self.check()
+
+    def check(self) -> None:
+        """No loss, no duplicate, no reorder, at any moment. What was looked at before has not changed."""
+        for each, partition in self.partitions.items():
+            ours = [row for row in partition.log if row[0] >= 0]
+            if len(ours) == self.checked[each]:
+                continue
+            self.checked[each] = len(ours)
+            if self.is_exact:
+                assert ours == self.expected[each][: len(ours)], f"partition {each}: {ours}"
+            else:
+                first = list(dict.fromkeys(ours))
+                assert first == self.expected[each][: len(first)], f"partition {each}: {ours}"
+        for error in [each.error for each in self.runs]:
+            if isinstance(error, ProducerStateLostError):
+                assert self.has_forgotten or self.may_seem_lost, f"nothing was forgotten: {error}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the query has failed for good, as its policy says."""
+        return any(isinstance(each.error, ProducerStateLostError) for each in self.runs)
+
+    def finish(self) -> None:
+        """Let everything go well from now on: the query gets through, and every row is stored."""
+        self.is_calm = True
+        for run in self.runs:
+            run.kill()
+        error: EventPumpError | None = None
+        for _ in range(6):
+            run = self.start_run()
+            while not run.is_over:
+                for attempt in self.living:
+                    attempt.step()
+                run.step()
+                self.check()
+            error = run.error
+            if error is None or isinstance(error, ProducerStateLostError):
+                break
+        if self.policy is OnProducerStateLost.FAIL and isinstance(error, ProducerStateLostError):
+            return
+        assert error is None, f"the query does not get through: {error}"
+        while self.late:
+            self.deliver(0)
+        self.check()
+        for each, partition in self.partitions.items():
+            ours = [row for row in partition.log if row[0] >= 0]
+            assert (ours if self.is_exact else list(dict.fromkeys(ours))) == self.expected[each]
+
+
+def walk(seed: int, steps: int = 1500) -> World:
+    """Run a world by chance."""
+    rng = random.Random(seed)
+    policy = rng.choice(
+        [OnProducerStateLost.FAIL, *[OnProducerStateLost.TAIL_SCAN] * 2, OnProducerStateLost.AT_LEAST_ONCE]
+    )
+    near_wrap = rng.random() < 0.3
+    world = World(
+        rng,
+        policy=policy,
+        forgets=rng.choice([0, 1, 2]),
+        takes_strangers=rng.random() < 0.5,
+        near_wrap=near_wrap,
+        renews=rng.random() < 0.5,
+    )
+    for _ in range(steps):
+        if world.committed >= world.end or world.is_stopped:
+            break
+        world.step()
+    world.finish()
+    return world
