@@ -1,0 +1,207 @@
+"""Queries of the source on real Spark: exactly the published events, whatever happens to query, hub or task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from eventpump.emulator.faults import DetachLink, LinkRole
+from eventpump.spark.data_source import register
+from tests.spark.reading import BODIES, HubReading, Key, keys_of
+from tests.spark.service import SparkService
+
+
+@pytest.fixture(autouse=True)
+def _registered(spark: SparkSession) -> None:
+    register(spark)
+
+
+@pytest.fixture
+def reading(spark: SparkSession, service: SparkService, checkpoint: str) -> HubReading:
+    """A hub of two partitions, without events."""
+    return HubReading(spark, service, service.new_hub(2), checkpoint)
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def test_a_query_goes_on_from_its_checkpoint(reading: HubReading) -> None:
+    """From the newest event on, across restarts, with what came in between: every event once, in order."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": [b"before"], "1": [b"before"]})
+    with reading.query():
+        pass
+    with reading.query() as query:
+        query.processAllAvailable()
+    service.publish_all(hub, {"0": bodies(0, 5), "1": bodies(5, 2)})
+    with reading.query() as query:
+        query.processAllAvailable()
+        service.publish_all(hub, {"0": bodies(7, 3), "1": bodies(10, 1)})
+        query.processAllAvailable()
+        progress = query.lastProgress
+    assert progress is not None
+    assert progress.sources[0].endOffset == progress.sources[0].latestOffset == f'{{"{hub}": {{"0": 9, "1": 4}}}}'
+    expected = [("0", 1 + n, body) for n, body in enumerate(bodies(0, 5) + bodies(7, 3))]
+    expected += [("1", 1 + n, body) for n, body in enumerate(bodies(5, 2) + bodies(10, 1))]
+    assert sorted(reading.rows, key=lambda key: int(key[0])) == expected
+
+
+def test_a_checkpoint_wins_over_the_starting_position(reading: HubReading) -> None:
+    """Even the first batch, failed and repeated, is what it was, whatever the position says by then."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": bodies(0, 3), "1": bodies(3, 2)})
+    everything = reading.published()
+
+    def fail(_frame: DataFrame, _batch_id: int) -> None:
+        raise RuntimeError("the sink failed")
+
+    with reading.query(fail, startingPosition="earliest") as query, pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    reading.run_now(startingPosition="latest")
+    assert reading.batches[0] == everything
+    assert reading.rows == everything
+
+
+def test_available_now_reads_what_is_there_in_limited_batches(reading: HubReading) -> None:
+    """Every batch keeps to the limit, the query ends, and another run reads what came since, added partitions too."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": bodies(0, 9), "1": bodies(9, 3)})
+    everything = reading.published()
+    reading.run_now(startingPosition="earliest", maxEventsPerTrigger=5)
+    assert [len(reading.batches[each]) for each in sorted(reading.batches)] == [5, 5, 2]
+    assert sorted(reading.rows) == sorted(everything)
+    service.add_partitions(hub, 1)
+    service.publish_all(hub, {"0": bodies(12, 1), "2": bodies(13, 2)})
+    reading.run_now(maxEventsPerTrigger=5)
+    assert sorted(reading.rows) == sorted([*everything, ("0", 9, b"12"), ("2", 0, b"13"), ("2", 1, b"14")])
+
+
+def test_a_running_query_reads_added_partitions(reading: HubReading) -> None:
+    """A partition that the hub gains meanwhile is read from its first event on, several partitions in one task."""
+    service, hub = reading.service, reading.hub
+    with reading.query(startingPosition="earliest", partitionsPerTask=3) as query:
+        service.publish(hub, bodies(0, 2), "1")
+        query.processAllAvailable()
+        service.add_partitions(hub, 2)
+        service.publish_all(hub, {"1": bodies(2, 1), "2": bodies(3, 2), "3": bodies(5, 1)})
+        query.processAllAvailable()
+    assert sorted(reading.rows) == [
+        *[("1", n, b"%d" % n) for n in range(3)],
+        ("2", 0, b"3"),
+        ("2", 1, b"4"),
+        ("3", 0, b"5"),
+    ]
+
+
+def _retention_passes(service: SparkService, hub: str) -> None:
+    service.publish(hub, bodies(3, 4), "0")
+    service.call(lambda: service.emulator.drop_events(hub, "0", 5))
+
+
+def _hub_is_recreated(service: SparkService, hub: str) -> None:
+    service.call(lambda: service.emulator.recreate_hub(hub))
+    service.publish(hub, bodies(5, 2), "0")
+
+
+@pytest.mark.parametrize(
+    ("happens", "says", "left"),
+    [
+        (_retention_passes, "from sequence number 3 are to be read, and it begins at 5", [5, 6]),
+        (
+            _hub_is_recreated,
+            "sequence number 2 was reached before, and it ends at 1 now",
+            [0, 1],
+        ),
+    ],
+)
+def test_lost_events_fail_a_query(
+    reading: HubReading, happens: Callable[[SparkService, str], None], says: str, left: list[int]
+) -> None:
+    """A query fails for what is gone, and again when it is restarted; told to go on, it reads what there is."""
+    service, hub = reading.service, reading.hub
+    service.publish(hub, bodies(0, 3), "0")
+    reading.run_now(startingPosition="earliest")
+    happens(service, hub)
+    with pytest.raises(StreamingQueryException, match=f"DataLossError: .*{says}"):
+        reading.run_now()
+    reading.batches.clear()
+    reading.run_now(failOnDataLoss="false")
+    assert reading.rows == [("0", number, body) for number, body in zip(left, bodies(5, 2), strict=True)]
+
+
+def test_several_queries_and_actions(spark: SparkSession, service: SparkService, tmp_path: Path) -> None:
+    """Two queries share a hub, one of them reads another hub too and looks at each batch twice: all get everything."""
+    one, two = service.new_hub(2), service.new_hub(1)
+    shared: dict[str, Any] = {"useExclusiveReceiver": "false", "startingPosition": "earliest"}
+    first = HubReading(spark, service, one, str(tmp_path / "first"))
+    second = HubReading(spark, service, two)
+    both: list[Key] = []
+
+    def twice(frame: DataFrame, _batch_id: int) -> None:
+        count = frame.count()
+        found = keys_of(frame)
+        assert count == len(found)
+        both.extend(found)
+
+    union = first.stream(**shared).union(second.stream(startingPosition="earliest"))
+    writer = union.writeStream.foreachBatch(twice).option("checkpointLocation", str(tmp_path / "both"))
+    with first.query(**shared) as query:
+        other = writer.start()
+        for start in (0, 4):
+            service.publish_all(one, {"0": bodies(start, 3), "1": bodies(start + 3, 1)})
+            service.publish(two, [b"two"])
+            query.processAllAvailable()
+            other.processAllAvailable()
+        other.stop()
+    everything = sorted(first.published())
+    assert len(everything) == 8
+    assert sorted(first.rows) == everything
+    assert sorted(both) == sorted([*everything, ("0", 0, b"two"), ("0", 1, b"two")])
+
+
+def test_killed_workers_and_failed_tasks_change_nothing(reading: HubReading, tmp_path: Path) -> None:
+    """A worker killed amid its rows, and a task that fails, are followed by an attempt that reads the same again."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": bodies(0, 300), "1": bodies(300, 300)})
+    everything = reading.published()
+    marks = str(tmp_path)
+
+    def trip(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            partition = batch.column("partition")[0].as_py()
+            mark = os.path.join(marks, partition)
+            if not os.path.exists(mark):
+                with open(mark, "x"):
+                    pass
+                if partition == "0":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("the task failed")
+            yield batch
+
+    def note(frame: DataFrame, batch_id: int) -> None:
+        reading.note(frame.mapInArrow(trip, BODIES), batch_id)
+
+    with reading.query(note, available_now=True, startingPosition="earliest") as query:
+        assert query.awaitTermination(60)
+    assert sorted(os.listdir(marks)) == ["0", "1", "checkpoint"]
+    assert reading.rows == everything
+
+
+def test_a_link_that_is_lost_amid_a_batch_changes_nothing(reading: HubReading) -> None:
+    """Links cut by the service while a query reads are made again where they stood."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": bodies(0, 200), "1": bodies(200, 200)})
+    everything = reading.published()
+    fault: Any = service.add_fault(DetachLink(), role=LinkRole.CONSUMER, hub=hub, after=50, count=2)
+    reading.run_now(startingPosition="earliest")
+    assert fault.fired == 2
+    assert reading.rows == everything
