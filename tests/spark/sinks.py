@@ -1,0 +1,127 @@
+"""What the sink's tests publish, how they stumble, and what they find in a hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+from pyspark.sql import DataFrame, SparkSession
+
+from eventpump import PartitionReader
+from eventpump.spark import BatchReceipt, ForeachBatchWriter, foreach_batch_producer
+from eventpump.spark.ledger_store import DirectoryLedger
+from tests.spark.service import SparkService
+
+COLUMNS = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 7 AS STRING) AS partitionKey")
+"""Rows that a number tells apart, spread by seven keys."""
+
+
+class StumbleError(Exception):
+    """The driver stopped where a test wants it to."""
+
+
+def stop_here() -> None:
+    """Stop the driver as an exception does."""
+    raise StumbleError
+
+
+def die_here() -> None:
+    """Stop the driver as a power cut does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StumblingLedger(DirectoryLedger):
+    """A ledger in a directory, which stumbles once, at a record that is created.
+
+    :param record: what it is of: "plan", "done" or "staged".
+    :param moment: "before" it, "after" it, or "within": when it is written and not yet under its name.
+    :param stumble: what happens there.
+    """
+
+    def __init__(self, path: Path, record: str, moment: str, stumble: Callable[[], None] = stop_here) -> None:
+        super().__init__(path)
+        self._record = f".{record}."
+        self._moment = moment
+        self._stumble = stumble
+        self._is_due = True
+
+    async def create(self, name: str, body: bytes) -> bool:
+        if not self._is_due or self._record not in name:
+            return await super().create(name, body)
+        self._is_due = False
+        if self._moment == "before":
+            self._stumble()
+        if self._moment == "within":
+            os.link = lambda *_: self._stumble()
+        created = await super().create(name, body)
+        self._stumble()
+        return created
+
+
+class SinkHub:
+    """A hub, and the sink that publishes to it.
+
+    :ivar receipts: what the sink has told.
+    """
+
+    def __init__(self, service: SparkService, directory: Path, partitions: int = 4) -> None:
+        self.service = service
+        self.name = service.new_hub(partitions)
+        self.ledger = directory / f"ledger of {self.name}"
+        self.receipts: list[BatchReceipt] = []
+
+    def writer(self, **options: Any) -> ForeachBatchWriter:
+        """Make the sink, as each run of a driver does."""
+        if options.get("idempotent", True):
+            options = {"ledger": self.ledger, "sink_id": "sink", "order_by": "n", **options}
+        options.setdefault("on_receipt", self.receipts.append)
+        return foreach_batch_producer(self.service.connection_string, self.name, **options)
+
+    def stored(self) -> dict[str, list[int]]:
+        """Read the numbers that the hub holds, by partition."""
+        return {each: list(map(int, bodies)) for each, bodies in self.service.bodies(self.name).items()}
+
+    def require_exactly(self, numbers: Sequence[int]) -> None:
+        """Check that the hub holds each of the numbers once, in order per partition."""
+        found = self.stored()
+        assert sorted(number for each in found.values() for number in each) == sorted(numbers)
+        assert all(each == sorted(each) for each in found.values())
+
+    def await_events(self, partition_id: str, count: int) -> None:
+        """Wait until a partition holds so many events."""
+
+        async def read() -> None:
+            async with PartitionReader(self.service.connection_string, self.name, partition_id=partition_id) as reader:
+                seen = 0
+                async for _ in reader:
+                    seen += 1
+                    if seen == count:
+                        return
+
+        self.service.run(read())
+
+
+def numbered(spark: SparkSession, start: int, end: int, *columns: str) -> DataFrame:
+    """Make rows of numbers, in two tasks."""
+    return spark.range(start, end, 1, 2).selectExpr(*(columns or COLUMNS))
+
+
+def connected_workers(service: SparkService) -> list[psutil.Process]:
+    """Find the processes below this one's JVM that are connected to the service."""
+    port = service.call(lambda: service.emulator.port)
+    return [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if any(link.raddr and link.raddr.port == port for link in _connections(each))
+    ]
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    try:
+        return list(process.net_connections("tcp"))
+    except psutil.NoSuchProcess:
+        return []

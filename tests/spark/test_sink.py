@@ -1,0 +1,417 @@
+"""The foreachBatch producer on real Spark against the service: every row once, in order, whatever is repeated."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
+from eventpump.errors import AuthenticationError, ConfigurationError
+from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
+from eventpump.spark.encode import EventColumns
+from eventpump.spark.sending import RECEIPTS_DDL, SendTask
+from tests.spark.service import SparkService
+from tests.spark.sinks import SinkHub, StumbleError, StumblingLedger, connected_workers, numbered
+
+
+@pytest.fixture
+def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
+    """A hub of four partitions, and its sink."""
+    return SinkHub(service, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------ rows
+
+
+def test_rows_become_events_with_all_they_have(spark: SparkSession, sink: SinkHub) -> None:
+    """Body, partition and properties of a row are the event's; a null partition leaves the choice to the row."""
+    rows = spark.sql(
+        "SELECT * FROM VALUES "
+        "(0, '2', X'00ff', map('kind', 'a', 'none', NULL)), (1, '2', X'', NULL), (2, NULL, X'01', map()) "
+        "AS (n, PartitionId, Body, properties)"
+    )
+    sink.writer()(rows, 0)
+    found = sink.service.read(sink.name)
+    assert [(event.body, event.properties) for event in found["2"] if event.body != b"\x01"] == [
+        (b"\x00\xff", {"kind": "a", "none": None}),
+        (b"", {}),
+    ]
+    assert sum(map(len, found.values())) == 3
+
+
+def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub) -> None:
+    """A row with a key goes to the partition that the service gives the key, and carries the key."""
+    other = SinkHub(sink.service, sink.ledger.parent)
+    for key in range(7):
+        sink.service.publish(other.name, [str(key)], partition_key=str(key))
+    sink.writer()(numbered(spark, 0, 7), 0)
+    assert sink.stored() == other.stored()
+    assert all(
+        event.partition_key == event.body_as_str() for each in sink.service.read(sink.name).values() for event in each
+    )
+
+
+def test_batches_follow_each_other_and_say_what_they_published(spark: SparkSession, sink: SinkHub) -> None:
+    """Numbers go on from batch to batch and from run to run, in the order asked for; receipts tell them."""
+    everything = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 2 AS INT) AS partition")
+    writer = sink.writer()
+    writer(numbered(spark, 0, 100, *everything), 0)
+    writer(numbered(spark, 100, 120, *everything), 1)
+    sink.writer()(numbered(spark, 120, 121, *everything), 2)
+    assert sink.stored() == {
+        "0": list(range(0, 121, 2)),
+        "1": list(range(1, 120, 2)),
+        "2": [],
+        "3": [],
+    }
+    assert [each.partitions for each in sink.receipts] == [
+        (PublishedRows("0", 1, 50, 50), PublishedRows("1", 1, 50, 50)),
+        (PublishedRows("0", 51, 60, 10), PublishedRows("1", 51, 60, 10)),
+        (PublishedRows("0", 61, 61, 1),),
+    ]
+    assert [(each.sink_id, each.batch_id, each.count) for each in sink.receipts] == [
+        ("sink", 0, 100),
+        ("sink", 1, 20),
+        ("sink", 2, 1),
+    ]
+
+
+def test_a_batch_that_is_done_is_not_published_again(spark: SparkSession, sink: SinkHub) -> None:
+    """A repeated batch, as after a crash between the ledger and Spark's commit, sends nothing and tells its receipt."""
+    sink.writer()(numbered(spark, 0, 50), 0)
+    sink.writer()(numbered(spark, 0, 50), 0)
+    sink.require_exactly(range(50))
+    assert sink.receipts[0] == sink.receipts[1]
+
+
+def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
+    """A batch without rows is done, and the next one goes on."""
+    writer = sink.writer()
+    writer(numbered(spark, 0, 0), 0)
+    writer(numbered(spark, 0, 20), 1)
+    assert [each.count for each in sink.receipts] == [0, 20]
+    sink.require_exactly(range(20))
+
+
+def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub) -> None:
+    """With fewer tasks than hub partitions each partition is still one task's."""
+    sink.writer(max_tasks=1, max_batch_events=3)(numbered(spark, 0, 100), 0)
+    sink.require_exactly(range(100))
+    assert len(sink.receipts[0].partitions) == 3
+
+
+def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub) -> None:
+    """Without an order of the user's the same rows come in the same order, however Spark has divided them."""
+    other = SinkHub(sink.service, sink.ledger.parent)
+    rows = numbered(spark, 0, 200, "CAST(id % 190 AS STRING) AS body")
+    sink.writer(order_by=())(rows, 0)
+    other.writer(order_by=())(rows.repartition(5), 0)
+    assert sink.stored() == other.stored()
+    assert all(len(each) > 10 for each in sink.stored().values())
+
+
+def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHub) -> None:
+    """With `stamp` every event names its sink, batch, partition and place."""
+    sink.writer(stamp=True)(numbered(spark, 0, 50), 7)
+    for partition_id, events in sink.service.read(sink.name).items():
+        stamps = [event.properties["eventpump:stamp"] for event in events]
+        assert stamps == [f"sink:7:{partition_id}:{row}" for row in range(len(events))]
+
+
+# ------------------------------------------------------------------------------------------------------ streams
+
+
+def query(frame: DataFrame, writer: Any, checkpoint: str) -> None:
+    """Run a query on what there is."""
+    writing = frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
+    assert writing.trigger(availableNow=True).start().awaitTermination(100)
+
+
+def stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
+    """Make a stream that gives so many rows with each start of its query."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
+    made: DataFrame = source.withColumnRenamed("value", "id").selectExpr(
+        "id AS n", "CAST(id AS STRING) AS body", "CAST(id % 7 AS STRING) AS partitionKey"
+    )
+    return made
+
+
+def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """In a classic session the ledger's name is the query's id, which its checkpoint keeps over restarts."""
+    writer = foreach_batch_producer(sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
+    query(stream(spark), writer, checkpoint)
+    query(stream(spark), writer, checkpoint)
+    sink.require_exactly(range(80))
+    identity = json.loads(Path(checkpoint, "metadata").read_text())["id"]
+    assert [each.name for each in sink.ledger.iterdir()] == [identity]
+
+
+def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """Several sinks share a ledger's directory and a batch, each under its name."""
+    other = SinkHub(sink.service, sink.ledger.parent)
+    first, second = sink.writer(sink_id="a"), other.writer(sink_id="b", ledger=sink.ledger)
+
+    def both(frame: DataFrame, batch_id: int) -> None:
+        first(frame, batch_id)
+        second(frame.where("n % 2 = 0"), batch_id)
+
+    query(stream(spark), both, checkpoint)
+    sink.require_exactly(range(40))
+    other.require_exactly(range(0, 40, 2))
+
+
+def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+    """Another query with the same sink id fails before it sends anything."""
+    query(stream(spark), sink.writer(), str(tmp_path / "one"))
+    with pytest.raises(Exception, match="belongs to the query"):
+        query(stream(spark), sink.writer(), str(tmp_path / "two"))
+    sink.require_exactly(range(40))
+
+
+def test_a_connect_query_publishes(
+    connect: ConnectSession, sink: SinkHub, checkpoint: str, request: pytest.FixtureRequest
+) -> None:
+    """Under Spark Connect the sink runs on the server, and its name must be given."""
+    told = sink.ledger.with_name("receipts")
+
+    def note(receipt: BatchReceipt) -> None:
+        with told.open("a") as file:
+            file.write(f"{receipt.count}\n")
+
+    with pytest.raises(ConfigurationError, match="sink_id: is required"):
+        sink.writer(sink_id=None, order_by=())(connect.createDataFrame([("a",)], "body string"), 0)
+    runs = 2 if request.config.getoption("--long") else 1
+    for _ in range(runs):
+        query(stream(connect), sink.writer(on_receipt=note), checkpoint)
+    sink.require_exactly(range(40 * runs))
+    assert told.read_text().split() == ["40"] * runs
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (("id AS n",), "body: the DataFrame has no such column"),
+        (("id AS n", "id AS body"), "body: the column must be string or binary, not bigint"),
+        (("id AS m", "'' AS body"), "order_by: the DataFrame has no column n"),
+    ],
+)
+def test_a_frame_without_what_it_takes_is_refused(
+    spark: SparkSession, sink: SinkHub, columns: tuple[str, ...], problem: str
+) -> None:
+    """A column that is missing or of a wrong type is named before anything happens."""
+    with pytest.raises(ConfigurationError, match=problem):
+        sink.writer()(numbered(spark, 0, 5, *columns), 0)
+    assert not sink.ledger.exists()
+
+
+def test_a_row_that_cannot_be_sent_is_named_before_any_is(spark: SparkSession, sink: SinkHub) -> None:
+    """One bad row fails the batch and nothing of it is sent; mended, the same batch is published."""
+    writer = sink.writer()
+    for bad, problem in (
+        ("IF(id = 77, repeat('x', 1100000), CAST(id AS STRING)) AS body", "the event takes 11001.. bytes"),
+        ("IF(id = 77, NULL, CAST(id AS STRING)) AS body", "body is null"),
+    ):
+        with pytest.raises(PythonException, match=f"row 27 of the DataFrame's partition 1: {problem}"):
+            writer(numbered(spark, 0, 100, "id AS n", bad, "id % 4 AS partition"), 0)
+    assert not any(sink.stored().values())
+    writer(numbered(spark, 0, 100), 0)
+    sink.require_exactly(range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ledger": None}, "ledger"),
+        ({"ledger": 7}, "ledger"),
+        ({"ledger": "s3://bucket/ledgers"}, "ledger"),
+        ({"sink_id": "\n"}, "sink_id"),
+        ({"idempotent": False, "staging": "/tmp/rows"}, "staging"),
+        ({"idempotent": False, "order_by": "n"}, "order_by"),
+        ({"on_producer_state_lost": "tailScan"}, "on_producer_state_lost"),
+        ({"on_producer_state_lost": "shrug"}, "on_producer_state_lost"),
+        ({"staging": True, "ledger": StumblingLedger(Path("unused"), "plan", "before")}, "staging"),
+        ({"max_tasks": 0}, "max_tasks"),
+        ({"order_bye": "n"}, "order_bye"),
+    ],
+)
+def test_options_that_cannot_work_are_named(sink: SinkHub, options: dict[str, Any], field: str) -> None:
+    """What cannot work is refused where the sink is made, by the name of the option."""
+    with pytest.raises(ConfigurationError) as caught:
+        sink.writer(**options)
+    assert caught.value.field == field
+
+
+def test_no_secret_shows(spark: SparkSession, sink: SinkHub, capsys: pytest.CaptureFixture[str]) -> None:
+    """The key is in no repr, in no plan that Spark explains, and in no error; a pickled sink still has it."""
+    key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
+    writer = sink.writer()
+    url = "https://account.blob.core.windows.net/ledgers?sig=hush"
+    assert "hush" not in repr(sink.writer(ledger=url))
+    writer(numbered(spark, 0, 5), 0)
+    assert repr(pickle.loads(pickle.dumps(writer.settings))) == repr(writer.settings)
+    columns = EventColumns("body", order_by=("n",))
+    sending = SendTask(writer.settings.connection, columns, 4, idempotent=False)
+    frame = numbered(spark, 0, 5, "CAST(id AS STRING) AS body", "id AS n").mapInArrow(sending, RECEIPTS_DDL)
+    frame.explain(extended=True)
+    shown = [capsys.readouterr().out, repr(writer), repr(writer.settings), repr(sending)]
+    broken = foreach_batch_producer(
+        sink.service.connection_string.replace(key, "x" + key[1:]), sink.name, ledger=sink.ledger, sink_id="other"
+    )
+    with pytest.raises(AuthenticationError) as caught:
+        broken(numbered(spark, 0, 5), 0)
+    shown += [str(caught.value), repr(broken)]
+    assert "MapInArrow" in shown[0]
+    assert not [each for each in shown if key in each or key[1:] in each]
+
+
+# ------------------------------------------------------------------------------------------------------ faults
+
+
+def test_lost_connections_cost_nothing(spark: SparkSession, sink: SinkHub) -> None:
+    """*No duplicate and no reorder*: transfers whose answer, or which themselves, are lost."""
+    faults = [
+        sink.service.add_fault(DropConnection(stored=stored), role=LinkRole.PRODUCER, hub=sink.name, after=after)
+        for stored, after in ((True, 1), (False, 4), (True, 6))
+    ]
+    sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
+    assert all(fault.fired for fault in faults)
+    sink.require_exactly(range(100))
+
+
+def test_a_failing_task_is_repeated_and_its_rows_are_not(spark: SparkSession, sink: SinkHub) -> None:
+    """A publishing task that fails midway is tried again by Spark, and goes on where it was."""
+    # More refusals in a row than an attempt bears.
+    fault = sink.service.add_fault(
+        Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1", after=2, count=5
+    )
+    sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
+    assert fault.fired == 5
+    sink.require_exactly(range(100))
+
+
+def test_a_killed_worker_is_replaced(spark: SparkSession, sink: SinkHub) -> None:
+    """A Python worker killed between two sends costs no row and stores none twice."""
+    hold = sink.service.add_fault(Hold(), role=LinkRole.PRODUCER, hub=sink.name, partition="1", after=2)
+    killed: list[int] = []
+
+    def kill() -> None:
+        sink.await_events("1", 10)
+        for process in connected_workers(sink.service):
+            killed.append(process.pid)
+            process.kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
+    killing.join()
+    assert hold.fired
+    assert killed
+    sink.require_exactly(range(100))
+
+
+@pytest.mark.parametrize(
+    ("record", "moment", "stored"), [("plan", "before", 0), ("plan", "after", 0), ("done", "before", 100)]
+)
+def test_a_batch_that_broke_off_is_finished_once(
+    spark: SparkSession, sink: SinkHub, record: str, moment: str, stored: int
+) -> None:
+    """A driver that ends before or after a write of the ledger is followed by one that goes on with the same batch."""
+    stumbling = sink.writer(ledger=StumblingLedger(sink.ledger, record, moment))
+    with pytest.raises(StumbleError):
+        stumbling(numbered(spark, 0, 100), 0)
+    assert sum(map(len, sink.stored().values())) == stored
+    sink.writer()(numbered(spark, 0, 100), 0)
+    sink.writer()(numbered(spark, 100, 120), 1)
+    sink.require_exactly(range(120))
+
+
+def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
+    """A batch that was planned is routed by the partitions of then, the next one by those of now."""
+    rows = numbered(spark, 0, 100, "id AS n", "CAST(id AS STRING) AS body", "CAST(id AS STRING) AS partitionKey")
+    with pytest.raises(StumbleError):
+        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(rows, 0)
+    sink.service.add_partitions(sink.name, 4)
+    sink.writer()(rows, 0)
+    assert [each for each, found in sink.stored().items() if found] == ["0", "1", "2", "3"]
+    sink.writer()(rows.selectExpr("n + 100 AS n", "CAST(n + 100 AS STRING) AS body", "partitionKey"), 1)
+    sink.require_exactly(range(200))
+    assert all(sink.stored().values())
+
+
+# ------------------------------------------------------------------------------------------------------ staging
+
+
+def varying(spark: SparkSession) -> DataFrame:
+    """Make rows that differ whenever they are looked at: their keys, and how many there are."""
+    return (
+        spark.range(0, 400, 1, 2)
+        .selectExpr("id AS n", "CAST(id AS STRING) AS body", "CAST(CAST(rand() * 50 AS INT) AS STRING) AS partitionKey")
+        .where("rand() < 0.5")
+    )
+
+
+@pytest.mark.parametrize("record", ["staged", "done"])
+def test_a_staged_batch_may_change_when_it_is_repeated(spark: SparkSession, sink: SinkHub, record: str) -> None:
+    """With staging the rows that were written first are published, once each, whatever the query gives later."""
+    with pytest.raises(StumbleError):
+        sink.writer(staging=str(sink.ledger / "staging~"), ledger=StumblingLedger(sink.ledger, record, "before"))(
+            varying(spark), 0
+        )
+    first = sink.stored()
+    hold = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name, after=1)
+    sink.writer(staging=True, max_batch_events=5)(varying(spark), 0)
+    found = sink.stored()
+    if record == "done":
+        assert found == first
+    else:
+        assert not any(first.values())
+        assert hold.fired
+    numbers = sorted(number for each in found.values() for number in each)
+    assert len(numbers) == len(set(numbers)) == sink.receipts[0].count
+    sink.require_exactly(numbers)
+    assert not list((sink.ledger / "staging~" / "sink").iterdir())
+    assert not list((sink.ledger / "sink").glob("*staged*"))
+
+
+def test_without_staging_a_change_is_found_where_it_shows(spark: SparkSession, sink: SinkHub) -> None:
+    """A repeated batch with fewer rows than are stored already fails, and says why; nothing more is sent."""
+    with pytest.raises(StumbleError):
+        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
+    with pytest.raises(PythonException, match="the query is not deterministic"):
+        sink.writer()(numbered(spark, 0, 50), 0)
+    sink.require_exactly(range(100))
+
+
+# ------------------------------------------------------------------------------------------------------ at least once
+
+
+def test_without_idempotence_rows_are_sent_at_least_once(spark: SparkSession, sink: SinkHub) -> None:
+    """Any target, without a ledger or a shuffle: keys, partitions, or none; receipts count."""
+    writer = sink.writer(idempotent=False)
+    writer(numbered(spark, 0, 50), 0)
+    writer(numbered(spark, 50, 60, "CAST(id AS STRING) AS body", "2 AS partition"), 1)
+    writer(numbered(spark, 60, 70, "CAST(id AS STRING) AS body"), 2)
+    assert sorted(number for each in sink.stored().values() for number in each) == list(range(70))
+    assert [each.count for each in sink.receipts] == [50, 10, 10]
+    assert sink.receipts[1].partitions == (PublishedRows("2", None, None, 10),)
+    assert {each.partition_id for each in sink.receipts[2].partitions} == {None}
+
+
+def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+    """*At least once*: what was stored and not acknowledged comes again; nothing is missing."""
+    sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
+    sink.writer(idempotent=False)(numbered(spark, 0, 50), 0)
+    found = sorted(number for each in sink.stored().values() for number in each)
+    assert sorted(set(found)) == list(range(50))
+    assert len(found) > 50
