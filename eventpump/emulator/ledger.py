@@ -103,14 +103,15 @@ REPEAT = Repeat()
 class PublishingLedger:
     """The idempotent producers of one partition. One task mutates it.
 
-    A state is kept for ever: how long the service keeps it is not known.
+    A state is kept until it is forgotten on request: how long the service keeps it is not known, nor what it says then.
     """
 
-    __slots__ = ("_committed", "_states")
+    __slots__ = ("_committed", "_states", "_takes_strangers")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._committed: dict[int, ProducerState] = {}
+        self._takes_strangers = False
 
     def attach(
         self, claim: Claim, rng: random.Random, nothing_published: int = NOTHING_PUBLISHED
@@ -130,7 +131,9 @@ class PublishingLedger:
         else:
             known = self._states.get(claim.producer_id)
             if known is None:
-                return _unknown(claim.producer_id)
+                if not self._takes_strangers:
+                    return _unknown(claim.producer_id)
+                known = ProducerState(claim.producer_id, claim.epoch or 0, standing)
             if claim.epoch is None or claim.epoch == known.epoch:
                 # A stale number is told by the first send, not here.
                 state = replace(known, last=claim.number) if known.is_fresh and claim.number is not None else known
@@ -146,7 +149,9 @@ class PublishingLedger:
         """Tell what becomes of a run: the state after storing it, for `advance`; or why it is not to be stored."""
         state = self._states.get(run.producer_id)
         if state is None:
-            return _unknown(run.producer_id)
+            if not self._takes_strangers:
+                return _unknown(run.producer_id)
+            state = ProducerState(run.producer_id, run.epoch, NOTHING_PUBLISHED)
         if run.epoch < state.epoch:
             return _stolen(run.producer_id, run.epoch, state.epoch)
         if run.epoch > state.epoch:
@@ -182,6 +187,16 @@ class PublishingLedger:
     def take_back(self) -> None:
         """Forget everything that was not committed."""
         self._states = dict(self._committed)
+
+    def forget(self, *, takes_strangers: bool) -> None:
+        """Forget every producer.
+
+        :param takes_strangers: whether, from now on, one that is not known counts as new, with the id and epoch it
+            says, instead of being refused.
+        """
+        self._states.clear()
+        self._committed.clear()
+        self._takes_strangers = takes_strangers
 
     def restore(self, state: ProducerState) -> None:
         """Take in a state of an earlier life."""

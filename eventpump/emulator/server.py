@@ -247,6 +247,15 @@ class Emulator:
         """
         self._running().recreate_hub(hub, partitions)
 
+    def forget_producers(self, hub: str, *, takes_strangers: bool = False) -> None:
+        """Forget a hub's idempotent producers, as a service may that has not heard of them for long.
+
+        :param takes_strangers: what the service does with one it does not know any more is not known: by default it is
+            refused; otherwise it counts as new, with the id and epoch it says, and nothing published.
+        :raises ConfigurationError: there is no such hub, or it lies on disk.
+        """
+        self._running().forget_producers(hub, takes_strangers=takes_strangers)
+
     def drop_connections(self) -> None:
         """Cut every connection without a word."""
         for connection in list(self._running().connections):

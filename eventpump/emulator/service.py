@@ -234,6 +234,14 @@ class Service:
         for connection in list(self.connections):
             connection.detach_hub(old.name)
 
+    def forget_producers(self, name: str, *, takes_strangers: bool) -> None:
+        """Forget a hub's idempotent producers. :raises ConfigurationError: there is no such hub, or it lies on disk."""
+        hub = self._existing(name)
+        if self._durable is not None:
+            raise ConfigurationError("hub", f"{name} lies on disk, and forgets no producer")
+        for partition in hub.partitions:
+            partition.publishing.forget(takes_strangers=takes_strangers)
+
     def _existing(self, name: str) -> Hub:
         hub = self.hub(name)
         if hub is None:

@@ -292,6 +292,26 @@ def test_an_unknown_producer_publishes_nothing() -> None:
     assert publish(ledger, Run(producer_id + 1, 0, 1, 1)) == "amqp:not-allowed"
 
 
+@pytest.mark.parametrize("takes_strangers", [False, True])
+def test_a_forgotten_producer(takes_strangers: bool) -> None:
+    """One that was forgotten is refused, links and events; or it counts as new, from any number on."""
+    ledger = PublishingLedger()
+    producer_id = attach(ledger).state.producer_id
+    assert publish(ledger, Run(producer_id, 0, 1, 5)) == "stored"
+    ledger.forget(takes_strangers=takes_strangers)
+    ledger.take_back()
+    again = Claim(producer_id, 0, None)
+    if not takes_strangers:
+        assert publish(ledger, Run(producer_id, 0, 6, 1)) == "amqp:not-allowed"
+        assert refused(ledger, again).condition == "amqp:not-allowed"
+        return
+    assert attach(ledger, again).number == 0
+    assert publish(ledger, Run(producer_id, 0, 6, 1)) == "stored"
+    ledger.forget(takes_strangers=True)
+    assert publish(ledger, Run(producer_id, 0, 3, 2)) == "stored"
+    assert attach(ledger, again).number == 4
+
+
 def test_equal_epochs_share() -> None:
     """Two links of one id and epoch publish in turn, and collide only by their numbers."""
     ledger, producer_id = started(10)
