@@ -42,6 +42,7 @@ from eventpump.spark.ledger import (
     DeleteRecords,
     Done,
     ListRecords,
+    LossReason,
     OnProducerStateLost,
     PackingLimits,
     PartitionDone,
@@ -56,6 +57,7 @@ from eventpump.spark.ledger import (
     ReadTails,
     Request,
     Sink,
+    StateLost,
     WorkStep,
     begin,
     done_name,
@@ -235,6 +237,7 @@ class World:
         self.forgets = forgets
         self.takes_strangers = takes_strangers
         self.has_forgotten = False
+        self.takes_over = 0 if policy is OnProducerStateLost.FAIL else rng.choice([0, 0, 1, 2])
         self.is_calm = False
         ids = itertools.count(1)
         nothing, look_back = rng.choice([-1, 0]), rng.choice([0, 1, 5])
@@ -376,6 +379,13 @@ class World:
         outcomes: list[PartitionOutcome] = []
         while waiting:
             yield
+            if self.takes_over and self.rng.random() < 0.01:
+                # For no reason, and while attempts live: it must be safe whenever it is done.
+                self.takes_over -= 1
+                return [
+                    StateLost(partition_id=each, reason=LossReason.UNKNOWN, stored=0)
+                    for each in self.rng.sample(PARTITIONS, self.rng.randint(1, 2))
+                ]
             for partition_id, attempts in list(waiting.items()):
                 over = [each for each in attempts if each.is_over]
                 succeeded = [each.outcome for each in over if each.outcome is not None]
@@ -606,7 +616,7 @@ class World:
 
     def finish(self) -> None:
         """Let everything go well from now on: the query gets through, and every row is stored."""
-        self.is_calm = True
+        self.is_calm, self.takes_over = True, 0
         for run in self.runs:
             run.kill()
         error: EventPumpError | None = None
