@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -495,6 +496,9 @@ class FakeReceiveLink:
         self._limit = 0
         self._is_serving = False
         self._is_open = True
+        # A loop does not keep the order of timers that are due at one moment: what is under way stands in line here.
+        self._flows: deque[int] = deque()
+        self._in_flight: deque[list[bytes]] = deque()
 
     @property
     def max_message_size(self) -> int:
@@ -508,14 +512,14 @@ class FakeReceiveLink:
 
     def set_credit(self, credit: int) -> None:
         """Let the service send so many more, counted from what has arrived (AMQP 2.6.7)."""
-        limit = self._received + credit
+        self._flows.append(self._received + credit)
         if self._hub.latency:
-            asyncio.get_running_loop().call_later(self._hub.latency, self._flow, limit)
+            asyncio.get_running_loop().call_later(self._hub.latency, self._flow)
         else:
-            self._flow(limit)
+            self._flow()
 
-    def _flow(self, limit: int) -> None:
-        self._limit = limit
+    def _flow(self) -> None:
+        self._limit = self._flows.popleft()
         self._hub.peak_outstanding = max(self._hub.peak_outstanding, self._limit - self._received)
         self.serve()
 
@@ -533,14 +537,16 @@ class FakeReceiveLink:
         if not batch:
             return
         self._sent += len(batch)
+        self._in_flight.append(batch)
         loop = asyncio.get_running_loop()
         if self._hub.latency:
-            loop.call_later(self._hub.latency, self._arrive, batch)
+            loop.call_later(self._hub.latency, self._arrive)
         else:
-            loop.call_soon(self._arrive, batch)
+            loop.call_soon(self._arrive)
         self.serve()
 
-    def _arrive(self, batch: list[bytes]) -> None:
+    def _arrive(self) -> None:
+        batch = self._in_flight.popleft()
         if self._is_open:
             self._received += len(batch)
             self._sink.messages(batch)
