@@ -1,0 +1,333 @@
+"""Receiving ranges: everything once and in order, over kept links and new ones; and what is gone, told from slow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from eventpump.errors import (
+    ConnectionLostError,
+    ConsumerDisconnectedError,
+    DataLossError,
+    EntityNotFoundError,
+    LinkDetachedError,
+)
+from eventpump.events import EventPosition
+from eventpump.ports import ReceiveLinkSpec
+from eventpump.spark.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.ranges import number_of
+from eventpump.spark.receive import MAX_ROWS, KeptLinks, RangesReceiver
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+_SHARED = ReceiveOptions(owner_level=None)
+_EXCLUSIVE = ReceiveOptions(owner_level=0)
+
+
+def _receiver(
+    hub: FakeHub, *ranges: SequenceRange, options: ReceiveOptions = _EXCLUSIVE, links: KeptLinks | None = None
+) -> RangesReceiver:
+    return RangesReceiver(
+        FakeTransport(hub),
+        hub.name,
+        ranges,
+        options,
+        links=KeptLinks() if links is None else links,
+        scope=hub.name,
+    )
+
+
+async def _read(receiver: RangesReceiver, count: int) -> list[list[int]]:
+    """Read everything, by range."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    try:
+        await receiver.start()
+        while (received := await receiver.next()) is not None:
+            found[received.index] += map(number_of, received.messages)
+    finally:
+        await receiver.aclose()
+    return found
+
+
+async def _read_one(hub: FakeHub, start: int, end: int, partition: str = "0", **more: Any) -> list[int]:
+    return (await _read(_receiver(hub, SequenceRange(partition, start, end), **more), 1))[0]
+
+
+class _Sink:
+    """A reader of another worker."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Events come."""
+
+    def detached(self, error: Exception) -> None:
+        """The link ended."""
+        self.error = error
+
+
+async def _attach_elsewhere(hub: FakeHub, owner_level: int | None) -> _Sink:
+    sink = _Sink()
+    spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), owner_level=owner_level)
+    await FakeTransport(hub).open_receive_link(spec, sink)
+    return sink
+
+
+@pytest.mark.parametrize("options", [_SHARED, _EXCLUSIVE])
+async def test_a_range_is_read_to_before_its_end(options: ReceiveOptions) -> None:
+    """Of a longer stream exactly the range comes, however large it is beside batches and prefetch."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=20_000)
+    assert await _read_one(hub, 100, 19_000, options=options) == list(range(100, 19_000))
+
+
+async def test_events_that_are_not_there_yet_are_waited_for() -> None:
+    """A range whose last events come later is read when they are there."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    reading = asyncio.create_task(_read_one(hub, 0, 7))
+    await asyncio.sleep(30)
+    assert not reading.done()
+    hub.publish("0", count=4)
+    assert await reading == list(range(7))
+
+
+async def test_several_ranges_are_read_at_once() -> None:
+    """A slow partition keeps no other of the same task from being read."""
+    hub = FakeHub()
+    for partition in "012":
+        hub.publish(partition, count=9_000)
+    hub.stall("1")
+    receiver = _receiver(hub, *(SequenceRange(partition, 0, 9_000) for partition in "012"))
+    found: dict[int, int] = {}
+    await receiver.start()
+    while found.get(0, 0) + found.get(2, 0) < 18_000:
+        received = await receiver.next()
+        assert received is not None
+        found[received.index] = found.get(received.index, 0) + len(received.messages)
+    assert found == {0: 9_000, 2: 9_000}
+    hub.resume("1")
+    while (received := await receiver.next()) is not None:
+        found[received.index] = found.get(received.index, 0) + len(received.messages)
+    await receiver.aclose()
+    assert found == {0: 9_000, 1: 9_000, 2: 9_000}
+
+
+async def test_no_more_is_received_than_a_reader_takes() -> None:
+    """A reader that takes nothing has two batches made for it, and the prefetch received; the rest waits."""
+    hub = FakeHub()
+    hub.publish("0", count=20_000)
+    receiver = _receiver(hub, SequenceRange("0", 0, 20_000), options=ReceiveOptions(prefetch_count=500))
+    await receiver.start()
+    await asyncio.sleep(100)
+    assert 2 * MAX_ROWS < hub._partitions["0"].links[0].next <= 2 * MAX_ROWS + 500
+    await receiver.aclose()
+
+
+# ---------------------------------------------------------------------------------------------------------- links
+
+
+async def test_an_exclusive_link_serves_the_range_that_follows() -> None:
+    """A task that goes on exactly where the last one ended uses its link; nothing is attached anew."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    assert await _read_one(hub, 0, 100, links=links) == list(range(100))
+    assert (len(hub.attached), hub.owner_levels("0"), hub.credit("0")) == (1, [0], [0])
+    for start in (100, 200):
+        assert await _read_one(hub, start, start + 100, links=links) == list(range(start, start + 100))
+    assert len(hub.attached) == 1
+
+
+@pytest.mark.parametrize("start", [0, 99, 101, 150])
+async def test_an_exclusive_link_serves_no_other_range(start: int) -> None:
+    """A task that asks for any other number gets a link of its own, and the kept one is closed."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    assert await _read_one(hub, start, 200, links=links) == list(range(start, 200))
+    assert (len(hub.attached), hub.owner_levels("0"), len(links)) == (2, [0], 1)
+
+
+async def test_a_kept_link_that_was_stolen_is_not_used() -> None:
+    """A link that another worker's attach cut while it was idle is forgotten, takes nothing back, and is replaced."""
+    hub = FakeHub()
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    other = await _attach_elsewhere(hub, 0)
+    await asyncio.sleep(100)
+    assert (len(links), other.error) == (0, None)
+    assert await _read_one(hub, 100, 200, links=links) == list(range(100, 200))
+    assert isinstance(other.error, ConsumerDisconnectedError)
+
+
+async def test_a_kept_link_that_ended_stays_closed_until_it_is_asked_for() -> None:
+    """An idle link that the service closes is not opened again by itself."""
+    hub = FakeHub()
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    hub.detach("0", LinkDetachedError("idle for too long"))
+    await asyncio.sleep(100)
+    assert (hub.owner_levels("0"), len(links)) == ([], 0)
+    assert await _read_one(hub, 100, 200, links=links) == list(range(100, 200))
+
+
+async def test_a_shared_link_is_closed_at_the_end_of_its_task() -> None:
+    """Without an owner level no link stays: idle ones in many workers would pass the limit of five readers."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    for start in range(0, 300, 50):
+        assert await _read_one(hub, start, start + 50, options=_SHARED, links=links) == list(range(start, start + 50))
+        assert (hub.owner_levels("0"), len(links)) == ([], 0)
+
+
+async def test_links_of_other_options_are_not_mixed_up() -> None:
+    """A kept link serves its own consumer group and owner level only."""
+    hub = FakeHub(consumer_groups=("$Default", "other"))
+    hub.publish("0", count=200)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    other = ReceiveOptions(consumer_group="other", owner_level=0)
+    assert await _read_one(hub, 100, 200, options=other, links=links) == list(range(100, 200))
+    assert [spec.consumer_group for spec in hub.attached] == ["$Default", "other"]
+
+
+async def test_a_link_stolen_at_work_fails_the_task() -> None:
+    """A reader that takes the partition during a task ends it with an error that says so, and nothing is kept."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    links = KeptLinks()
+    reading = asyncio.create_task(_read_one(hub, 0, 20, links=links))
+    await asyncio.sleep(1)
+    await _attach_elsewhere(hub, 0)
+    with pytest.raises(ConsumerDisconnectedError):
+        await reading
+    assert len(links) == 0
+
+
+async def test_a_lost_link_is_opened_after_the_last_event() -> None:
+    """A link or connection that is lost in mid-range costs nothing and repeats nothing."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=3000)
+    receiver = _receiver(hub, SequenceRange("0", 0, 6000))
+    reading = asyncio.create_task(_read(receiver, 1))
+    for _ in range(3):
+        await asyncio.sleep(5)
+        hub.detach("0")
+        await asyncio.sleep(5)
+        hub.lose_connections()
+        hub.publish("0", count=1000)
+    assert await reading == [list(range(6000))]
+
+
+async def test_a_task_that_is_cancelled_leaves_no_link() -> None:
+    """Receiving that is broken off detaches its links and keeps none: they stand at no known number."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=100)
+    before = asyncio.all_tasks()
+    links = KeptLinks()
+    receiver = _receiver(hub, SequenceRange("0", 0, 200), SequenceRange("1", 0, 200), links=links)
+    await receiver.start()
+    waiting = asyncio.create_task(receiver.next())
+    await asyncio.sleep(1)
+    waiting.cancel()
+    await receiver.aclose()
+    await receiver.aclose()
+    assert (hub.owner_levels("0"), hub.owner_levels("1"), len(links)) == ([], [], 0)
+    assert asyncio.all_tasks() == before
+
+
+async def test_one_range_that_fails_ends_the_others() -> None:
+    """The first failure is the task's, and no link of any range is left behind."""
+    hub = FakeHub(partitions=2)
+    hub.publish("0", count=100)
+    hub.refuse(EntityNotFoundError("no such partition"), partition_id="1", times=float("inf"))
+    receiver = _receiver(hub, SequenceRange("0", 0, 200), SequenceRange("1", 0, 10))
+    with pytest.raises(EntityNotFoundError, match="no such partition"):
+        await _read(receiver, 2)
+    assert hub.owner_levels("0") == []
+
+
+async def test_a_service_that_cannot_be_reached_fails_the_task() -> None:
+    """A task that never gets a link gives up after the time to start; Spark tries it again elsewhere."""
+    hub = FakeHub()
+    hub.refuse(ConnectionLostError("no way"), times=float("inf"))
+    with pytest.raises(ConnectionLostError, match="no way"):
+        await _read_one(hub, 0, 10)
+
+
+# --------------------------------------------------------------------------------------------------- gaps and loss
+
+
+def _lossy(**more: Any) -> ReceiveOptions:
+    return ReceiveOptions(fail_on_data_loss=False, **more)
+
+
+@pytest.mark.parametrize("options", [_SHARED, _EXCLUSIVE, _lossy()])
+async def test_compacted_events_are_no_loss(options: ReceiveOptions) -> None:
+    """Numbers that a compacted hub left out fail nothing, and a range ends at the first event at or past its end."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    dropped = {0, 3, 4, 5, 49, 50, 51, 98}
+    hub.compact("0", dropped)
+    links = KeptLinks()
+    found: list[int] = []
+    for start, end in ((0, 10), (10, 50), (50, 51), (51, 100)):
+        part = await _read_one(hub, start, end, options=options, links=links)
+        assert all(start <= number < end for number in part)
+        found += part
+    assert found == [number for number in range(100) if number not in dropped]
+
+
+@pytest.mark.parametrize(("first", "problem"), [(30, "events 10 to 29 are gone"), (100, "events 10 to 99 are gone")])
+async def test_events_that_retention_took_fail_the_task(first: int, problem: str) -> None:
+    """Events that are gone are an error that names them, whether others of the range are left or not."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    hub.truncate("0", first)
+    with pytest.raises(DataLossError, match=problem):
+        await _read_one(hub, 10, 100)
+
+
+async def test_events_that_are_gone_may_be_put_up_with(caplog: pytest.LogCaptureFixture) -> None:
+    """Without `fail_on_data_loss` what is left is read, and a warning names what is not."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    hub.truncate("0", 30)
+    with caplog.at_level(logging.WARNING, "eventpump.spark"):
+        assert await _read_one(hub, 10, 100, options=_lossy()) == list(range(30, 100))
+        hub.truncate("0", 100)
+        assert await _read_one(hub, 10, 50, options=_lossy()) == []
+    assert ["events 10 to 29 are gone" in caplog.messages[0], "events 10 to 49 are gone" in caplog.messages[1]] == [
+        True,
+        True,
+    ]
+
+
+async def test_a_partition_that_ends_before_the_range_is_another_one() -> None:
+    """Where a hub was made anew, events that were due never come: the task fails instead of waiting for ever."""
+    hub = FakeHub()
+    hub.publish("0", count=20)
+    with pytest.raises(DataLossError, match="the partition ends at 19"):
+        await _read_one(hub, 10, 100)
+    assert await _read_one(hub, 10, 100, options=_lossy()) == list(range(10, 20))
+    assert await _read_one(hub, 50, 100, options=_lossy()) == []
+
+
+async def test_a_slow_partition_is_waited_for() -> None:
+    """Silence alone is no loss: a partition that holds the events is given the time it takes."""
+    hub = FakeHub()
+    hub.publish("0", count=20)
+    hub.stall("0")
+    reading = asyncio.create_task(_read_one(hub, 0, 20, options=ReceiveOptions(receiver_timeout=10)))
+    await asyncio.sleep(1000)
+    assert not reading.done()
+    hub.resume("0")
+    assert await reading == list(range(20))
