@@ -89,7 +89,8 @@ class SparkJob:
         if "ended" in facts:
             self.finished, self.begun = facts["ended"], None
             self.rate = facts["rate"]
-            self.watermark = facts["watermark"] or ""
+            # Before the first trade it is the beginning of 1970.
+            self.watermark = "" if (facts["watermark"] or "").startswith("1970") else facts["watermark"] or ""
         if "lag" in facts:
             self.lag = {key: (position, events, age) for key, (position, events, age) in facts["lag"].items()}
 
@@ -131,11 +132,16 @@ class PipelineScene:
         ]
 
     @property
+    def _lag(self) -> dict[str, tuple[int, int, float]]:
+        """What a job said last: one that was just started has nothing to say yet."""
+        return next((job.lag for job in reversed(self.jobs) if job.lag), {})
+
+    @property
     def _behind(self) -> int:
-        return sum(events for _, events, _ in self.jobs[-1].lag.values()) if self.jobs else 0
+        return sum(events for _, events, _ in self._lag.values())
 
     def boards(self) -> list[Board]:
-        lag = self.jobs[-1].lag if self.jobs else {}
+        lag = self._lag
         read: list[Row] = []
         for partition_id in self._partitions:
             position, events, age = lag.get(partition_id, (0, 0, 0.0))

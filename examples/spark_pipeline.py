@@ -1,0 +1,142 @@
+"""Aggregate a hub of trades on Spark into bars, and publish them to another hub, each exactly once.
+
+    pip install 'eventpump[spark,java]'
+    eventpump emulator --hub trades:4 --hub bars:4      # prints the connection string
+    python examples/spark_pipeline.py --connection-string "Endpoint=..." --make-trades 5000
+
+A trade is JSON: {"symbol": "ACME", "price": 12.5, "size": 100, "time": "2030-01-31T12:00:00.25Z"}. The query may be
+killed at any moment and started again: checkpoint and ledger, both below --state, say where it goes on. Neither is of
+use without the other.
+
+On a cluster, leave out `local_session`: the session is there, `eventpump[spark]` is installed on every machine, and
+--state is a directory that all drivers see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from eventpump import EventData, EventProducer
+from eventpump.spark import BatchReceipt, LagListener, foreach_batch_producer, register
+from eventpump.spark.local import local_session
+
+TRADE = "symbol string, price double, size bigint, time timestamp"
+
+
+def read_trades(spark: SparkSession, connection_string: str, hub: str) -> DataFrame:
+    """Read trades: from the checkpoint, where there is one, else from the beginning."""
+    return (
+        spark.readStream.format("eventpump")
+        .option("connectionString", connection_string)
+        .option("hub", hub)
+        .option("startingPosition", "earliest")
+        .option("maxEventsPerTrigger", 100_000)
+        .schema("body binary, sequenceNumber bigint")  # what is not named here is not decoded
+        .load()
+        .select(F.from_json(F.col("body").cast("string"), TRADE).alias("trade"), "sequenceNumber")
+        .select("trade.*", "sequenceNumber")
+    )
+
+
+def make_bars(trades: DataFrame, window: str, late: str) -> DataFrame:
+    """Make a bar per symbol and window, in the columns of an event, and those to order events by."""
+    return (
+        trades.withWatermark("time", late)
+        .groupBy(F.window("time", window), "symbol")
+        .agg(
+            F.min_by("price", F.struct("time", "sequenceNumber")).alias("open"),
+            F.max("price").alias("high"),
+            F.min("price").alias("low"),
+            F.max_by("price", F.struct("time", "sequenceNumber")).alias("close"),
+            F.sum("size").alias("volume"),
+        )
+        .select(
+            F.to_json(F.struct("symbol", "window", "open", "high", "low", "close", "volume")).alias("body"),
+            F.col("symbol").alias("partitionKey"),
+            F.col("window.start").alias("start"),
+        )
+    )
+
+
+def report(receipt: BatchReceipt) -> None:
+    print(f"batch {receipt.batch_id}: {receipt.count} bars published", flush=True)
+
+
+def run(spark: SparkSession, args: argparse.Namespace) -> None:
+    """Run the query until it is stopped, or with --once until all that is there now is done."""
+    register(spark)
+    spark.streams.addListener(LagListener())
+    publish = foreach_batch_producer(
+        args.connection_string,
+        args.target,
+        sink_id="bars",
+        ledger=args.state / "ledger",
+        order_by="start",
+        on_receipt=report,
+    )
+    bars = make_bars(read_trades(spark, args.connection_string, args.source), args.window, args.late)
+    writer = (
+        bars.writeStream.queryName("bars")
+        .option("checkpointLocation", str(args.state / "checkpoint"))
+        .foreachBatch(publish)
+    )
+    query = (writer.trigger(availableNow=True) if args.once else writer).start()
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+
+
+async def make_trades(connection_string: str, hub: str, count: int) -> None:
+    """Publish made-up trades of a minute, and one a minute later, which closes all windows before it."""
+    rng = random.Random()
+    start = datetime.now(UTC)
+    trades = [
+        {
+            "symbol": rng.choice(("ACME", "INITECH", "UMBRELLA")),
+            "price": round(rng.uniform(10, 20), 2),
+            "size": rng.randrange(1, 100),
+            "time": (start + timedelta(seconds=60 * number / count)).isoformat(),
+        }
+        for number in range(count)
+    ]
+    trades.append({"symbol": "ACME", "price": 15.0, "size": 1, "time": (start + timedelta(minutes=2)).isoformat()})
+    async with EventProducer(connection_string, hub) as producer:
+        await producer.send([EventData(json.dumps(trade)) for trade in trades], split=True)
+    print(f"published {len(trades)} trades", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument("--source", default="trades", help="the hub of trades")
+    parser.add_argument("--target", default="bars", help="the hub that bars are published to")
+    parser.add_argument("--state", type=Path, default=Path("spark-bars"), help="the directory of checkpoint and ledger")
+    parser.add_argument("--window", default="5 seconds", help="of a bar")
+    parser.add_argument("--late", default="10 seconds", help="how late a trade may come")
+    parser.add_argument("--once", action="store_true", help="stop when all that is there now is done")
+    parser.add_argument("--make-trades", type=int, metavar="N", help="publish so many made-up trades first")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("eventpump.spark").setLevel(logging.INFO)
+    if args.make_trades:
+        asyncio.run(make_trades(args.connection_string, args.source, args.make_trades))
+    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as directory:
+        spark = local_session(Path(directory), is_short=args.once)
+        run(spark, args)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

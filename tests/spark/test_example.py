@@ -1,0 +1,52 @@
+"""`examples/spark_pipeline.py`, on the session that all tests share."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.service import SparkService
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_pipeline.py"
+
+
+def test_the_example_makes_bars_of_trades(
+    spark: SparkSession, service: SparkService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run twice with --once, it publishes a bar per symbol and window exactly once, by symbol and in order."""
+    spec = importlib.util.spec_from_file_location("spark_pipeline", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    source, target = service.new_hub(2), service.new_hub(2)
+    args = argparse.Namespace(
+        connection_string=service.connection_string,
+        source=source,
+        target=target,
+        state=tmp_path,
+        window="5 seconds",
+        late="10 seconds",
+        once=True,
+    )
+    asyncio.run(example.make_trades(service.connection_string, source, 300))
+    trades = [json.loads(body) for bodies in service.bodies(source).values() for body in bodies]
+    for _ in range(2):
+        example.run(spark, args)
+    published = service.read(target)
+    bars = [json.loads(event.body) for events in published.values() for event in events]
+    # The last trade closes the windows of the others, and not its own.
+    assert sum(bar["volume"] for bar in bars) == sum(trade["size"] for trade in trades) - 1
+    places = [(bar["window"]["start"], bar["symbol"]) for bar in bars]
+    assert len(places) == len(set(places))
+    for events in published.values():
+        starts = [json.loads(event.body)["window"]["start"] for event in events]
+        assert starts == sorted(starts)
+        assert all(event.partition_key == json.loads(event.body)["symbol"] for event in events)
+    assert f"{len(bars)} bars published" in capsys.readouterr().out
