@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -62,6 +62,12 @@ except ImportError:  # Spark before 4.2 has no limits: it asks for the latest of
 _T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)
+
+IDLE_REQUESTS: Final = 40
+"""How many requests a second a query makes that has nothing to do; they take about 1 % of a core."""
+
+IDLE_INTERVAL: Final = 2.0
+"""Seconds after which such a query looks at a hub of however many partitions."""
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
@@ -182,8 +188,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Decide where the batch that begins at `start` ends.
 
         Where there is nothing new, that is said only after a look at the service that is not older than the question,
-        and the look waits until `snapshot_interval` has passed since the one before. So a query that has nothing to do
-        asks little, and one that waits for all that is there (`processAllAvailable`) misses nothing.
+        and the look waits until `snapshot_interval` has passed since the one before, of a hub with many partitions up
+        to `IDLE_INTERVAL`. So a query that has nothing to do asks little, and one that waits for all that is there
+        (`processAllAvailable`) misses nothing.
 
         :raises DataLossError: events are gone that were to be read, and that is to fail.
         :raises ServiceError: the service did not answer.
@@ -265,7 +272,7 @@ class _Query:
             if self._ends_at_target or self._taken_at >= asked_at:
                 # As Spark wrote it: offsets are compared as text, and one written by hand need not be spelled our way.
                 return start.to_json() if asked_from is None else asked_from
-            self._look(self._taken_at + self._options.snapshot_interval)
+            self._look(self._taken_at + self._idle_interval())
 
     def aim(self) -> None:
         """Have the query end at what is there now."""
@@ -286,6 +293,12 @@ class _Query:
             self._look()
         assert self._snapshot is not None
         return self._snapshot
+
+    def _idle_interval(self) -> float:
+        """Say how many seconds lie between two looks while nothing is new. A look takes a request per partition."""
+        assert self._snapshot is not None
+        requests = 1 + len(self._snapshot.bounds)
+        return max(self._options.snapshot_interval, min(requests / IDLE_REQUESTS, IDLE_INTERVAL))
 
     def _look(self, not_before: float = 0.0) -> lookups.HubFacts:
         """Ask the service what the hub holds. :param not_before: when, in monotonic seconds."""

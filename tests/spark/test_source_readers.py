@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType
 
 from eventpump import ReceivedEvent
-from eventpump.emulator.faults import LinkRole, Reject
+from eventpump.emulator.faults import Delay, LinkRole, Reject
 from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
 from eventpump.spark.options import SourceOptions
 from eventpump.spark.source import BatchReader, StreamReader, columns_of
@@ -467,6 +469,52 @@ def test_a_connection_that_is_lost_is_made_again(hub: Hub) -> None:
     hub.service.drop_connections()
     hub.publish(b"a")
     assert engine.batch() == [("0", 0, b"a")]
+
+
+def test_what_is_known_is_not_asked_again(pair: Hub) -> None:
+    """Batches are planned by what was seen last; that nothing is new is said only after another look."""
+    pair.publish(b"a", b"b", b"c")
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=1, snapshotInterval=3600)
+    assert engine.batch() == [("0", 0, b"a")]
+    requests = pair.service.add_fault(Delay(0), role=LinkRole.MANAGEMENT, count=None)
+    assert engine.batch() == [("0", 1, b"b")]
+    assert engine.reader.reportLatestOffset() == {pair.name: {"0": 3, "1": 0}}
+    assert requests.fired == 0
+    engine.restart(snapshotInterval="0.001")
+    assert engine.batch() == [("0", 2, b"c")]
+    asked = requests.fired
+    assert engine.batch() is None
+    assert requests.fired >= asked + 3
+
+
+PROGRAM = """
+import json, sys
+from eventpump.spark import worker
+from eventpump.spark.options import SourceOptions
+from eventpump.spark.source import StreamReader
+reader = StreamReader(SourceOptions.from_options(json.load(sys.stdin)).for_stream(), ("body",))
+try:
+    reader.initialOffset()
+    print("running", flush=True)
+    worker.run(__import__("asyncio").Event().wait())
+finally:
+    reader.stop()
+    print("stopped", flush=True)
+"""
+
+
+def test_a_query_that_spark_ends_closes_its_connection(hub: Hub) -> None:
+    """Spark ends a query's process by SIGTERM; whatever it is doing, it lets go of the service first."""
+    options = {"connectionString": hub.service.connection_string, "hub": hub.name}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(options).encode())
+        process.stdin.close()
+        assert process.stdout.readline() == b"running\n"
+        process.terminate()
+        assert process.stdout.read() == b"stopped\n"
+    assert process.returncode == 0
 
 
 def test_a_checkpoint_of_another_hub_is_refused(hub: Hub, pair: Hub) -> None:
