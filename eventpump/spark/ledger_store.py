@@ -20,7 +20,6 @@ from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_conta
 
 T = TypeVar("T")
 
-_MAX_RECORD: Final = 64 * 1024 * 1024
 _ABANDONED: Final = 3600.0
 """Seconds after which a temporary file belongs to nobody who lives."""
 _TEMPORARY: Final = ".tmp-"
@@ -304,7 +303,7 @@ class BlobLedger:
         blob = self._find("read", name)
 
         async def download() -> bytes:
-            stream = await blob.download_blob(0, _MAX_RECORD, **self._options)
+            stream = await blob.download_blob(**self._options)
             raw: bytes = await stream.readall()
             return raw
 

@@ -1,0 +1,71 @@
+"""Writes a ledger's record in a process that dies at each step of it: each child forked gets STEP calls further.
+
+Usage: ledger_program.py DIRECTORY STEP. Prints "killed" for each child that was, and at last what the one that was not
+called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+from eventpump.spark.ledger_store import DirectoryLedger
+
+BODY = b"0123456789abcdef" * 4096
+
+
+class Dying:
+    """Counts what the thread that writes calls outside Python, and dies at the last call it is given."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.names: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, function: object) -> None:
+        if event not in ("c_call", "c_return"):
+            return
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+        if event == "c_call":
+            self.names.append(str(getattr(function, "__name__", function)))
+
+
+async def create(path: Path, name: str, dying: Dying) -> None:
+    """Create the record, dying on the way if there are calls enough."""
+    ledger = DirectoryLedger(path)
+    await ledger.open()
+    # It is for threads that start now.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    threading.setprofile(dying)
+    await ledger.create(name, BODY)
+
+
+def main() -> None:
+    """Fork until a child gets through."""
+    path, step = Path(sys.argv[1]), int(sys.argv[2])
+    calls = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            dying = Dying(calls)
+            asyncio.run(create(path, f"sink/{calls:06d}", dying))
+            sys.stdout.write(" ".join(dying.names) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            return
+        sys.stdout.write("killed\n")
+        sys.stdout.flush()
+        calls += step
+
+
+if __name__ == "__main__":
+    main()
