@@ -12,7 +12,8 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar, cast
 
 from eventpump.assembly import make_transport
 from eventpump.errors import ServiceTimeoutError
@@ -41,14 +42,15 @@ class _Worker:
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
-        ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_until(work, timeout, ended), self.loop)
+        call = _Call(work, timeout)
         try:
-            return future.result()
+            # Whatever interrupts this thread may do so anywhere in here: the call is known before anything begins.
+            self.loop.call_soon_threadsafe(call.start)
+            return call.outcome.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                ended.wait(CLOSE_TIMEOUT)
+            if not call.outcome.done():
+                self.loop.call_soon_threadsafe(call.cancel)
+                call.ended.wait(CLOSE_TIMEOUT)
             raise
 
     def close_soon(self, transport: Transport) -> None:
@@ -65,17 +67,42 @@ class _Worker:
             await asyncio.wait(self.closing, timeout=CLOSE_TIMEOUT)
 
 
-async def _until(work: Coroutine[Any, Any, _T], timeout: float | None, ended: threading.Event) -> _T:
-    limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            return await work
-    except TimeoutError:
-        if limit.expired():
-            raise ServiceTimeoutError(f"not done within {timeout} s") from None
-        raise
-    finally:
-        ended.set()
+class _Call(Generic[_T]):
+    """One coroutine that a thread waits for."""
+
+    def __init__(self, work: Coroutine[Any, Any, _T], timeout: float | None) -> None:
+        self._work = work
+        self._timeout = timeout
+        self._task: asyncio.Task[None] | None = None
+        self.outcome: Future[_T] = Future()
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        """Begin. On the loop."""
+        if not self.ended.is_set():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        """End it, be it before it began. On the loop."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()
+            self.ended.set()
+
+    async def _run(self) -> None:
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                result = await self._work
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                error = ServiceTimeoutError(f"not done within {self._timeout} s")
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(result)
+        finally:
+            self.ended.set()
 
 
 _lock = threading.Lock()

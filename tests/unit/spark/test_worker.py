@@ -1,0 +1,147 @@
+"""The process's own loop, for threads that are synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from eventpump.errors import ClosedError, ServiceTimeoutError
+from eventpump.spark import worker
+from eventpump.spark.connection import SparkConnection
+
+
+@pytest.fixture(autouse=True)
+def closed_worker() -> Iterator[None]:
+    """Leave no loop behind."""
+    yield
+    worker.close()
+
+
+def _connection(hub: str = "telemetry", key: str = "k") -> SparkConnection:
+    text = f"Endpoint=sb://localhost:1;SharedAccessKeyName=n;SharedAccessKey={key};UseDevelopmentEmulator=true"
+    return SparkConnection(hub=hub, connection_string=SecretStr(text))
+
+
+class _Ending:
+    """A coroutine that waits for ever, and tells when it has begun and how it ended."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.was_cancelled = False
+
+    async def wait(self) -> None:
+        """Wait for ever."""
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.was_cancelled = True
+            raise
+
+
+def test_a_thread_gets_what_a_coroutine_returns_or_raises() -> None:
+    """Results and errors come through; every thread is served by one loop."""
+
+    async def where() -> int:
+        return threading.get_ident()
+
+    async def fail() -> None:
+        raise ClosedError("door")
+
+    found = [worker.run(where())]
+    thread = threading.Thread(target=lambda: found.append(worker.run(where())))
+    thread.start()
+    thread.join()
+    assert found[0] == found[1] != threading.get_ident()
+    with pytest.raises(ClosedError, match="door"):
+        worker.run(fail())
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled_and_has_ended() -> None:
+    """When the time is up the caller gets an error, after the coroutine's end."""
+    ending = _Ending()
+    with pytest.raises(ServiceTimeoutError):
+        worker.run(ending.wait(), timeout=0.01)
+    assert ending.was_cancelled
+
+
+def test_a_time_out_of_the_coroutines_own_comes_through() -> None:
+    """An error of the coroutine is not taken for the caller's time-out."""
+
+    async def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        worker.run(fail(), timeout=60)
+
+
+def test_an_interrupted_caller_cancels_its_coroutine() -> None:
+    """A signal that raises in the waiting thread ends what it waited for."""
+    ending = _Ending()
+
+    def interrupt() -> None:
+        ending.began.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def raise_interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.run(ending.wait())
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert ending.was_cancelled
+
+
+def test_the_loop_cannot_wait_for_itself() -> None:
+    """A call on the loop's own thread, which would never return, is refused."""
+
+    async def nested() -> None:
+        worker.run(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="own thread"):
+        worker.run(nested())
+
+
+def test_hubs_of_one_namespace_share_a_connection() -> None:
+    """There is one way to a namespace per credential, whatever the hub; after `drop` it is another."""
+    first = worker.transport(_connection())
+    assert worker.transport(_connection("other")) is first
+    assert worker.transport(_connection(key="other")) is not first
+    worker.drop(_connection("other"))
+    assert worker.transport(_connection()) is not first
+    with pytest.raises(ClosedError):
+        worker.run(first.get_hub_properties("telemetry"))
+
+
+def test_there_is_one_of_a_kind() -> None:
+    """Every caller gets the same object, until the loop is closed."""
+    first = worker.once(_Ending)
+    assert worker.once(_Ending) is first
+    worker.close()
+    assert worker.once(_Ending) is not first
+
+
+def test_closing_twice_is_fine_and_the_next_use_begins_anew() -> None:
+    """A closed loop is followed by another."""
+    thread = worker.run(_thread())
+    worker.close()
+    worker.close()
+    assert not thread.is_alive()
+    assert worker.run(_thread()).is_alive()
+
+
+async def _thread() -> threading.Thread:
+    return threading.current_thread()
