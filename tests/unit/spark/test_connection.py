@@ -1,0 +1,122 @@
+"""The connection that travels."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from eventpump.errors import ConfigurationError
+from eventpump.settings import SharedKey
+from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, seconds
+
+_STRING = "Endpoint=sb://ns.example.net/;SharedAccessKeyName=name;SharedAccessKey=TOPSECRET="
+_OPTIONS = {"connectionString": _STRING, "hub": "telemetry"}
+
+
+def make_credential() -> SharedKey:
+    """Make the credential that options name."""
+    return SharedKey("made", SecretStr("ALSOSECRET"))
+
+
+@given(
+    upper=st.lists(st.booleans(), min_size=40, max_size=40), prefix=st.sampled_from(["", "eventhubs.", "EventHubs."])
+)
+def test_options_are_known_in_any_case_and_with_the_connectors_prefix(upper: list[bool], prefix: str) -> None:
+    """However an option is spelled it sets its field, and what is no option of a connection is given back as it is."""
+    given_options = {"connectionString": _STRING, "hub": "telemetry", "operationTimeout": "PT5M", "idleTimeout": "30"}
+    spelled = {
+        prefix + "".join(char.upper() if up else char.lower() for char, up in zip(name, upper, strict=False)): value
+        for name, value in given_options.items()
+    }
+    connection, rest = SparkConnection.split_options({**spelled, "consumerGroup": "x"})
+    assert (connection.hub, connection.operation_timeout, connection.idle_timeout) == ("telemetry", 300.0, 30.0)
+    assert connection.settings().fully_qualified_namespace == "ns.example.net"
+    assert rest == {"consumerGroup": "x"}
+
+
+def test_the_hub_may_stand_in_the_connection_string() -> None:
+    """`EntityPath` names the hub where no option does."""
+    connection, _ = SparkConnection.split_options({"connectionString": f"{_STRING};EntityPath=telemetry"})
+    assert connection.hub == connection.settings().hub == "telemetry"
+
+
+def test_it_travels_and_is_a_key() -> None:
+    """A copy that went through a pickle is equal, and finds what the original stored."""
+    connection, _ = SparkConnection.split_options(_OPTIONS)
+    copy = pickle.loads(pickle.dumps(connection))
+    assert {connection: 1}[copy] == 1
+    assert copy.settings() == connection.settings()
+
+
+def test_no_secret_is_shown() -> None:
+    """Neither its repr nor its text holds the key."""
+    connection, _ = SparkConnection.split_options(_OPTIONS)
+    assert "TOPSECRET" not in repr(connection) + str(connection) + repr(connection.settings())
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({}, "hub"), ({"hub": "telemetry"}, "connectionString"), ({"connectionString": _STRING}, "hub"),
+        ({"connectionString": "Endpoint=TOPSECRET", "hub": "telemetry"}, "Endpoint"),
+        ({"connectionString": "TOPSECRET", "hub": "telemetry"}, "connectionString"),
+        ({**_OPTIONS, "hub": "TOPSECRET!"}, "hub"),
+        ({"connectionString": f"{_STRING};EntityPath=another", "hub": "telemetry"}, "hub"),
+        ({**_OPTIONS, "operationTimeout": "TOPSECRET"}, "operationTimeout"),
+        ({**_OPTIONS, "operationTimeout": "-1"}, "operationTimeout"),
+        ({**_OPTIONS, "credential": "TOPSECRET"}, "credential"),
+        ({**_OPTIONS, "EVENTHUBS.HUB": "another"}, "hub"),
+        ({"fullyQualifiedNamespace": "ns.example.net", "hub": "telemetry"}, "credential"),
+        ({**_OPTIONS, "customEndpointAddress": "http://localhost"}, "customEndpointAddress"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_once(options: dict[str, str], field: str) -> None:
+    """A bad value fails before anything is sent, by the option's name, and the error does not show the value."""
+    with pytest.raises(ConfigurationError) as caught:
+        SparkConnection.split_options(options)
+    assert caught.value.field == field
+    assert "TOPSECRET" not in str(caught.value)
+
+
+def test_a_credential_is_made_where_it_is_needed() -> None:
+    """A credential given by its import name is called by what connects, and only then."""
+    connection = SparkConnection(
+        hub="telemetry",
+        fully_qualified_namespace="ns.example.net",
+        credential=f"{__name__}:make_credential",
+    )
+    assert connection.settings().credential == make_credential()
+
+
+@pytest.mark.parametrize("name", ["no.such_module:make", f"{__name__}:missing", f"{__name__}:_STRING"])
+def test_a_credential_that_cannot_be_made_is_told(name: str) -> None:
+    """A name that cannot be imported or called is a configuration error that names it."""
+    connection = SparkConnection(hub="telemetry", fully_qualified_namespace="ns.example.net", credential=name)
+    with pytest.raises(ConfigurationError, match="credential: "):
+        connection.settings()
+
+
+def test_hubs_of_a_namespace_have_one_connection_in_common() -> None:
+    """Two hubs with one key share a connection, wherever their names stand; another key does not."""
+    both: list[Any] = [
+        SparkConnection.split_options({"connectionString": f"{_STRING};EntityPath=one"})[0],
+        SparkConnection.split_options({**_OPTIONS, "hub": "two"})[0],
+    ]
+    other, _ = SparkConnection.split_options({"connectionString": _STRING.replace("TOP", "OTHER"), "hub": "two"})
+    assert both[0].without_hub() == both[1].without_hub() != other.without_hub()
+
+
+@pytest.mark.parametrize(("text", "expected"), [("60", 60.0), ("0.5", 0.5), ("PT60S", 60.0), ("PT5M", 300.0)])
+def test_durations(text: str, expected: float) -> None:
+    """A number is seconds; the connector's form is understood too."""
+    assert seconds(text) == expected
+
+
+def test_every_option_sets_a_field() -> None:
+    """The table of options and the model agree."""
+    assert set(CONNECTION_OPTIONS.values()) == set(SparkConnection.model_fields)
