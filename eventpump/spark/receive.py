@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -72,7 +72,7 @@ def counters() -> ReceiveCounters:
 
 def read_ranges(
     connection: SparkConnection, options: ReceiveOptions, ranges: Sequence[SequenceRange], columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
 
     Every event of every range comes once; those of one range come in order. What the cache of the last ranges holds is
