@@ -110,12 +110,25 @@ def numbered(spark: SparkSession, start: int, end: int, *columns: str) -> DataFr
     return spark.range(start, end, 1, 2).selectExpr(*(columns or COLUMNS))
 
 
-def connected_workers(service: SparkService) -> list[psutil.Process]:
-    """Find the processes below this one's JVM that are connected to the service."""
+def numbered_stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
+    """Make a stream that gives so many of the same rows with each start of its query. :param spark: of either kind."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
+    made: DataFrame = source.withColumnRenamed("value", "id").selectExpr(*COLUMNS)
+    return made
+
+
+def run_query(frame: DataFrame, writer: Any, checkpoint: str) -> None:
+    """Run a query on what there is."""
+    writing = frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
+    assert writing.trigger(availableNow=True).start().awaitTermination(100)
+
+
+def connected_workers(service: SparkService, root: int | None = None) -> list[psutil.Process]:
+    """Find the processes below one, or this one, that are connected to the service."""
     port = service.call(lambda: service.emulator.port)
     return [
         each
-        for each in psutil.Process().children(recursive=True)
+        for each in psutil.Process(root).children(recursive=True)
         if any(link.raddr and link.raddr.port == port for link in _connections(each))
     ]
 

@@ -19,7 +19,15 @@ from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.encode import EventColumns
 from eventpump.spark.sending import RECEIPTS_DDL, SendTask
 from tests.spark.service import SparkService
-from tests.spark.sinks import SinkHub, StumbleError, StumblingLedger, connected_workers, numbered
+from tests.spark.sinks import (
+    SinkHub,
+    StumbleError,
+    StumblingLedger,
+    connected_workers,
+    numbered,
+    numbered_stream,
+    run_query,
+)
 
 
 @pytest.fixture
@@ -129,26 +137,11 @@ def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHu
 # ------------------------------------------------------------------------------------------------------ streams
 
 
-def query(frame: DataFrame, writer: Any, checkpoint: str) -> None:
-    """Run a query on what there is."""
-    writing = frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
-    assert writing.trigger(availableNow=True).start().awaitTermination(100)
-
-
-def stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
-    """Make a stream that gives so many rows with each start of its query."""
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
-    made: DataFrame = source.withColumnRenamed("value", "id").selectExpr(
-        "id AS n", "CAST(id AS STRING) AS body", "CAST(id % 7 AS STRING) AS partitionKey"
-    )
-    return made
-
-
 def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """In a classic session the ledger's name is the query's id, which its checkpoint keeps over restarts."""
     writer = foreach_batch_producer(sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
-    query(stream(spark), writer, checkpoint)
-    query(stream(spark), writer, checkpoint)
+    run_query(numbered_stream(spark), writer, checkpoint)
+    run_query(numbered_stream(spark), writer, checkpoint)
     sink.require_exactly(range(80))
     identity = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     assert [each.name for each in sink.ledger.iterdir()] == [identity]
@@ -163,16 +156,16 @@ def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, 
         first(frame, batch_id)
         second(frame.where("n % 2 = 0"), batch_id)
 
-    query(stream(spark), both, checkpoint)
+    run_query(numbered_stream(spark), both, checkpoint)
     sink.require_exactly(range(40))
     other.require_exactly(range(0, 40, 2))
 
 
 def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
     """Another query with the same sink id fails before it sends anything."""
-    query(stream(spark), sink.writer(), str(tmp_path / "one"))
+    run_query(numbered_stream(spark), sink.writer(), str(tmp_path / "one"))
     with pytest.raises(Exception, match="belongs to the query"):
-        query(stream(spark), sink.writer(), str(tmp_path / "two"))
+        run_query(numbered_stream(spark), sink.writer(), str(tmp_path / "two"))
     sink.require_exactly(range(40))
 
 
@@ -190,7 +183,7 @@ def test_a_connect_query_publishes(
         sink.writer(sink_id=None, order_by=())(connect.createDataFrame([("a",)], "body string"), 0)
     runs = 2 if request.config.getoption("--long") else 1
     for _ in range(runs):
-        query(stream(connect), sink.writer(on_receipt=note), checkpoint)
+        run_query(numbered_stream(connect), sink.writer(on_receipt=note), checkpoint)
     sink.require_exactly(range(40 * runs))
     assert told.read_text().split() == ["40"] * runs
 
@@ -310,12 +303,12 @@ def test_a_killed_worker_is_replaced(spark: SparkSession, sink: SinkHub) -> None
         for process in connected_workers(sink.service):
             killed.append(process.pid)
             process.kill()
+        sink.service.call(hold.remove)
 
     killing = threading.Thread(target=kill)
     killing.start()
     sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
     killing.join()
-    assert hold.fired
     assert killed
     sink.require_exactly(range(100))
 

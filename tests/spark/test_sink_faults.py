@@ -1,0 +1,220 @@
+"""The foreachBatch producer while drivers, executors and their workers are killed: every row once, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+import pytest
+from pyspark.sql import SparkSession
+
+from eventpump.emulator.faults import Fault, Hold, LinkRole
+from tests.spark.service import SparkService
+from tests.spark.sinks import SinkHub, connected_workers, numbered_stream, run_query
+
+ROOT = Path(__file__).parents[2]
+ROWS = 60
+"""A batch's; with 5 in a message, several messages go to each of three partitions."""
+CLUSTER = {
+    "spark.executorEnv.PYTHONPATH": str(ROOT),
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.python.unix.domain.socket.enabled": "false",
+}
+
+
+class Drivers:
+    """Runs drivers of one query, one after another or side by side. All of them, and their JVMs, end with the test."""
+
+    def __init__(self, sink: SinkHub, directory: Path, checkpoint: str) -> None:
+        self.sink = sink
+        self.checkpoint = checkpoint
+        self._directory = directory
+        self._log = directory / "drivers.log"
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self,
+        *,
+        die_at: tuple[str, str] | None = None,
+        master: str = "local[2,4]",
+        spark: dict[str, str] | None = None,
+        staging: bool = False,
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
+        settings = {
+            "directory": str(self._directory / f"driver-{len(self._started)}"),
+            "checkpoint": self.checkpoint,
+            "ledger": str(self.sink.ledger),
+            "connection_string": self.sink.service.connection_string,
+            "hub": self.sink.name,
+            "rows": ROWS,
+            "die_at": die_at,
+            "master": master,
+            "spark": spark or {},
+            "staging": str(self.sink.ledger / "staging~") if staging else False,
+            "options": {"max_batch_events": 5, **options},
+        }
+        with self._log.open("a") as log:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.sink_program", json.dumps(settings)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._started.append(driver)
+        return driver
+
+    def run(self, **settings: Any) -> int:
+        """Run one to its end. :returns: its exit code, negative for a signal."""
+        return self.await_end(self.start(**settings))
+
+    def await_end(self, driver: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of one. :returns: its exit code, negative for a signal."""
+        returncode = driver.wait(timeout=200)
+        assert returncode in (0, -signal.SIGKILL), self._log.read_text()
+        return returncode
+
+    def batches(self) -> int:
+        """Count the batches that Spark has committed."""
+        return len([each for each in Path(self.checkpoint, "commits").glob("*") if each.name.isdigit()])
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for driver in self._started:
+            try:
+                os.killpg(driver.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            driver.communicate()
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> None:
+    """Leave a test to the long form."""
+    if not request.config.getoption("--long"):
+        pytest.skip("with --long")
+
+
+@pytest.fixture
+def drivers(service: SparkService, tmp_path: Path, checkpoint: str) -> Iterator[Drivers]:
+    """Drivers of one query on a hub of four partitions."""
+    started = Drivers(SinkHub(service, tmp_path), tmp_path, checkpoint)
+    yield started
+    started.end()
+
+
+@contextmanager
+def held_midway(sink: SinkHub) -> Iterator[Fault]:
+    """Let the first two messages to partition 1 be stored, and hold the third until the end of the block."""
+    hold = sink.service.add_fault(Hold(), role=LinkRole.PRODUCER, hub=sink.name, partition="1", after=2)
+    yield hold
+    sink.service.call(hold.remove)
+
+
+def test_a_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Drivers) -> None:
+    """*Driver killed between two sends*: its successor finds what is stored, and publishes the rest once."""
+    with held_midway(drivers.sink):
+        driver = drivers.start()
+        drivers.sink.await_events("1", 10)
+        driver.kill()
+    driver.wait()
+    assert drivers.batches() == 0
+    run_query(numbered_stream(spark, ROWS), drivers.sink.writer(max_batch_events=5), drivers.checkpoint)
+    drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+
+
+# ------------------------------------------------------------------------------------------------------ long
+
+
+LEDGER_MOMENTS = [(record, moment) for record in ("plan", "staged", "done") for moment in ("before", "within", "after")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("staging", [False, True])
+def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: bool, long: None) -> None:
+    """*Driver killed before, within and after each write*: a chain of drivers, each of which dies, loses no row."""
+    deaths = [each for each in LEDGER_MOMENTS if staging or each[0] != "staged"]
+    for die_at in deaths:
+        assert drivers.run(die_at=die_at, staging=staging) == -signal.SIGKILL
+    assert drivers.run(staging=staging) == 0
+    assert drivers.batches() > 1
+    drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_driver_whose_workers_live_on(drivers: Drivers, long: None) -> None:
+    """A driver that is frozen while its successor publishes, and wakes up after, adds and harms nothing."""
+    with held_midway(drivers.sink):
+        old = drivers.start()
+        drivers.sink.await_events("1", 10)
+        os.killpg(old.pid, signal.SIGSTOP)
+    assert drivers.run() == 0
+    os.killpg(old.pid, signal.SIGCONT)
+    old.wait(timeout=200)
+    assert drivers.run() == 0
+    drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_executor_is_replaced(drivers: Drivers, long: None) -> None:
+    """*Executor killed*: the task goes to another, and the rows it had published are not published again."""
+    with held_midway(drivers.sink):
+        driver = drivers.start(master="local-cluster[2,1,1024]", spark=CLUSTER)
+        drivers.sink.await_events("1", 10)
+        executors = {_executor_of(each).pid for each in connected_workers(drivers.sink.service, driver.pid)}
+        assert driver.pid not in executors
+        for pid in executors:
+            os.kill(pid, signal.SIGKILL)
+    assert drivers.await_end(driver) == 0
+    drivers.sink.require_exactly(range(ROWS))
+
+
+def _executor_of(worker: psutil.Process) -> psutil.Process:
+    """Find the JVM that a Python worker works for."""
+    return next(each for each in worker.parents() if each.name() == "java")
+
+
+@pytest.mark.timeout(300)
+def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers, long: None) -> None:
+    """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
+    speculative = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "50ms",
+        "spark.speculation.multiplier": "1.1",
+    }
+    # Nobody lets go of the first attempt: what publishes the rest can only be another.
+    with held_midway(drivers.sink) as hold:
+        driver = drivers.start(master="local-cluster[2,2,1024]", spark={**CLUSTER, **speculative})
+        assert drivers.await_end(driver) == 0
+        assert hold.fired
+    drivers.sink.require_exactly(range(ROWS))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
+def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float, long: None) -> None:
+    """*Power cut* at any point of the sending: driver, JVM and workers end at once."""
+    messages = max(1, int(share * ROWS * 3 / 7 / 5))
+    hold = drivers.sink.service.add_fault(
+        Hold(), role=LinkRole.PRODUCER, hub=drivers.sink.name, partition="3", after=messages
+    )
+    driver = drivers.start()
+    drivers.sink.await_events("3", messages * 5)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    drivers.sink.service.call(hold.remove)
+    assert drivers.run() == 0
+    drivers.sink.require_exactly(range(drivers.batches() * ROWS))
