@@ -1,0 +1,105 @@
+"""`format("eventpump")` as a writer, of batches and of queries: at least once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from eventpump.emulator.faults import DropConnection, LinkRole, Reject
+from eventpump.spark import register
+from tests.spark.service import SparkService
+from tests.spark.sinks import SinkHub, numbered, numbered_stream
+
+
+@pytest.fixture
+def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
+    """A hub of four partitions."""
+    register(spark)
+    return SinkHub(service, tmp_path)
+
+
+def append(frame: DataFrame, sink: SinkHub, mode: str = "append", **options: Any) -> None:
+    """Write a batch."""
+    place = {"connectionString": sink.service.connection_string, "hub": sink.name}
+    frame.write.format("eventpump").mode(mode).options(**{**place, **options}).save()
+
+
+def counts(sink: SinkHub) -> list[int]:
+    """Tell how often each number is in the hub."""
+    found = sorted(number for each in sink.stored().values() for number in each)
+    return [found.count(number) for number in range(found[-1] + 1)]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_batch_is_appended(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
+    """Rows go by their partition, their key, or anywhere; options are the source's too, as the connector's users do."""
+    options: dict[str, Any] = {
+        "idempotent": idempotent,
+        "eventhubs.consumerGroup": "$Default",
+        "maxEventsPerTrigger": "5",
+    }
+    append(numbered(spark, 0, 50), sink, **options)
+    append(numbered(spark, 50, 60, "CAST(id AS STRING) AS body", "0 AS partitionId", "id AS other"), sink, **options)
+    append(numbered(spark, 60, 90, "CAST(id AS STRING) AS body"), sink, **options)
+    assert counts(sink) == [1] * 90
+    other = SinkHub(sink.service, sink.ledger.parent)
+    for key in range(7):
+        sink.service.publish(other.name, [str(key)], partition_key=str(key))
+    homes = {body: each for each, bodies in other.service.bodies(other.name).items() for body in bodies}
+    keyed = [event for each in sink.service.read(sink.name).values() for event in each if event.partition_key]
+    assert len(keyed) == 50
+    found = sink.service.bodies(sink.name)
+    assert all(event.body in found[homes[str(event.partition_key).encode()]] for event in keyed)
+    assert set(range(50, 60)) <= set(map(int, found["0"]))
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
+    """Within one attempt of a task the service tells repeats; without that they come twice. Nothing is missing."""
+    fault = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
+    append(numbered(spark, 0, 50), sink, idempotent=idempotent)
+    assert fault.fired
+    assert set(counts(sink)) == ({1} if idempotent else {1, 2})
+
+
+def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+    """*At least once*: a task that fails is tried again by Spark, and what it had sent comes again."""
+    rows = numbered(spark, 0, 2, "CAST(id AS STRING) AS body", "id AS partition").coalesce(1)
+    fault = sink.service.add_fault(Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1")
+    append(rows, sink)
+    assert fault.fired
+    assert counts(sink) in ([1, 1], [2, 1])
+
+
+def test_a_query_appends(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """Each micro-batch of a query is appended."""
+    writing = numbered_stream(spark).writeStream.format("eventpump").option("checkpointLocation", checkpoint)
+    writing = writing.options(connectionString=sink.service.connection_string, hub=sink.name)
+    assert writing.trigger(availableNow=True).start().awaitTermination(100)
+    assert counts(sink) == [1] * 40
+
+
+@pytest.mark.parametrize(
+    ("columns", "mode", "options", "problem"),
+    [
+        (("id AS n",), "append", {}, "body: the DataFrame has no such column"),
+        (("id AS body",), "append", {}, "body: the column must be string or binary, not bigint"),
+        (("'' AS body",), "overwrite", {}, "mode: a hub is only ever appended to"),
+        (("'' AS body",), "append", {"idempotnet": "true"}, "idempotnet: there is no such option; did you mean idem"),
+        (("'' AS body",), "append", {"idempotent": "often"}, "idempotent: Input should be a valid boolean"),
+        (("'' AS body",), "append", {"hub": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_sent(
+    spark: SparkSession, sink: SinkHub, columns: tuple[str, ...], mode: str, options: dict[str, str], problem: str
+) -> None:
+    """A column, an option or a hub that is not there is named at planning."""
+    with pytest.raises(AnalysisException, match=problem) as caught:
+        append(numbered(spark, 0, 5, *columns), sink, mode, **options)
+    key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
+    assert key not in str(caught.value)
+    assert not any(sink.stored().values())
