@@ -1,0 +1,901 @@
+"""The ledger of the idempotent sink: its records, each decision by itself, and worlds where anything happens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, AttachRequest
+from eventpump.errors import (
+    ConfigurationError,
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    ServiceTimeoutError,
+    StoreError,
+)
+from eventpump.spark.ledger import (
+    KEPT_BATCHES,
+    PRUNED_EVERY,
+    RENEW_AT,
+    AttachProducers,
+    Batch,
+    CreateRecord,
+    DeleteRecords,
+    Done,
+    ListRecords,
+    LossReason,
+    OnProducerStateLost,
+    PackingLimits,
+    PartitionDone,
+    PartitionOutcome,
+    PartitionPlan,
+    PartitionReceipt,
+    PartitionTail,
+    PartitionWork,
+    Plan,
+    Procedure,
+    ProducerAnswer,
+    ReadRecord,
+    ReadStamps,
+    ReadTails,
+    Record,
+    Request,
+    Sink,
+    StateLost,
+    TakenProducer,
+    TakeOver,
+    WorkStep,
+    batch_of,
+    begin,
+    count_stored,
+    decode_outcome,
+    decode_record,
+    directory_name,
+    done_name,
+    encode_outcome,
+    encode_record,
+    finish,
+    obsolete,
+    plan_name,
+)
+from tests.unit.spark.sinking import walk
+
+T = TypeVar("T")
+
+FAIL, SCAN, ANYHOW = OnProducerStateLost
+SINK = Sink(sink_id="sink", namespace="example.servicebus.windows.net", hub="hub")
+
+
+# ------------------------------------------------------------------------------------------------- worlds
+
+
+@pytest.mark.timeout(600)
+def test_every_row_once_and_in_order(request: pytest.FixtureRequest) -> None:
+    """*No loss, no duplicate and no reorder*, whatever dies, gets lost, comes late or is forgotten; then all is stored.
+
+    With the policy `atLeastOnce` no loss and no reorder; with `fail` the query may stop, and never for nothing.
+    """
+    seeds = range(6000 if request.config.getoption("--long") else 250)
+    seen = dict.fromkeys(["runs", "attempts", "take-over", "forgotten", "wrap"], 0)
+    for seed in seeds:
+        try:
+            world = walk(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen["runs"] += len(world.runs)
+        seen["attempts"] += len(world.attempts)
+        seen["take-over"] += any(".1.plan" in name for name in world.records)
+        seen["forgotten"] += world.has_forgotten
+        seen["wrap"] += world.may_seem_lost
+    # It would hold in a world where nothing happens, too.
+    assert seen["runs"] > 3 * len(seeds)
+    assert seen["attempts"] > 8 * len(seeds)
+    assert all(count > len(seeds) / 20 for count in seen.values()), seen
+
+
+# ------------------------------------------------------------------------------------------------- records
+
+numbers = st.integers(0, NUMBERS - 1)
+counts = st.integers(0, 2**40)
+texts = st.text(min_size=1, max_size=8)
+sinks = st.builds(Sink, sink_id=texts, namespace=texts, hub=texts)
+common: dict[str, Any] = {
+    "sink": sinks,
+    "query_id": st.none() | texts,
+    "run_id": texts,
+    "batch_id": counts,
+}
+producers: dict[str, Any] = {
+    "partition_id": texts,
+    "producer_id": st.integers(0, MAX_PRODUCER_ID),
+    "owner_level": st.integers(0, MAX_OWNER_LEVEL),
+}
+tails = st.integers(-1, 2**60)
+receipts = st.builds(
+    PartitionReceipt,
+    **producers,
+    count=counts,
+    offset=counts,
+    first_number=st.none() | numbers,
+    next_number=numbers,
+    digest=texts,
+    found=counts,
+)
+losses = st.builds(StateLost, partition_id=texts, reason=st.sampled_from(LossReason), stored=counts)
+records = st.one_of(
+    st.builds(
+        Plan,
+        **common,
+        partitions=st.lists(
+            st.builds(
+                PartitionPlan,
+                **producers,
+                next_number=numbers,
+                nothing=st.integers(-1, 0),
+                is_fresh=st.booleans(),
+                tail=tails,
+                offset=counts,
+                missing=counts,
+            ),
+            max_size=3,
+        ).map(tuple),
+        limits=st.builds(PackingLimits, max_events=st.integers(1, 10**6), max_bytes=st.integers(1024, 2**40)),
+        is_stamped=st.booleans(),
+        revision=counts,
+    ),
+    st.builds(
+        Done,
+        **common,
+        partitions=st.lists(
+            st.builds(
+                PartitionDone,
+                **producers,
+                next_number=numbers,
+                nothing=st.integers(-1, 0),
+                is_fresh=st.booleans(),
+                tail=tails,
+                count=counts,
+                first_number=st.none() | numbers,
+                digest=st.none() | texts,
+            ),
+            max_size=3,
+        ).map(tuple),
+        receipts=st.lists(receipts, max_size=3).map(tuple),
+    ),
+    st.builds(
+        TakeOver,
+        **common,
+        producers=st.lists(st.builds(TakenProducer, **producers), max_size=3).map(tuple),
+        is_counted=st.booleans(),
+    ),
+)
+
+
+@given(records)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    """Every record comes back equal, and equal records are equal bytes; none is taken for another kind."""
+    raw = encode_record(record)
+    assert decode_record(raw, type(record)) == record
+    assert encode_record(decode_record(raw, Plan, Done, TakeOver)) == raw
+    others = [kind for kind in (Plan, Done, TakeOver) if kind is not type(record)]
+    with pytest.raises(ValueError, match="it is no"):
+        decode_record(raw, *others)
+
+
+@given(receipts | losses)
+def test_an_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
+    """What a task reports comes back equal from its text."""
+    assert decode_outcome(encode_outcome(outcome)) == outcome
+
+
+def changed(**values: object) -> bytes:
+    """Spell a plan with other values; ... leaves one out."""
+    found = json.loads(encode_record(plan())) | values
+    return json.dumps({key: value for key, value in found.items() if value is not ...}).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"version": 1, "kind": "plan", "sink"', "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "no version"),
+        (lambda: changed(version="1"), "no version"),
+        (lambda: changed(version=0), "no version"),
+        (lambda: changed(version=2), "newer version"),
+        (lambda: changed(version=2, kind="else"), "newer version"),
+        (lambda: changed(kind="done"), "it is no plan"),
+        (lambda: changed(batch_id="7"), "batch_id: .*integer"),
+        (lambda: changed(batch_id=True), "batch_id: .*integer"),
+        (lambda: changed(batch_id=-1), "batch_id: .*greater"),
+        (lambda: changed(sink=...), "sink: .*required"),
+        (lambda: changed(unheard_of=1), "unheard_of: .*not permitted"),
+        (lambda: changed(partitions=[{}]), r"partitions\.0\.partition_id"),
+    ],
+)
+def test_what_is_no_record_is_refused(raw: bytes | Callable[[], bytes], says: str) -> None:
+    """Torn, foreign, newer or damaged bytes are told apart in words, and never taken for a record."""
+    with pytest.raises(ValueError, match=says):
+        decode_record(raw if isinstance(raw, bytes) else raw(), Plan)
+
+
+def test_names_sort_by_batch() -> None:
+    """Names of records sort by batch and tell it; other files' tell nothing."""
+    batches = [0, 9, 10, 41, 10**11]
+    names = [name for each in batches for name in (done_name(each), plan_name(each), plan_name(each, 1))]
+    assert sorted(names) == names
+    assert [batch_of(name) for name in names[::3]] == batches
+    assert [batch_of(name) for name in ("", "000000000041.json", "000000000041.staged.json", ".tmp-41")] == [None] * 4
+
+
+@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+def test_directories_are_apart(one: str, other: str) -> None:
+    """Different sink ids are different, harmless names; what cannot be a name is refused."""
+    for text in (one, other):
+        if not text.isprintable():
+            with pytest.raises(ConfigurationError, match="sink_id"):
+                directory_name(text)
+            return
+    first, second = directory_name(one), directory_name(other)
+    assert (first == second) == (one == other)
+    assert not set(first) & set('./\\:*?"<>| ')
+
+
+def test_a_long_sink_id_is_refused() -> None:
+    """A name must fit the file systems it is for."""
+    assert directory_name("n" * 200)
+    for text in ("n" * 201, "é" * 40, ""):
+        with pytest.raises(ConfigurationError, match="sink_id"):
+            directory_name(text)
+
+
+# ------------------------------------------------------------------------------------------------- the driver
+
+
+class Outside:
+    """Answers the requests of procedures.
+
+    :param partitions: where each begins and ends.
+    :ivar made: what was created, attached and deleted, in order.
+    """
+
+    def __init__(self, *records: Record, partitions: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self.records: dict[str, bytes] = {}
+        self.partitions = {"0": (0, -1), "1": (0, 9)} if partitions is None else dict(partitions)
+        self.ids = iter(range(100, 200))
+        self.known: set[int] | None = None
+        self.rows: list[int] = []
+        self.made: list[object] = []
+        self.before_create: Callable[[], None] = lambda: None
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        assert isinstance(record, Plan | Done | TakeOver)
+        if isinstance(record, Plan):
+            name = plan_name(record.batch_id, record.revision)
+        else:
+            revisions = sum(f"{record.batch_id:012d}" in each and "done" in each for each in self.records)
+            name = done_name(record.batch_id, revisions)
+        self.records[name] = encode_record(record)
+
+    def run(self, procedure: Procedure[T]) -> T:
+        answer: object = None
+        try:
+            while True:
+                request = procedure.send(answer)
+                answer = self._answer(request)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, request: Request) -> object:
+        match request:
+            case ReadRecord(name):
+                return self.records.get(name)
+            case CreateRecord(name, body):
+                self.before_create()
+                self.made.append(name)
+                return self.records.setdefault(name, body) == body
+            case ListRecords():
+                return [*self.records, "000000000000.staged.json"]
+            case DeleteRecords(names):
+                self.made.append(names)
+            case ReadTails(ids):
+                self.made.append("tails")
+                return {each: PartitionTail(*self.partitions[each]) for each in ids or self.partitions}
+            case AttachProducers(asked):
+                self.made += [each for each in asked.values() if each != AttachRequest()]
+                return {each: self._attach(attach) for each, attach in asked.items()}
+            case ReadStamps(_, ranges):
+                self.made.append(dict(ranges))
+                return {each: list(self.rows) for each in ranges}
+        return None
+
+    def _attach(self, asked: AttachRequest) -> ProducerAnswer | None:
+        if asked.producer_id is None:
+            return ProducerAnswer(next(self.ids), 0, 0)
+        if self.known is not None and asked.producer_id not in self.known:
+            return None
+        assert asked.owner_level is not None
+        return ProducerAnswer(asked.producer_id, asked.owner_level, 0)
+
+
+def batch(batch_id: int = 1, **values: Any) -> Batch:
+    return Batch(**{"sink": SINK, "query_id": "query", "run_id": "this", "batch_id": batch_id, **values})
+
+
+def entry(partition_id: str = "0", **values: Any) -> PartitionPlan:
+    every: dict[str, Any] = {
+        "partition_id": partition_id,
+        "producer_id": 7,
+        "owner_level": 3,
+        "next_number": 21,
+        "nothing": 0,
+        "is_fresh": False,
+        "tail": 9,
+    }
+    return PartitionPlan(**{**every, **values})
+
+
+def plan(batch_id: int = 1, *partitions: PartitionPlan, **values: Any) -> Plan:
+    every: dict[str, Any] = {
+        "sink": SINK,
+        "query_id": "query",
+        "run_id": "earlier",
+        "batch_id": batch_id,
+        "partitions": partitions or (entry("0"), entry("1")),
+        "limits": PackingLimits(),
+        "is_stamped": False,
+    }
+    return Plan(**{**every, **values})
+
+
+def receipt(each: PartitionPlan, count: int) -> PartitionReceipt:
+    every: dict[str, Any] = {
+        "partition_id": each.partition_id,
+        "producer_id": each.producer_id,
+        "owner_level": each.owner_level,
+        "count": count,
+        "offset": each.offset,
+        "first_number": each.next_number,
+        "next_number": each.number_of(count),
+        "digest": "digest",
+        "found": 0,
+    }
+    return PartitionReceipt(**every)
+
+
+def done(batch_id: int = 0, *partitions: PartitionPlan, **values: Any) -> Done:
+    """Conclude a plan without rows."""
+    of = batch(batch_id, run_id="earlier", **values)
+    made = Outside().run(finish(of, plan(batch_id, *partitions, sink=of.sink), [], FAIL))
+    assert isinstance(made, Done)
+    return made
+
+
+def planned(step: Plan | Done) -> Plan:
+    assert isinstance(step, Plan)
+    return step
+
+
+def test_a_batch_that_is_done_is_told() -> None:
+    """Nothing is asked of the service for it."""
+    outside = Outside(done(1))
+    assert outside.run(begin(batch(1))) == done(1)
+    assert outside.made == []
+
+
+def test_a_new_sink_is_given_producers_before_it_is_planned() -> None:
+    """The plan holds what the service assigned and where partitions ended, and goes on from the answer plus one."""
+    outside = Outside()
+    made = planned(outside.run(begin(batch(0, is_stamped=True, limits=PackingLimits(max_events=3)))))
+    assert outside.made == ["tails", plan_name(0)]
+    assert [(each.partition_id, each.producer_id, each.owner_level, each.next_number, each.is_fresh, each.tail)
+            for each in made.partitions] == [("0", 100, 0, 1, True, -1), ("1", 101, 0, 1, True, 9)]  # fmt: skip
+    assert (made.is_stamped, made.limits.max_events, made.query_id, made.run_id) == (True, 3, "query", "this")
+    assert decode_record(outside.records[plan_name(0)], Plan) == made
+
+
+def test_a_plan_that_exists_is_used_as_it_is() -> None:
+    """A replay keeps partitions, limits and stamps of its plan, whatever the hub and the options are by now."""
+    existing = plan(1, entry("0"), limits=PackingLimits(max_events=3), is_stamped=True)
+    outside = Outside(existing)
+    assert outside.run(begin(batch(1))) == existing
+    assert outside.made == []
+
+
+def test_of_two_drivers_that_plan_the_first_is_followed() -> None:
+    """A plan that another run made meanwhile is used in place of one's own."""
+    outside = Outside()
+    other = plan(0)
+    outside.before_create = lambda: outside.add(other)
+    assert outside.run(begin(batch(0))) == other
+
+
+def test_a_batch_goes_on_from_the_one_before() -> None:
+    """The plan takes producers and numbers from the batch before, and gives partitions that came new producers."""
+    before = Outside(partitions={"0": (0, 99)})
+    rows = finish(batch(0), plan(0, entry("0", tail=89)), [receipt(entry("0"), 10)], FAIL)
+    before.run(rows)
+    before.partitions = {"1": (0, -1), "10": (0, -1), "0": (0, 120), "2": (0, 5)}
+    made = planned(before.run(begin(batch(1))))
+    assert made.partition_ids == ("0", "1", "2", "10")
+    assert made.partition("0") == entry("0", next_number=31, tail=120)
+    assert made.partition("10").is_fresh
+
+
+def test_a_producer_without_rows_stays_fresh() -> None:
+    """As long as nothing was published under it, what the service says proves nothing."""
+    fresh = [entry("0", is_fresh=True), entry("1", is_fresh=True)]
+    outside = Outside()
+    outside.run(finish(batch(0), plan(0, *fresh), [receipt(fresh[1], 2)], FAIL))
+    made = planned(outside.run(begin(batch(1))))
+    assert [each.is_fresh for each in made.partitions] == [True, False]
+
+
+def test_a_producer_is_renewed_before_its_numbers_end() -> None:
+    """Near 2^31 the next batch takes a new producer; one that published nothing yet is left."""
+    outside = Outside(
+        done(0, entry("0", next_number=RENEW_AT), entry("1", next_number=RENEW_AT - 1)),
+        partitions={"0": (0, 9), "1": (0, 9)},
+    )
+    made = planned(outside.run(begin(batch(1))))
+    assert [each.producer_id for each in made.partitions] == [100, 7]
+    assert (made.partition("0").next_number, made.partition("0").is_fresh) == (1, True)
+
+
+def test_a_tail_that_went_back_is_noted() -> None:
+    """Where a partition ends before where it must have ended, the plan says by how many events."""
+    outside = Outside(partitions={"0": (0, 9), "1": (0, 9)})
+    outside.run(finish(batch(0), plan(0), [receipt(entry("0"), 10)], FAIL))
+    outside.partitions["0"] = (0, 15)
+    assert [each.missing for each in planned(outside.run(begin(batch(1)))).partitions] == [4, 0]
+
+
+def of_sink(**values: str) -> Sink:
+    return Sink(**{**SINK.model_dump(), **values})
+
+
+@pytest.mark.parametrize(
+    ("existing", "error", "says"),
+    [
+        ([plan(1, query_id="other")], ConfigurationError, "belongs to the query other, and this is query"),
+        ([done(1, query_id="other")], ConfigurationError, "belongs to the query other"),
+        ([done(0, query_id="other")], ConfigurationError, "belongs to the query other"),
+        ([plan(1, sink=of_sink(hub="else"))], ConfigurationError, "publishes to .*/else, not to .*/hub"),
+        ([done(0, sink=of_sink(namespace="else"))], ConfigurationError, "publishes to else/hub"),
+        ([plan(1, sink=of_sink(sink_id="else"))], StoreError, "of the sink 'else'"),
+        ([done(0), plan(2)], None, ""),
+        ([plan(0)], ConfigurationError, "has begun batch 0 and not finished it, and the query is at 1"),
+        ([plan(2)], ConfigurationError, "is at batch 2, and the query at 1: its checkpoint is older"),
+        ([done(2)], ConfigurationError, "is at batch 2, and the query at 1"),
+        ([done(0, entry("0"), entry("2"))], ConfigurationError, "had the partition 2, and has it no more"),
+    ],
+)
+def test_a_ledger_that_does_not_fit_is_refused(
+    existing: list[Record], error: type[EventPumpError] | None, says: str
+) -> None:
+    """Another query's, hub's or sink's records are clear errors, and so is a query that is not where its ledger is."""
+    outside = Outside(*existing)
+    if error is None:
+        outside.run(begin(batch(1)))
+        return
+    with pytest.raises(error, match=says):
+        outside.run(begin(batch(1)))
+    assert not any(isinstance(each, str) and "plan" in each for each in outside.made)
+
+
+def test_hubs_are_compared_without_case() -> None:
+    """The service knows names in any case."""
+    sink = of_sink(hub="HUB", namespace="EXAMPLE.servicebus.windows.net")
+    assert isinstance(Outside(done(1)).run(begin(batch(1, sink=sink))), Done)
+
+
+def test_a_query_that_is_not_told_is_not_compared() -> None:
+    """Where Spark does not tell the query's id, the sink's alone counts."""
+    assert isinstance(Outside(done(1)).run(begin(batch(1, query_id=None))), Done)
+    assert isinstance(Outside(done(1, query_id=None)).run(begin(batch(1))), Done)
+
+
+@pytest.mark.parametrize(("raw", "says"), [(b"{", "not JSON"), (changed(version=2), "newer version")])
+def test_a_record_that_cannot_be_read_is_named(raw: bytes, says: str) -> None:
+    """Damaged and newer records are errors that name them, and nothing is done."""
+    for name in (plan_name(1), done_name(1), done_name(0)):
+        outside = Outside()
+        outside.records[name] = raw
+        with pytest.raises(StoreError, match=f"{name}.*{says}"):
+            outside.run(begin(batch(1)))
+        assert outside.made == []
+
+
+def test_a_record_under_another_batchs_name_is_refused() -> None:
+    """Records that were copied or renamed are not what they seem."""
+    outside = Outside()
+    outside.records[done_name(1)] = encode_record(done(0))
+    with pytest.raises(StoreError, match="it is of batch 0"):
+        outside.run(begin(batch(1)))
+
+
+def test_a_conclusion_without_its_plan_is_refused() -> None:
+    """A take-over whose plan is gone is not guessed at."""
+    outside = Outside()
+    outside.run(finish(batch(1), plan(1), [lost()], ANYHOW))
+    with pytest.raises(StoreError, match="it is gone"):
+        outside.run(begin(batch(1)))
+
+
+def test_after_a_gap_producers_are_new() -> None:
+    """Where the batch before is unknown and an earlier one done, numbers may be used: the service assigns anew."""
+    outside = Outside(done(0))
+    made = planned(outside.run(begin(batch(5))))
+    assert all(each.is_fresh for each in made.partitions)
+    assert [each.producer_id for each in made.partitions] == [100, 101]
+
+
+# ------------------------------------------------------------------------------------------------- the end of a batch
+
+
+def test_the_end_of_a_batch_holds_its_receipts() -> None:
+    """Every partition of the plan is there, with the number after its last row; receipts stay as they came."""
+    entries = [entry("0"), entry("1", next_number=NUMBERS - 2), entry("2")]
+    receipts = [receipt(entries[1], 3), receipt(entries[0], 4)]
+    outside = Outside()
+    made = outside.run(finish(batch(1), plan(1, *entries), receipts, FAIL))
+    assert isinstance(made, Done)
+    assert [(each.count, each.next_number, each.tail) for each in made.partitions] == [
+        (4, 25, 13),
+        (3, 1, 12),
+        (0, 21, 9),
+    ]
+    assert made.receipts == (receipts[1], receipts[0])
+    assert [each.last_number for each in made.receipts] == [24, 0]
+    assert outside.records[done_name(1)] == encode_record(made)
+
+
+def test_a_task_that_reports_twice_counts_once() -> None:
+    """Equal reports are one; different ones of a partition are an error."""
+    twice = [receipt(entry(), 4), receipt(entry(), 4)]
+    assert isinstance(Outside().run(finish(batch(), plan(), twice, FAIL)), Done)
+    with pytest.raises(InvalidClientStateError, match="the plan does not allow"):
+        Outside().run(finish(batch(), plan(), [receipt(entry(), 4), receipt(entry(), 5)], FAIL))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"producer_id": 8}, {"owner_level": 4}, {"next_number": 26}, {"offset": 1}, {"count": 5}, {"partition_id": "9"}],
+)
+def test_a_report_that_does_not_fit_is_refused(values: dict[str, Any]) -> None:
+    """A report of another producer, partition or count ends the batch without a record."""
+    outside = Outside()
+    with pytest.raises(InvalidClientStateError):
+        outside.run(finish(batch(), plan(), [receipt(entry(), 4).model_copy(update=values)], FAIL))
+    assert outside.made == []
+
+
+def test_of_two_drivers_that_finish_one_fails() -> None:
+    """The batch is done once; the run that comes second learns of it. The same run may say it again."""
+    outside = Outside()
+    rows = [receipt(entry(), 4)]
+    first = outside.run(finish(batch(run_id="a"), plan(), rows, FAIL))
+    assert outside.run(finish(batch(run_id="a"), plan(), rows, FAIL)) == first
+    for outcomes, policy in ((rows, FAIL), ([lost()], ANYHOW)):
+        with pytest.raises(StoreError, match="another run of this query has finished the batch"):
+            outside.run(finish(batch(run_id="b"), plan(), outcomes, policy))
+    assert not any(isinstance(each, AttachRequest) for each in outside.made)
+
+
+def test_old_records_are_deleted() -> None:
+    """Now and then, once a batch is done, what is older than the last hundred batches goes, and nothing else."""
+    last = PRUNED_EVERY * (KEPT_BATCHES // PRUNED_EVERY + 2)
+    outside = Outside(*(done(each) for each in range(last)))
+    outside.run(finish(batch(last), plan(last), [], FAIL))
+    assert outside.made[1:] == [tuple(done_name(each) for each in range(last - KEPT_BATCHES + 1))]
+    outside.made.clear()
+    outside.run(finish(batch(last + 1), plan(last + 1), [], FAIL))
+    assert outside.made == [done_name(last + 1)]
+    assert obsolete(["000000000000.staged.json", "else"], 10**6) == ()
+
+
+# ------------------------------------------------------------------------------------------------- taking over
+
+
+def lost(partition_id: str = "0") -> StateLost:
+    return StateLost(partition_id=partition_id, reason=LossReason.UNKNOWN, stored=0)
+
+
+def test_a_loss_fails_the_query() -> None:
+    """By default nothing is done, and the error names partitions, reason and ways out."""
+    outside = Outside()
+    with pytest.raises(ProducerStateLostError, match=r"partitions 0, 1.*unknown.*tailScan.*atLeastOnce") as caught:
+        outside.run(finish(batch(), plan(), [lost("1"), lost("0")], FAIL))
+    assert caught.value.partition_ids == ("0", "1")
+    assert outside.made == []
+
+
+def test_only_stamps_are_counted() -> None:
+    """A batch that was planned without stamps is not taken over by a scan, and nothing is done."""
+    outside = Outside()
+    with pytest.raises(ConfigurationError, match="tailScan takes events with stamps"):
+        outside.run(finish(batch(1), plan(1), [lost()], SCAN))
+    assert outside.made == []
+
+
+def test_a_producer_is_taken_over_before_its_rows_are_counted() -> None:
+    """The intent stands before the level is raised, the level before the tail is read, and the plan after all."""
+    outside = Outside()
+    outside.rows = [0, 1, 2]
+    outside.partitions["0"] = (5, 30)
+    old = plan(1, entry("0"), entry("1", next_number=5), is_stamped=True)
+    made = planned(outside.run(finish(batch(), old, [lost("0"), receipt(old.partition("1"), 2)], SCAN)))
+    assert outside.made == [done_name(1), AttachRequest(7, 4), "tails", {"0": (9, 30)}, plan_name(1, 1)]
+    assert made.partition("0") == entry("0", owner_level=4, next_number=1, is_fresh=True, tail=30, offset=3)
+    assert made.partition("1") == old.partition("1")
+    assert (made.revision, made.run_id) == (1, "this")
+    assert made.partition("0").number_of(3) == 1
+
+
+def test_a_producer_nobody_knows_is_replaced() -> None:
+    """Where the service refuses the raised level as unknown, it assigns a new producer."""
+    outside = Outside()
+    outside.known = set()
+    made = planned(outside.run(finish(batch(), plan(), [lost("0")], ANYHOW)))
+    assert (made.partition("0").producer_id, made.partition("0").owner_level, made.partition("0").offset) == (100, 0, 0)
+
+
+def test_a_take_over_that_was_begun_is_finished() -> None:
+    """A driver that comes after the intent raises the same level, and comes to the same plan."""
+    old = plan(1, is_stamped=True)
+    whole = Outside(old)
+    whole.rows = [0]
+    expected = planned(whole.run(finish(batch(), old, [lost("0")], SCAN)))
+    begun = Outside(old)
+    begun.rows = [0]
+    begun.records[done_name(1)] = whole.records[done_name(1)]
+    made = planned(begun.run(begin(batch())))
+    assert made == expected
+    assert planned(begun.run(begin(batch(run_id="third")))) == expected
+    assert begun.made.count(AttachRequest(7, 4)) == 1
+
+
+def test_a_take_over_may_be_taken_over() -> None:
+    """Lost again, the next revision counts on from what the last one counted."""
+    outside = Outside(plan(1, is_stamped=True))
+    outside.rows = [0, 1]
+    first = planned(outside.run(finish(batch(), plan(1, is_stamped=True), [lost("1")], SCAN)))
+    outside.rows = [2]
+    outside.partitions["1"] = (0, 12)
+    second = planned(outside.run(finish(batch(), first, [lost("1")], SCAN)))
+    assert (second.revision, second.partition("1").owner_level, second.partition("1").offset) == (2, 5, 3)
+    assert {"1": (9, 12)} in outside.made
+    assert planned(outside.run(begin(batch()))) == second
+    end = outside.run(finish(batch(), second, [receipt(second.partition("1"), 7)], FAIL))
+    assert outside.run(begin(batch())) == end
+    following = planned(outside.run(begin(batch(2))))
+    assert following.partition("1").next_number == 5
+
+
+def test_what_retention_has_passed_is_not_counted() -> None:
+    """Where events since the plan are gone, the rows cannot be counted, and the query fails."""
+    outside = Outside(partitions={"0": (11, 30), "1": (0, 9)})
+    with pytest.raises(ProducerStateLostError, match="retention"):
+        outside.run(finish(batch(), plan(1, is_stamped=True), [lost("0")], SCAN))
+
+
+def test_rows_that_were_taken_over_must_come_again() -> None:
+    """A partition of which rows are stored, and that has none in the replay, is not silently done."""
+    taken = plan(1, entry("0", offset=3))
+    with pytest.raises(InvalidClientStateError, match="3 of its rows are stored"):
+        Outside().run(finish(batch(), taken, [], FAIL))
+
+
+def test_stored_rows_are_a_row_without_holes() -> None:
+    """Rows count up to the first that is not there; one beyond it is an error, as a row was lost."""
+    assert count_stored(entry(), []) == 0
+    assert count_stored(entry(), [0, 1, 0, 2]) == 3
+    assert count_stored(entry(offset=2), [2, 3]) == 4
+    with pytest.raises(ProducerStateLostError, match="row 1 is missing before row 2"):
+        count_stored(entry(), [0, 2])
+
+
+def test_levels_end() -> None:
+    """A producer of the highest level cannot be taken over."""
+    highest = plan(1, entry("0", owner_level=MAX_OWNER_LEVEL))
+    with pytest.raises(ProducerStateLostError, match="no owner level above"):
+        Outside().run(finish(batch(), highest, [lost("0")], ANYHOW))
+
+
+# ------------------------------------------------------------------------------------------------- one attempt
+
+
+def step(work: PartitionWork) -> WorkStep:
+    """Read the step anew: a checker would think that no call changes it."""
+    return work.step
+
+
+def working(each: PartitionPlan, rows: int = 10, last: int | None = None, **options: Any) -> PartitionWork:
+    """Make an attempt with all its rows, which has looked."""
+    work = PartitionWork(each, **options)
+    work.received(rows)
+    work.ended()
+    if last is not None:
+        work.looked(last)
+    return work
+
+
+def test_it_looks_before_it_sends() -> None:
+    """The first step is to ask the service, rows or none."""
+    work = PartitionWork(entry())
+    assert step(work) is WorkStep.LOOK
+    work.looked(20)
+    assert step(work) is WorkStep.REST
+    work.received(1)
+    assert step(work) is WorkStep.SEND
+
+
+@pytest.mark.parametrize(("last", "position"), [(20, 0), (21, 1), (29, 9)])
+def test_it_goes_on_after_what_is_stored(last: int, position: int) -> None:
+    """The first row sent is the one after the last number the service knows."""
+    work = working(entry(), last=last)
+    assert (step(work), work.position, work.found) == (WorkStep.SEND, position, position)
+    work.published(entry().number_of(position), 10 - position)
+    made = work.receipt("d")
+    assert (made.count, made.first_number, made.next_number, made.last_number) == (10, 21, 31, 30)
+
+
+def test_numbers_go_across_the_wrap() -> None:
+    """After 2147483647 comes 0, for rows and for what the service answers."""
+    each = entry(next_number=NUMBERS - 2, nothing=-1)
+    assert [each.number_of(row) for row in range(4)] == [NUMBERS - 2, NUMBERS - 1, 0, 1]
+    assert working(each, last=0).position == 3
+    assert working(each, last=NUMBERS - 1).position == 2
+    assert working(each, last=7).step is WorkStep.END
+
+
+@pytest.mark.parametrize("last", [19, 1, 0, -1])
+def test_a_number_before_the_batch_is_a_loss(last: int) -> None:
+    """A service that is behind the batch's first number has forgotten: nothing is sent."""
+    work = working(entry(), last=last)
+    assert step(work) is WorkStep.LOST
+    assert work.loss == StateLost(partition_id="0", reason=LossReason.BELOW, stored=0)
+
+
+@pytest.mark.parametrize("nothing", [-1, 0])
+def test_the_answer_for_nothing_is_a_loss_across_the_wrap_too(nothing: int) -> None:
+    """Where the batch's numbers go across 2^31, the answer for nothing published is never a row's number."""
+    work = working(entry(next_number=NUMBERS - 3, nothing=nothing), last=nothing)
+    assert step(work) is WorkStep.LOST
+
+
+def test_what_was_stored_does_not_get_less() -> None:
+    """A service that is behind what it accepted has lost events: nothing more is sent."""
+    work = working(entry(), last=20)
+    work.published(21, 5)
+    assert work.troubled(ServiceTimeoutError("slow"))
+    work.looked(24)
+    assert step(work) is WorkStep.LOST
+    assert work.loss == StateLost(partition_id="0", reason=LossReason.REGRESSED, stored=5)
+
+
+def test_an_unknown_producer_is_a_loss() -> None:
+    """A service that does not know the producer has forgotten it."""
+    work = working(entry())
+    work.unknown_producer()
+    assert work.loss is not None
+    assert work.loss.reason is LossReason.UNKNOWN
+
+
+@pytest.mark.parametrize("nothing", [-1, 0])
+def test_nothing_published_by_a_fresh_producer_is_checked(nothing: int) -> None:
+    """A service that forgot the first rows says what one says that never had any: the tail tells them apart."""
+    each = entry(next_number=nothing + 1, nothing=nothing, is_fresh=True)
+    work = working(each, last=nothing)
+    assert step(work) is WorkStep.SCAN
+    work.scanned(is_stored=False)
+    assert (step(work), work.position) == (WorkStep.SEND, 0)
+    work.troubled(ServiceTimeoutError("slow"))
+    work.looked(nothing)
+    assert step(work) is WorkStep.SCAN, "it may have been stored, and forgotten, since"
+    work.scanned(is_stored=True)
+    assert step(work) is WorkStep.LOOK
+    work.looked(nothing)
+    assert work.loss is not None
+    assert work.loss.reason is LossReason.UNCOUNTED
+
+
+def test_a_rival_that_was_first_is_no_loss() -> None:
+    """A row that is stored between the look and the scan shows at the next look."""
+    work = working(entry(next_number=1, is_fresh=True), last=0)
+    work.scanned(is_stored=True)
+    work.looked(4)
+    assert (step(work), work.position) == (WorkStep.SEND, 4)
+
+
+def test_nothing_is_scanned_for_without_a_row() -> None:
+    """A scan waits for the row it looks for; without rows there is nothing to find."""
+    work = PartitionWork(entry(next_number=1, is_fresh=True, offset=2))
+    work.looked(0)
+    work.received(2)
+    assert step(work) is WorkStep.REST
+    work.ended()
+    assert step(work) is WorkStep.END
+    assert (work.receipt("d").first_number, work.receipt("d").next_number) == (None, 1)
+
+
+def test_a_batch_with_fewer_rows_than_are_stored_is_refused() -> None:
+    """A replay that has fewer rows than the service has of the batch is not the same batch."""
+    for each, last in ((entry(), 25), (entry(offset=5), None)):
+        work = working(each, rows=4, last=last)
+        assert step(work) is WorkStep.FAIL
+        assert isinstance(work.error(), InvalidClientStateError)
+        assert "5 rows of the batch are stored, and now it has 4" in str(work.error())
+
+
+def test_trouble_is_borne_a_few_times_in_a_row() -> None:
+    """Trouble makes it look again; it gives up when no row got stored for too long, by whomever."""
+    work = working(entry(), last=20, max_tries=2)
+    slow = ServiceTimeoutError("slow")
+    for last in (20, 22, 22, 23):
+        assert work.troubled(slow)
+        assert step(work) is WorkStep.LOOK
+        work.looked(last)
+    assert work.troubled(slow)
+    work.looked(23)
+    assert work.troubled(slow)
+    assert not work.troubled(slow)
+    assert work.error() is slow
+
+
+def test_being_taken_over_is_final() -> None:
+    """A fenced attempt never sends again."""
+    work = working(entry(), last=20)
+    error = ProducerDisconnectedError("stolen")
+    work.fenced(error)
+    assert step(work) is WorkStep.FAIL
+    assert work.error() is error
+
+
+def test_rows_are_counted_from_the_take_over() -> None:
+    """Rows before the offset are stored; row `offset` has the first number of the new producer."""
+    each = entry(next_number=1, is_fresh=True, offset=3)
+    work = working(each, last=0)
+    work.scanned(is_stored=False)
+    assert work.position == 3
+    work.published(1, 7)
+    made = work.receipt("d")
+    assert (made.count, made.offset, made.first_number, made.next_number, made.found) == (10, 3, 1, 8, 3)
+
+
+def test_rows_are_not_sent_under_others_numbers() -> None:
+    """A mistake in numbering is caught before it is believed."""
+    work = working(entry(), last=20)
+    with pytest.raises(AssertionError, match="numbers of others"):
+        work.published(22, 1)
+
+
+@given(st.integers(0, NUMBERS - 1), st.integers(0, 100), st.integers(0, 100), st.randoms())
+def test_any_answer_within_the_batch_is_a_position(first: int, stored: int, rows: int, rng: random.Random) -> None:
+    """For every first number, the answer after k rows is row k, but where it may mean that nothing is published."""
+    nothing = rng.choice([-1, 0])
+    each = entry(next_number=first, nothing=nothing)
+    work = PartitionWork(each)
+    work.received(rows)
+    last = (each.last_number + stored) % NUMBERS
+    work.looked(last)
+    if last == nothing:
+        assert step(work) is WorkStep.LOST
+    else:
+        assert work.position == stored
+        assert step(work) is (WorkStep.SEND if stored < rows else WorkStep.REST)
