@@ -416,20 +416,19 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)
-    shares = {each: min(events, max(1, events * limit // total)) for each, events in backlog.items()}
-    rest = limit - sum(shares.values())
-    # What rounding left goes where most was cut off; what the least share of one took too much comes off the largest.
-    for each in sorted(backlog, key=lambda each: (-(backlog[each] * limit % total), partition_order(each))):
-        if rest > 0 and shares[each] < backlog[each]:
-            shares[each] += 1
-            rest -= 1
-    while rest < 0:
-        largest = max(shares, key=lambda each: (shares[each], partition_order(each)))
-        if shares[largest] <= 1:
-            break
-        off = min(-rest, max(1, (shares[largest] - 1) // 2))
-        shares[largest] -= off
-        rest += off
+    lagging = [each for each, events in backlog.items() if events]
+    shares = {each: min(1, events) for each, events in backlog.items()}
+    # One is everybody's; what is left of the limit follows what is left of the backlogs, and what rounding leaves of
+    # it goes to the largest fractions.
+    if limit <= len(lagging):
+        return shares
+    left, of = limit - len(lagging), total - len(lagging)
+    for each in lagging:
+        shares[each] += (backlog[each] - 1) * left // of
+    rounded = limit - sum(shares.values())
+    by_fraction = sorted(lagging, key=lambda each: (-((backlog[each] - 1) * left % of), partition_order(each)))
+    for each in by_fraction[:rounded]:
+        shares[each] += 1
     return shares
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventpump.errors import ConfigurationError
@@ -178,6 +178,7 @@ def test_shares_follow_backlog(backlog: dict[str, int], limit: int) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 40).map(str), st.integers(0, 10**6), max_size=20), st.integers(1, 10**6))
+@example({"0": 828246, "6": 966201, "40": 0, "5": 1, "1": 1, "2": 83}, 13)
 def test_a_larger_backlog_gets_no_smaller_share(backlog: dict[str, int], limit: int) -> None:
     """Proportion holds to one event."""
     shares = share(backlog, limit)
