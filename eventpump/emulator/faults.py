@@ -6,6 +6,7 @@ them or when it is removed. Several matching faults fire in the order they were 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -125,6 +126,7 @@ class Fault:
     count: int | None
     fired: int = 0
     removed: bool = False
+    _first: asyncio.Event = field(default_factory=asyncio.Event)
     _releases: list[Callable[[], None]] = field(default_factory=list)
 
     def matches(self, on: Performative, target: FaultTarget) -> bool:
@@ -136,6 +138,15 @@ class Fault:
             and (self.partition is None or self.partition == target.partition)
             and (self.group is None or self.group == target.group)
         )
+
+    def fire(self) -> None:
+        """Note that it fires."""
+        self.fired += 1
+        self._first.set()
+
+    async def until_fired(self) -> None:
+        """Wait until it has fired."""
+        await self._first.wait()
 
     @property
     def is_spent(self) -> bool:
@@ -239,5 +250,5 @@ class Faults:
         if passed == wanted:
             return passed, None
         firing = next(fault for fault in matching if fault.after == 0)
-        firing.fired += 1
+        firing.fire()
         return passed, firing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,19 @@ from eventpump.emulator.faults import (
 
 READER = FaultTarget(LinkRole.CONSUMER, "hub", "0", "$default")
 TRANSFER = Performative.TRANSFER
+
+
+async def test_firing_can_be_waited_for() -> None:
+    """Who waits for a fault goes on when it has fired, and at once afterwards."""
+    faults = Faults()
+    fault = faults.add(DropConnection(), after=1)
+    waiting = asyncio.create_task(fault.until_fired())
+    faults.fire(TRANSFER, READER)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    faults.fire(TRANSFER, READER)
+    await waiting
+    await fault.until_fired()
 
 
 @given(st.integers(0, 9), st.integers(0, 5) | st.none(), st.lists(st.integers(1, 7), max_size=12))
