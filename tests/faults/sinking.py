@@ -1,0 +1,178 @@
+"""A query without Spark, for the faults of the idempotent sink: its batches, its driver, and attempts at its shares.
+
+What a batch holds follows from its number alone, as with a deterministic query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eventpump import Emulator, EventData, PartitionReader, RetryOptions
+from eventpump.assembly import make_transport
+from eventpump.ports import (
+    HubProperties,
+    PartitionProperties,
+    ReceiveLink,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    SendLink,
+    SendLinkSpec,
+    Transport,
+)
+from eventpump.settings import connection_settings
+from eventpump.spark.ledger import Batch, Done, OnProducerStateLost, PackingLimits, PartitionOutcome, Plan
+from eventpump.spark.ledger_store import DirectoryLedger
+from eventpump.spark.publish import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
+from tests.faults.programs import CONNECTION, HUB, RETRY
+
+PARTITIONS = ("0", "1", "2", "3")
+LIMITS = PackingLimits(max_events=7)
+OPTIONS = PublishOptions(
+    retry=RetryOptions(max_retries=20, base_delay=0.002, max_delay=0.02), buffer_bytes=300, scan_timeout=20.0
+)
+
+
+def share(batch_id: int, partition_id: str) -> list[str]:
+    """Give the rows of a batch that go to a partition: none, some or many."""
+    rng = random.Random(f"{batch_id} {partition_id}")
+    return [f"{batch_id}.{partition_id}.{row}" for row in range(rng.choice([0, 3, 20, 60]))]
+
+
+def encoded(rows: list[str]) -> list[bytes]:
+    """Encode rows."""
+    return [EventData(row).encode(None) for row in rows]
+
+
+async def stored(connection_string: str, partition_id: str) -> list[str]:
+    """Read everything a partition holds."""
+    reader = PartitionReader(
+        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION
+    )
+    async with reader:
+        return [event.body_as_str() async for event in reader]
+
+
+class KilledError(Exception):
+    """The attempt was killed by the test."""
+
+
+@dataclass
+class Query:
+    """A run of the driver, and the transport of its tasks.
+
+    :param shares: what a batch holds for a partition.
+    """
+
+    transport: Transport
+    store: DirectoryLedger
+    policy: OnProducerStateLost = OnProducerStateLost.FAIL
+    is_stamped: bool = False
+    run_id: str = "run"
+    renew_at: int | None = None
+    shares: Callable[[int, str], list[str]] = share
+
+    def batch(self, batch_id: int) -> Batch:
+        """Announce a batch."""
+        values: dict[str, Any] = {} if self.renew_at is None else {"renew_at": self.renew_at}
+        sink = sink_of(self.transport, HUB, "sink")
+        return Batch(sink, "query", self.run_id, batch_id, LIMITS, self.is_stamped, **values)
+
+    async def begin(self, batch_id: int) -> Plan | Done:
+        """Begin a batch."""
+        return await begin_batch(self.store, self.transport, self.batch(batch_id), OPTIONS)
+
+    async def plan(self, batch_id: int) -> Plan:
+        """Begin a batch that is not done."""
+        step = await self.begin(batch_id)
+        assert isinstance(step, Plan)
+        return step
+
+    async def finish(self, plan: Plan, outcomes: list[PartitionOutcome]) -> Plan | Done:
+        """Finish a batch."""
+        batch = self.batch(plan.batch_id)
+        return await finish_batch(self.store, self.transport, batch, plan, outcomes, self.policy, OPTIONS)
+
+    async def attempt(
+        self, plan: Plan, partition_id: str, *, portion: int = 9, killed_at: int | None = None
+    ) -> PartitionOutcome:
+        """Publish a share.
+
+        :param portion: rows given at a time.
+        :param killed_at: the portion before which the attempt is killed.
+        """
+        rows = encoded(self.shares(plan.batch_id, partition_id))
+        async with PartitionPublishing(self.transport, plan, partition_id, options=OPTIONS) as publishing:
+            for number, start in enumerate(range(0, len(rows), portion)):
+                if number == killed_at:
+                    raise KilledError
+                if not await publishing.put(rows[start : start + portion]):
+                    break
+            return await publishing.finish()
+
+    async def tasks(self, plan: Plan) -> list[PartitionOutcome]:
+        """Publish every share that has rows."""
+        return list(
+            await asyncio.gather(
+                *(self.attempt(plan, each) for each in plan.partition_ids if self.shares(plan.batch_id, each))
+            )
+        )
+
+    async def run(self, batch_id: int) -> Done:
+        """Publish a batch from beginning to end."""
+        step = await self.begin(batch_id)
+        while isinstance(step, Plan):
+            step = await self.finish(step, await self.tasks(step))
+        return step
+
+
+@asynccontextmanager
+async def query_of(connection_string: str, path: Path, **options: Any) -> AsyncIterator[Query]:
+    """Make a run, closed at the end."""
+    settings = connection_settings(connection_string, HUB, **CONNECTION)
+    transport, store = make_transport(settings), DirectoryLedger(path)
+    try:
+        await store.open()
+        yield Query(transport, store, **options)
+    finally:
+        await transport.aclose()
+        await store.aclose()
+
+
+async def require_exactly(emulator: Emulator, batches: Iterator[int] | range) -> None:
+    """Check that the hub holds every row of these batches once, in order."""
+    expected = list(batches)
+    for each in PARTITIONS:
+        rows = [row for batch_id in expected for row in share(batch_id, each)]
+        assert await stored(emulator.connection_string, each) == rows, f"partition {each}"
+
+
+class PlainTransport:
+    """A transport to a service that knows nothing of idempotent producers: what asks for them is not passed on."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        return self._transport.fully_qualified_namespace
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        return await self._transport.get_hub_properties(hub)
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        return await self._transport.get_partition_properties(hub, partition_id)
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
+        return await self._transport.open_receive_link(spec, sink)
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        return await self._transport.open_send_link(SendLinkSpec(spec.hub, spec.partition_id))
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()

@@ -1,0 +1,570 @@
+"""The idempotent sink over sockets, without Spark: lost and late messages, rivals, zombies, kills, lost states."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpump import (
+    ConfigurationError,
+    Emulator,
+    EventData,
+    EventProducer,
+    EventTooLargeError,
+    InvalidClientStateError,
+    PartitionReader,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    StoreError,
+)
+from eventpump.core.sequencer import NUMBERS, PartitionSequencer
+from eventpump.dialect.sealing import SealedBatch
+from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault, Hold, LinkRole, Reject, StoreLate
+from eventpump.producer.publisher import PartitionPublisher
+from eventpump.spark.ledger import (
+    STAMP,
+    Done,
+    LossReason,
+    OnProducerStateLost,
+    PartitionDone,
+    PartitionOutcome,
+    PartitionReceipt,
+    Plan,
+    StateLost,
+    done_name,
+    encode_record,
+)
+from eventpump.spark.ledger_store import DirectoryLedger
+from eventpump.spark.publish import PartitionPublishing, begin_batch, sink_of, stamped
+from eventpump.testing.processes import ChildProcess
+from tests.faults.programs import CONNECTION, HUB, RETRY
+from tests.faults.sinking import (
+    OPTIONS,
+    KilledError,
+    PlainTransport,
+    Query,
+    encoded,
+    query_of,
+    require_exactly,
+    share,
+    stored,
+)
+
+FAIL, SCAN, ANYHOW = OnProducerStateLost
+PROGRAM = "tests.faults.sink_program"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(25 if metafunc.config.getoption("--long") else 2))
+
+
+@pytest.fixture
+async def query(emulator: Emulator, tmp_path: Path) -> AsyncIterator[Query]:
+    """A run of the driver."""
+    async with query_of(emulator.connection_string, tmp_path / "ledger") as made:
+        yield made
+
+
+def twelve(batch_id: int, partition_id: str) -> list[str]:
+    """Give twelve rows to partition 0."""
+    return [f"{batch_id}.{row}" for row in range(12)] if partition_id == "0" else []
+
+
+def lose(emulator: Emulator, action: Action, *, after: int = 0, count: int | None = 1) -> Fault:
+    return emulator.faults.add(action, role=LinkRole.PRODUCER, after=after, count=count)
+
+
+def receipt_of(outcome: PartitionOutcome) -> PartitionReceipt:
+    assert isinstance(outcome, PartitionReceipt)
+    return outcome
+
+
+def lost_of(outcome: PartitionOutcome) -> StateLost:
+    assert isinstance(outcome, StateLost)
+    return outcome
+
+
+# ------------------------------------------------------------------------------------------------- everything at once
+
+
+async def tasks(
+    query: Query, emulator: Emulator, plan: Plan, rng: random.Random, zombies: set[Any]
+) -> list[PartitionOutcome]:
+    """Run the tasks of a plan as an unlucky cluster does: killed, doubled, and with zombies that go on."""
+
+    async def task(partition_id: str) -> PartitionOutcome:
+        while True:
+            attempts = {
+                asyncio.create_task(
+                    query.attempt(
+                        plan,
+                        partition_id,
+                        portion=rng.choice([1, 5, 9, 100]),
+                        killed_at=rng.choice([None, None, 0, 1, 2, 3]),
+                    )
+                )
+                for _ in range(rng.choice([1, 1, 2, 3]))
+            }
+            while attempts:
+                over, attempts = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+                zombies.update(attempts)
+                for each in over:
+                    if each.exception() is None:
+                        return each.result()
+                    assert isinstance(each.exception(), KilledError)
+                    if rng.random() < 0.3:
+                        emulator.drop_connections()
+
+    return list(await asyncio.gather(*(task(each) for each in plan.partition_ids if share(plan.batch_id, each))))
+
+
+@pytest.mark.timeout(120)
+async def test_every_row_once_and_in_order(emulator: Emulator, tmp_path: Path, seed: int) -> None:
+    """*No duplicate and no reorder*: messages are lost, answers too, or late; attempts and drivers die and double."""
+    rng = random.Random(seed)
+    batches = 6
+    actions: list[Action] = [DropConnection(), DropConnection(stored=True), DetachLink(), StoreLate(), StoreLate()]
+    faults = [lose(emulator, rng.choice(actions), after=start + rng.randrange(4)) for start in range(0, 60, 4)]
+    zombies: set[Any] = set()
+    committed = 0
+    try:
+        for run in range(1000):
+            async with query_of(emulator.connection_string, tmp_path, run_id=f"run {run}") as query:
+                dies = rng.choice([None, "planned", "published", "done"])
+                step = await query.begin(committed)
+                if isinstance(step, Plan) and dies != "planned":
+                    outcomes = await tasks(query, emulator, step, rng, zombies)
+                    if dies != "published":
+                        step = await query.finish(step, outcomes)
+                if isinstance(step, Done) and dies != "done":
+                    committed += 1
+                for fault in faults:
+                    if fault.holds_something and rng.random() < 0.2:
+                        fault.remove()
+                # What still runs of it goes on in the next run, over a connection that will not be there.
+            if committed == batches:
+                break
+    finally:
+        for each in zombies:
+            each.cancel()
+        await asyncio.gather(*zombies, return_exceptions=True)
+    assert sum(fault.fired for fault in faults) > len(faults) // 3
+    emulator.faults.clear()
+    await require_exactly(emulator, range(batches))
+
+
+@pytest.mark.timeout(300)
+async def test_a_killed_process_is_continued(
+    emulator: Emulator, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+) -> None:
+    """*No loss and no duplicate*: a driver killed -9 before or after any record or message, and started again."""
+    rng = random.Random(seed)
+    batches = 3
+    command = [sys.executable, "-m", PROGRAM, emulator.connection_string, str(tmp_path), str(batches)]
+    kills = 0
+    while True:
+        deadly = rng.randrange(40) if kills < (12 if request.config.getoption("--long") else 3) else -1
+        async with ChildProcess(*command, str(deadly)) as program:
+            code = await program.wait()
+            assert code in (0, -9), program.stderr
+        kills += code == -9
+        if code == 0 and (deadly < 0 or (tmp_path / "committed").read_text() == str(batches)):
+            break
+    assert kills
+    await require_exactly(emulator, range(batches))
+
+
+# ------------------------------------------------------------------------------------------------- one thing at a time
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    "action",
+    [
+        DropConnection(),
+        DropConnection(stored=True),
+        DetachLink(),
+        Reject("com.microsoft:timeout"),
+        Reject("amqp:not-allowed"),
+    ],
+    ids=["lost", "stored", "detached", "timeout", "refused"],
+)
+async def test_a_message_without_an_answer(emulator: Emulator, query: Query, action: Action, at: int) -> None:
+    """*No duplicate*: whatever becomes of a message, its rows are stored once, within the same attempt."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    fault = lose(emulator, action, after=at)
+    receipt = receipt_of(await query.attempt(plan, "0"))
+    assert fault.fired == 1
+    assert (receipt.count, receipt.found, receipt.first_number, receipt.last_number) == (12, 0, 1, 12)
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+@pytest.mark.parametrize(("is_first", "portion"), [(False, 1), (True, 1), (False, 100), (True, 100)])
+async def test_a_message_of_a_dead_attempt_comes_late(
+    emulator: Emulator, query: Query, is_first: bool, portion: int
+) -> None:
+    """*No duplicate*: it is refused, or gets the next attempt's refused, which then finds what it stored."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    late = lose(emulator, StoreLate())
+    dying = asyncio.create_task(query.attempt(plan, "0", portion=12))
+    await late.until_fired()
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    if is_first:
+        late.remove()
+    await query.attempt(plan, "0", portion=portion)
+    late.remove()
+    await query.finish(plan, [await query.attempt(plan, "0")])
+    await query.run(1)
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0") + twelve(1, "0")
+
+
+async def test_rivals_share_the_numbers(emulator: Emulator, query: Query) -> None:
+    """*No duplicate*: attempts that run at once store every row once, and all succeed, with the same receipt."""
+    rows = [str(row) for row in range(60)]
+    query.shares = lambda *_: rows
+    plan = await query.plan(2)
+    outcomes = await asyncio.gather(*(query.attempt(plan, "1", portion=each) for each in (1, 4, 100, 100, 7)))
+    receipts = [receipt_of(each) for each in outcomes]
+    assert {each.count for each in receipts} == {len(rows)}
+    assert len({each.model_copy(update={"found": 0}) for each in receipts}) == 1
+    assert await stored(emulator.connection_string, "1") == rows
+
+
+async def test_what_is_stored_is_not_sent_again(emulator: Emulator, query: Query) -> None:
+    """A second attempt finds every row stored, and sends nothing."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    await query.attempt(plan, "0")
+    fault = lose(emulator, Reject("amqp:not-allowed"), count=None)
+    again = receipt_of(await query.attempt(plan, "0"))
+    assert (again.found, fault.fired) == (12, 0)
+
+
+async def test_a_taken_over_attempt_fails(emulator: Emulator, query: Query) -> None:
+    """*Fencing*: once the level is raised, an attempt of the old plan stores nothing more, and says why."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
+        await publishing.put(encoded(twelve(0, "0"))[:7])
+        await query.attempt(plan, "0", portion=100)
+        entry = plan.partition("0")
+        sequencer = PartitionSequencer[SealedBatch](
+            "0", producer_id=entry.producer_id, owner_level=entry.owner_level + 1
+        )
+        other = PartitionPublisher(query.transport, HUB, sequencer, retry=RETRY, rng=random.Random(1))
+        await other.attached()
+        await other.aclose()
+    with pytest.raises(ProducerDisconnectedError):
+        await query.attempt(plan, "0")
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+async def test_a_replay_with_fewer_rows_fails(emulator: Emulator, query: Query) -> None:
+    """A replay that is not the same batch is detected where more rows are stored than it has."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    await query.attempt(plan, "0")
+    query.shares = lambda *_: ["0.0", "0.1"]
+    with pytest.raises(InvalidClientStateError, match="12 rows of the batch are stored, and now it has 2"):
+        await query.attempt(plan, "0")
+
+
+async def test_digests_are_of_rows_not_of_portions(query: Query) -> None:
+    """Attempts that give the same rows in other portions have the same digest; other rows have another."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    digests = {receipt_of(await query.attempt(plan, "0", portion=each)).digest for each in (1, 5, 12)}
+    query.shares = lambda *_: twelve(1, "0")
+    assert len(digests) == 1
+    assert receipt_of(await query.attempt(plan, "0")).digest not in digests
+
+
+async def test_an_event_that_is_too_large_is_named(emulator: Emulator, query: Query) -> None:
+    """The error tells which row it is; the rows before it are stored."""
+    query.shares = lambda *_: ["a", "b", "c" * 2**20, "d"]
+    plan = await query.plan(0)
+    with pytest.raises(EventTooLargeError) as caught:
+        await query.attempt(plan, "0")
+    assert caught.value.__notes__ == ["row 2 of the share of partition 0"]
+    assert await stored(emulator.connection_string, "0") == ["a", "b"]
+
+
+async def test_a_large_event_goes_alone(emulator: Emulator, query: Query) -> None:
+    """An event beyond the packing limit, and within the service's, is published in order like any other."""
+    rows = ["a", "b" * 400_000, "c", "d" * 1_000_000, "e"]
+    query.shares = lambda *_: rows
+    await query.attempt(await query.plan(0), "0")
+    assert await stored(emulator.connection_string, "0") == rows
+
+
+async def test_giving_rows_waits_for_room(emulator: Emulator, query: Query) -> None:
+    """Rows are taken as fast as they are stored: with a service that stores nothing, `put` waits."""
+    query.shares = twelve
+    rows = encoded([f"{row}" * 50 for row in range(30)])
+    plan = await query.plan(0)
+    hold = lose(emulator, Hold())
+    async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
+        giving = asyncio.create_task(publishing.put(rows))
+        await hold.until_fired()
+        assert not giving.done()
+        hold.remove()
+        assert await giving
+        assert receipt_of(await publishing.finish()).count == 30
+
+
+async def test_a_cancelled_attempt_leaves_nothing(emulator: Emulator, query: Query) -> None:
+    """*Tidy close*: cancelled while it waits, an attempt ends at once, and the next one goes on."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    hold = lose(emulator, Hold(), after=1)
+    attempt = asyncio.create_task(query.attempt(plan, "0"))
+    await hold.until_fired()
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    emulator.drop_connections()
+    hold.remove()
+    assert receipt_of(await query.attempt(plan, "0")).count == 12
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+@asynccontextmanager
+async def near_the_wrap(emulator: Emulator, tmp_path: Path, before: int, **options: Any) -> AsyncIterator[Query]:
+    """Make a query whose next batch, 1, begins so many numbers before 2^31."""
+    async with query_of(emulator.connection_string, tmp_path / "ledger", **options) as query:
+        query.shares = twelve
+        sequencer = PartitionSequencer[SealedBatch]("0", starting_number=NUMBERS - before - 2)
+        publisher = PartitionPublisher(query.transport, HUB, sequencer, retry=RETRY, rng=random.Random(1))
+        await publisher.send(SealedBatch.seal(encoded(["before"]), idempotent=True))
+        await publisher.aclose()
+        assert sequencer.producer_id is not None
+        assert sequencer.owner_level is not None
+        done = Done(
+            sink=sink_of(query.transport, HUB, "sink"),
+            query_id="query",
+            run_id="run",
+            batch_id=0,
+            partitions=(
+                PartitionDone(
+                    partition_id="0",
+                    producer_id=sequencer.producer_id,
+                    owner_level=sequencer.owner_level,
+                    next_number=NUMBERS - before,
+                    nothing=0,
+                    is_fresh=False,
+                    tail=0,
+                    count=1,
+                    first_number=NUMBERS - before - 1,
+                    digest=None,
+                ),
+            ),
+            receipts=(),
+        )
+        await query.store.create(f"sink/{done_name(0)}", encode_record(done))
+        yield query
+
+
+@pytest.mark.parametrize("action", [DropConnection(), DropConnection(stored=True)], ids=["lost", "stored"])
+@pytest.mark.parametrize("before", [3, 7, 9])
+async def test_numbers_go_across_the_wrap(emulator: Emulator, tmp_path: Path, before: int, action: Action) -> None:
+    """*No duplicate*: after 2147483647 comes 0, in a message, between two, and for an attempt that comes later."""
+    async with near_the_wrap(emulator, tmp_path, before, renew_at=NUMBERS) as query:
+        plan = await query.plan(1)
+        with pytest.raises(KilledError):
+            await query.attempt(plan, "0", killed_at=1)
+        lose(emulator, action)
+        receipt = receipt_of(await query.attempt(plan, "0"))
+        assert (receipt.first_number, receipt.last_number) == (NUMBERS - before, 11 - before)
+        assert isinstance(await query.finish(plan, [receipt]), Done)
+        await query.run(2)
+    assert await stored(emulator.connection_string, "0") == ["before", *twelve(1, "0"), *twelve(2, "0")]
+
+
+async def test_a_producer_is_renewed_before_the_wrap(emulator: Emulator, tmp_path: Path) -> None:
+    """Near 2^31 the service assigns a new producer, and numbers begin anew."""
+    async with near_the_wrap(emulator, tmp_path, 9) as query:
+        done = await query.run(1)
+        assert [(each.first_number, each.last_number) for each in done.receipts] == [(1, 12)]
+    assert await stored(emulator.connection_string, "0") == ["before", *twelve(1, "0")]
+
+
+async def test_new_partitions_begin_with_the_next_plan(emulator: Emulator, query: Query) -> None:
+    """A batch keeps the partitions of its plan; the next one has those that came."""
+    plan = await query.plan(0)
+    await emulator.add_partitions(HUB, 2)
+    assert await query.plan(0) == plan
+    await query.run(0)
+    following = await query.plan(1)
+    assert following.partition_ids == ("0", "1", "2", "3", "4", "5")
+    assert [each.is_fresh for each in following.partitions][4:] == [True, True]
+    await query.run(1)
+    assert await stored(emulator.connection_string, "4") == share(1, "4")
+
+
+# ------------------------------------------------------------------------------------------------- lost states
+
+
+async def publish_others(emulator: Emulator, *rows: str) -> None:
+    """Let another producer publish to partition 0."""
+    async with EventProducer(emulator.connection_string, HUB, retry=RETRY, **CONNECTION) as producer:
+        await producer.send([EventData(row) for row in rows], partition_id="0")
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("is_first_batch", [False, True])
+@pytest.mark.parametrize("portions", [0, 1])
+async def test_a_forgotten_producer_is_taken_over(
+    emulator: Emulator, tmp_path: Path, portions: int, is_first_batch: bool, takes_strangers: bool
+) -> None:
+    """*No loss and no duplicate* by `tailScan`: stamps tell what is stored, whatever the service forgets, and when."""
+    options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve}
+    async with query_of(emulator.connection_string, tmp_path, **options) as query:
+        batch_id = 0
+        if not is_first_batch:
+            await query.run(0)
+            batch_id = 1
+        plan = await query.plan(batch_id)
+        await publish_others(emulator, "other")
+        if portions:
+            query.shares = lambda *_: twelve(batch_id, "0")[:7]
+            await query.attempt(plan, "0")
+            query.shares = twelve
+        await publish_others(emulator, "another")
+        emulator.forget_producers(HUB, takes_strangers=takes_strangers)
+        done = await query.run(batch_id)
+        await query.run(batch_id + 1)
+    is_seen = not takes_strangers or not is_first_batch or bool(portions)
+    assert done.receipts[0].offset == 7 * portions
+    assert done.partitions[0].owner_level == (1 if takes_strangers and is_seen else 0)
+    found = [row for row in await stored(emulator.connection_string, "0") if "other" not in row]
+    assert found == [row for number in range(batch_id + 2) for row in twelve(number, "0")]
+
+
+@pytest.mark.parametrize("is_stamped", [False, True])
+async def test_a_service_that_forgot_the_first_rows_is_found_out(
+    emulator: Emulator, tmp_path: Path, is_stamped: bool
+) -> None:
+    """A first batch whose rows are stored and forgotten looks new to the service; the hub's tail tells."""
+    async with query_of(emulator.connection_string, tmp_path, is_stamped=is_stamped, shares=twelve) as query:
+        plan = await query.plan(0)
+        await publish_others(emulator, "other")
+        await query.attempt(plan, "0")
+        emulator.forget_producers(HUB, takes_strangers=True)
+        outcome = await query.attempt(plan, "0")
+        assert lost_of(outcome).reason is LossReason.UNCOUNTED
+        with pytest.raises(ProducerStateLostError, match="partition 0"):
+            await query.finish(plan, [outcome])
+        assert isinstance(await query.begin(0), Plan)
+    assert await stored(emulator.connection_string, "0") == ["other", *twelve(0, "0")]
+
+
+async def test_others_events_do_not_alarm(emulator: Emulator, query: Query) -> None:
+    """Events of others since the plan, alike or not, are no reason to fail where they are not the row itself."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    await publish_others(emulator, "0.00", "0.1", "0.2")
+    assert isinstance(await query.finish(plan, [await query.attempt(plan, "0")]), Done)
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+async def test_at_least_once_sends_everything_again(emulator: Emulator, tmp_path: Path, takes_strangers: bool) -> None:
+    """*No loss* by `atLeastOnce`: what was stored is stored again, the whole share in order."""
+    async with query_of(emulator.connection_string, tmp_path, policy=ANYHOW, shares=twelve) as query:
+        await query.run(0)
+        plan = await query.plan(1)
+        query.shares = lambda *_: twelve(1, "0")[:7]
+        await query.attempt(plan, "0")
+        query.shares = twelve
+        emulator.forget_producers(HUB, takes_strangers=takes_strangers)
+        await query.run(1)
+    assert await stored(emulator.connection_string, "0") == [*twelve(0, "0"), *twelve(1, "0")[:7], *twelve(1, "0")]
+
+
+async def test_zombies_of_a_taken_over_plan_store_nothing(emulator: Emulator, tmp_path: Path) -> None:
+    """*Fencing*: attempts and late messages of the plan before are refused, and the rest is published once."""
+    async with query_of(emulator.connection_string, tmp_path, policy=SCAN, is_stamped=True, shares=twelve) as query:
+        plan = await query.plan(0)
+        late = lose(emulator, StoreLate(), after=1)
+        zombie = asyncio.create_task(query.attempt(plan, "0"))
+        await late.until_fired()
+        revised = await query.finish(plan, [StateLost(partition_id="0", reason=LossReason.UNKNOWN, stored=0)])
+        assert isinstance(revised, Plan)
+        late.remove()
+        (outcome,) = await asyncio.gather(zombie, return_exceptions=True)
+        assert isinstance(outcome, ProducerDisconnectedError | PartitionReceipt)
+        assert isinstance(await query.finish(revised, [await query.attempt(revised, "0")]), Done)
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+async def test_stamps_name_every_row(emulator: Emulator, tmp_path: Path) -> None:
+    """Stamped events carry sink, batch, partition and place; their other properties and bodies stay."""
+    async with query_of(emulator.connection_string, tmp_path, is_stamped=True, shares=twelve) as query:
+        plan = await query.plan(3)
+        events = [EventData("a").encode(None), EventData("b", properties={"x": 1, STAMP: "old"}).encode(None)]
+        async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
+            await publishing.put(events)
+            await publishing.finish()
+    reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", end="@latest", **CONNECTION)
+    async with reader:
+        found = [(event.body_as_str(), dict(event.properties)) async for event in reader]
+    assert found == [("a", {STAMP: "sink:3:0:0"}), ("b", {"x": 1, STAMP: "sink:3:0:1"})]
+    assert stamped(stamped(events[1], "a"), "b") == stamped(events[1], "b")
+
+
+# ------------------------------------------------------------------------------------------------- driver
+
+
+async def test_a_hub_without_the_capability_is_refused(query: Query) -> None:
+    """A service that answers without producers is found out at planning, before any record or row."""
+    batch = query.batch(0)
+    with pytest.raises(ConfigurationError, match="offers no idempotent publishing"):
+        await begin_batch(query.store, PlainTransport(query.transport), batch, OPTIONS)
+    assert await query.store.list("sink") == []
+
+
+class StumblingLedger(DirectoryLedger):
+    """A ledger whose calls fail a few times; creates, after they are done."""
+
+    failures = 2
+
+    async def create(self, name: str, body: bytes) -> bool:
+        created = await super().create(name, body)
+        self.stumble()
+        return created
+
+    async def read(self, name: str) -> bytes | None:
+        self.stumble()
+        return await super().read(name)
+
+    def stumble(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("stumble", "the answer was lost")
+
+
+async def test_a_store_that_fails_is_asked_again(query: Query, tmp_path: Path) -> None:
+    """*Recovery*: a store's failures are borne, and a create whose answer was lost is found to be done."""
+    query.shares = twelve
+    query.store = store = StumblingLedger(tmp_path / "ledger")
+    await store.open()
+    plan = await query.plan(0)
+    outcomes = await query.tasks(plan)
+    store.failures = 3
+    assert isinstance(await query.finish(plan, outcomes), Done)
+    store.failures = 10**6
+    with pytest.raises(StoreError, match="the answer was lost"):
+        await query.begin(0)
