@@ -30,6 +30,17 @@ from tests.spark.sinks import (
 )
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the cases of which the short form takes the first."""
+    cases: dict[str, list[Any]] = {
+        "record, moment, stored": [("done", "before", 100), ("plan", "before", 0), ("plan", "after", 0)],
+        "staged_at": ["staged", "done"],
+    }
+    for names, values in cases.items():
+        if names.split(", ")[0] in metafunc.fixturenames:
+            metafunc.parametrize(names, values if metafunc.config.getoption("--long") else values[:1])
+
+
 @pytest.fixture
 def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
     """A hub of four partitions, and its sink."""
@@ -55,7 +66,7 @@ def test_rows_become_events_with_all_they_have(spark: SparkSession, sink: SinkHu
     assert sum(map(len, found.values())) == 3
 
 
-def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub) -> None:
+def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """A row with a key goes to the partition that the service gives the key, and carries the key."""
     other = SinkHub(sink.service, sink.ledger.parent)
     for key in range(7):
@@ -100,7 +111,7 @@ def test_a_batch_that_is_done_is_not_published_again(spark: SparkSession, sink: 
     assert sink.receipts[0] == sink.receipts[1]
 
 
-def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
+def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """A batch without rows is done, and the next one goes on."""
     writer = sink.writer()
     writer(numbered(spark, 0, 0), 0)
@@ -109,14 +120,14 @@ def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
     sink.require_exactly(range(20))
 
 
-def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub) -> None:
+def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """With fewer tasks than hub partitions each partition is still one task's."""
     sink.writer(max_tasks=1, max_batch_events=3)(numbered(spark, 0, 100), 0)
     sink.require_exactly(range(100))
     assert len(sink.receipts[0].partitions) == 3
 
 
-def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub) -> None:
+def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """Without an order of the user's the same rows come in the same order, however Spark has divided them."""
     other = SinkHub(sink.service, sink.ledger.parent)
     rows = numbered(spark, 0, 200, "CAST(id % 190 AS STRING) AS body")
@@ -147,7 +158,7 @@ def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: Si
     assert [each.name for each in sink.ledger.iterdir()] == [identity]
 
 
-def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str, long: None) -> None:
     """Several sinks share a ledger's directory and a batch, each under its name."""
     other = SinkHub(sink.service, sink.ledger.parent)
     first, second = sink.writer(sink_id="a"), other.writer(sink_id="b", ledger=sink.ledger)
@@ -161,7 +172,7 @@ def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, 
     other.require_exactly(range(0, 40, 2))
 
 
-def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path, long: None) -> None:
     """Another query with the same sink id fails before it sends anything."""
     run_query(numbered_stream(spark), sink.writer(), str(tmp_path / "one"))
     with pytest.raises(Exception, match="belongs to the query"):
@@ -313,9 +324,6 @@ def test_a_killed_worker_is_replaced(spark: SparkSession, sink: SinkHub) -> None
     sink.require_exactly(range(100))
 
 
-@pytest.mark.parametrize(
-    ("record", "moment", "stored"), [("plan", "before", 0), ("plan", "after", 0), ("done", "before", 100)]
-)
 def test_a_batch_that_broke_off_is_finished_once(
     spark: SparkSession, sink: SinkHub, record: str, moment: str, stored: int
 ) -> None:
@@ -329,7 +337,7 @@ def test_a_batch_that_broke_off_is_finished_once(
     sink.require_exactly(range(120))
 
 
-def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
+def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """A batch that was planned is routed by the partitions of then, the next one by those of now."""
     rows = numbered(spark, 0, 100, "id AS n", "CAST(id AS STRING) AS body", "CAST(id AS STRING) AS partitionKey")
     with pytest.raises(StumbleError):
@@ -354,18 +362,17 @@ def varying(spark: SparkSession) -> DataFrame:
     )
 
 
-@pytest.mark.parametrize("record", ["staged", "done"])
-def test_a_staged_batch_may_change_when_it_is_repeated(spark: SparkSession, sink: SinkHub, record: str) -> None:
+def test_a_staged_batch_may_change_when_it_is_repeated(spark: SparkSession, sink: SinkHub, staged_at: str) -> None:
     """With staging the rows that were written first are published, once each, whatever the query gives later."""
     with pytest.raises(StumbleError):
-        sink.writer(staging=str(sink.ledger / "staging~"), ledger=StumblingLedger(sink.ledger, record, "before"))(
+        sink.writer(staging=str(sink.ledger / "staging~"), ledger=StumblingLedger(sink.ledger, staged_at, "before"))(
             varying(spark), 0
         )
     first = sink.stored()
     hold = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name, after=1)
     sink.writer(staging=True, max_batch_events=5)(varying(spark), 0)
     found = sink.stored()
-    if record == "done":
+    if staged_at == "done":
         assert found == first
     else:
         assert not any(first.values())
@@ -401,7 +408,7 @@ def test_without_idempotence_rows_are_sent_at_least_once(spark: SparkSession, si
     assert {each.partition_id for each in sink.receipts[2].partitions} == {None}
 
 
-def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """*At least once*: what was stored and not acknowledged comes again; nothing is missing."""
     sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
     sink.writer(idempotent=False)(numbered(spark, 0, 50), 0)

@@ -100,13 +100,6 @@ class Drivers:
 
 
 @pytest.fixture
-def long(request: pytest.FixtureRequest) -> None:
-    """Leave a test to the long form."""
-    if not request.config.getoption("--long"):
-        pytest.skip("with --long")
-
-
-@pytest.fixture
 def drivers(service: SparkService, tmp_path: Path, checkpoint: str) -> Iterator[Drivers]:
     """Drivers of one query on a hub of four partitions."""
     started = Drivers(SinkHub(service, tmp_path), tmp_path, checkpoint)

@@ -15,6 +15,12 @@ from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, numbered, numbered_stream
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the cases of which the short form takes the first."""
+    if "idempotent" in metafunc.fixturenames:
+        metafunc.parametrize("idempotent", [True, False] if metafunc.config.getoption("--long") else [True])
+
+
 @pytest.fixture
 def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
     """A hub of four partitions."""
@@ -34,7 +40,6 @@ def counts(sink: SinkHub) -> list[int]:
     return [found.count(number) for number in range(found[-1] + 1)]
 
 
-@pytest.mark.parametrize("idempotent", [True, False])
 def test_a_batch_is_appended(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
     """Rows go by their partition, their key, or anywhere; options are the source's too, as the connector's users do."""
     options: dict[str, Any] = {
@@ -57,7 +62,6 @@ def test_a_batch_is_appended(spark: SparkSession, sink: SinkHub, idempotent: boo
     assert set(range(50, 60)) <= set(map(int, found["0"]))
 
 
-@pytest.mark.parametrize("idempotent", [True, False])
 def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
     """Within one attempt of a task the service tells repeats; without that they come twice. Nothing is missing."""
     fault = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
@@ -66,7 +70,7 @@ def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink:
     assert set(counts(sink)) == ({1} if idempotent else {1, 2})
 
 
-def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub, long: None) -> None:
     """*At least once*: a task that fails is tried again by Spark, and what it had sent comes again."""
     rows = numbered(spark, 0, 2, "CAST(id AS STRING) AS body", "id AS partition").coalesce(1)
     fault = sink.service.add_fault(Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1")
