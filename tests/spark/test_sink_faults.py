@@ -17,9 +17,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from eventpump.emulator.faults import Fault, Hold, LinkRole
+from eventpump.testing.venv import python_with
 from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, connected_workers, numbered_stream, run_query
 
+OLDER_SPARK = ("pyspark==3.5.7", "pandas>=2.2,<3", "pyarrow>=18", "psutil>=6", "setuptools<81")
+OURS = ("aiohttp>=3.10", "azure-storage-blob>=12.20", "pydantic>=2.7")
+"""What eventpump itself takes."""
 ROOT = Path(__file__).parents[2]
 ROWS = 60
 """A batch's; with 5 in a message, several messages go to each of three partitions."""
@@ -48,6 +52,7 @@ class Drivers:
         master: str = "local[2,4]",
         spark: dict[str, str] | None = None,
         staging: bool = False,
+        python: str = sys.executable,
         **options: Any,
     ) -> subprocess.Popen[bytes]:
         settings = {
@@ -65,7 +70,7 @@ class Drivers:
         }
         with self._log.open("a") as log:
             driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.sink_program", json.dumps(settings)],
+                [python, "-m", "tests.spark.sink_program", json.dumps(settings)],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=log,
@@ -211,3 +216,13 @@ def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float, lon
     drivers.sink.service.call(hold.remove)
     assert drivers.run() == 0
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+
+
+@pytest.mark.timeout(1200)
+def test_spark_3_5_publishes_as_well(drivers: Drivers, long: None) -> None:
+    """Where Spark can only spread rows by a hash, each hub partition is still one task's, and a replay is exact."""
+    python = str(python_with(*OLDER_SPARK, *OURS))
+    assert drivers.run(python=python, die_at=("done", "before")) == -signal.SIGKILL
+    assert drivers.run(python=python) == 0
+    assert drivers.batches() == 2
+    drivers.sink.require_exactly(range(2 * ROWS))

@@ -1,0 +1,62 @@
+"""Virtual environments of their own, for what cannot stand beside what is installed here: made once, into a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from eventpump.errors import StoreError
+from eventpump.testing.node import user_cache
+
+_INSTALL_TIMEOUT = 900.0
+
+
+def python_with(*requirements: str, directory: Path | None = None) -> Path:
+    """Make an environment with some distributions, from PyPI, where there is none yet.
+
+    Several processes may do so at once: each makes a directory of its own, and one rename wins.
+
+    :param requirements: as pip takes them; pin what matters, since an environment that exists is used as it is.
+    :param directory: where environments are kept; None for the user's cache directory.
+    :returns: its interpreter, of this one's version.
+    :raises StoreError: pip failed.
+    """
+    named = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
+    home = (directory or user_cache()) / f"venv-{named}"
+    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    # It came into being by one rename, so it is whole.
+    if python.exists():
+        return python
+    home.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
+    task = f"install {requirements[0]}"
+    try:
+        venv.create(staging, with_pip=True)
+        command = [
+            str(staging / python.relative_to(home)),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-input",
+            *requirements,
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter, arguments of tests
+                command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StoreError(task, f"pip did not end within {_INSTALL_TIMEOUT:.0f} s") from error
+        if done.returncode != 0:
+            raise StoreError(task, f"pip failed: {done.stderr.strip()[-1000:]}")
+        with contextlib.suppress(OSError):  # another process was first; its environment is as good
+            staging.rename(home)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return python
