@@ -227,7 +227,7 @@ class PartitionReceipt(Record):
     :param offset: rows before it have numbers of a producer that was taken over.
     :param first_number: of row `offset`; None where no row has a number of this producer.
     :param next_number: the number after the last row's.
-    :param digest: of all rows as they were encoded, in order.
+    :param digest: SHA-256 of all rows as they were encoded, in order and without stamps, in hexadecimal digits.
     :param found: how many rows were stored when this attempt came; the service got the others from it, or from a rival.
     """
 

@@ -36,11 +36,11 @@ from eventpump.consumer.feed import PartitionFeed
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.dialect.conditions import NOT_ALLOWED
-from eventpump.dialect.envelope import added_size
-from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
+    EventError,
     EventPumpError,
     EventTooLargeError,
     InvalidClientStateError,
@@ -378,14 +378,14 @@ class PartitionPublishing:
         self._backoff = Backoff(options.retry.base_delay, options.retry.max_delay)
         self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
         self._publisher: PartitionPublisher | None = None
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = hashlib.sha256()
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
         self._base = self._entry.offset
         self._held = 0
         self._limit = 0  # of a message, known with the first link
         self._packed: deque[_Packed] = deque()
         self._open_from = 0  # the row after the last one that is packed
-        self._open_count = 0
+        self._open: list[bytes] = []  # the pieces of rows that make no full message yet
         self._open_size = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -441,7 +441,7 @@ class PartitionPublishing:
         :returns: a receipt; or the loss of the producer's state, for `finish_batch`.
         :raises ProducerDisconnectedError: the producer was taken over: the query must fail.
         :raises InvalidClientStateError: the service has more rows of the batch than it has now.
-        :raises EventTooLargeError: an event is larger than the service takes.
+        :raises EventError: an event is larger than the service takes, or carries numbers already; a note names its row.
         :raises ServiceError: no success within the retries; another attempt may have it.
         """
         assert self._task is not None
@@ -480,24 +480,31 @@ class PartitionPublishing:
         """Put rows into messages: as many as fit, so that attempts which begin at the same row make the same ones."""
         if self._work.position is None:
             return
-        limit, most = self._limit, self._plan.limits.max_events
-        for event in self._rows[self._open_from + self._open_count - self._base :]:
-            size = added_size(numbered_size(event))
-            if self._open_count and self._open_size + size > limit:
+        limit, most = self._limit, 2 * self._plan.limits.max_events
+        for event in self._rows[self._open_from + len(self._open) // 2 - self._base :]:
+            try:
+                head, rest = pieces(event, idempotent=True)
+            except EventError as error:
+                raise self._naming(error, self._open_from + len(self._open) // 2) from None
+            size = len(head) + len(rest)
+            if self._open and self._open_size + size > limit:
                 self._close()
             self._open_size += size
-            self._open_count += 1
-            if self._open_count == most:
+            self._open += (head, rest)
+            if len(self._open) == most:
                 self._close()
-        if self._is_ended and self._open_count:
+        if self._is_ended and self._open:
             self._close()
 
+    def _naming(self, error: EventError, row: int) -> EventError:
+        error.add_note(f"row {row} of the share of partition {self._entry.partition_id}")
+        return error
+
     def _close(self) -> None:
-        start = self._open_from - self._base
-        sealed = SealedBatch.seal(self._rows[start : start + self._open_count], idempotent=True)
+        sealed = SealedBatch(self._open, idempotent=True)
         self._packed.append(_Packed(self._open_from, sealed))
-        self._open_from += self._open_count
-        self._open_count = self._open_size = 0
+        self._open_from += sealed.count
+        self._open, self._open_size = [], 0
 
     def _forget_stored(self) -> None:
         """Let go of rows that are stored; what was packed stays, unless a message would begin elsewhere now."""
@@ -513,7 +520,7 @@ class PartitionPublishing:
         if (self._packed[0].first if self._packed else self._open_from) != position:
             self._packed.clear()
             self._open_from = position
-            self._open_count = self._open_size = 0
+            self._open, self._open_size = [], 0
         self._pack()
         self._room.set()
 
@@ -541,8 +548,7 @@ class PartitionPublishing:
                 self._forget_stored()
             except ProducerDisconnectedError as error:
                 work.fenced(error)
-            except EventTooLargeError as error:
-                error.add_note(f"row {work.position} of the share of partition {self._entry.partition_id}")
+            except EventError:
                 raise
             except EventPumpError as error:
                 if step is WorkStep.LOOK and isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP:
@@ -593,7 +599,10 @@ class PartitionPublishing:
         assert self._publisher is not None
         packed = self._packed[0]
         assert packed.first == self._work.position
-        first = await self._publisher.send(packed.sealed)
+        try:
+            first = await self._publisher.send(packed.sealed)
+        except EventTooLargeError as error:
+            raise self._naming(error, packed.first) from None
         self._backoff.reset()
         self._work.published(first, packed.count)
 

@@ -16,6 +16,7 @@ from eventpump import (
     ConfigurationError,
     Emulator,
     EventData,
+    EventError,
     EventProducer,
     EventTooLargeError,
     InvalidClientStateError,
@@ -24,7 +25,9 @@ from eventpump import (
     ProducerStateLostError,
     StoreError,
 )
+from eventpump.amqp.message import Data, Message
 from eventpump.core.sequencer import NUMBERS, PartitionSequencer
+from eventpump.dialect.names import PRODUCER_ID
 from eventpump.dialect.sealing import SealedBatch
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault, Hold, LinkRole, Reject, StoreLate
 from eventpump.producer.publisher import PartitionPublisher
@@ -298,6 +301,22 @@ async def test_an_event_that_is_too_large_is_named(emulator: Emulator, query: Qu
         await query.attempt(plan, "0")
     assert caught.value.__notes__ == ["row 2 of the share of partition 0"]
     assert await stored(emulator.connection_string, "0") == ["a", "b"]
+
+
+async def test_an_event_that_carries_numbers_is_named(emulator: Emulator, query: Query) -> None:
+    """A row that was numbered before cannot be published; the error tells which, and nothing behind it is sent."""
+    message = Message(message_annotations={PRODUCER_ID: 1}, body=Data((b"c",)))
+    plan = await query.plan(0)
+
+    async def publish() -> None:
+        async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
+            await publishing.put([*encoded(["a", "b"]), message.encode(), *encoded(["d"])])
+            await publishing.finish()
+
+    with pytest.raises(EventError, match="carries numbers") as caught:
+        await publish()
+    assert caught.value.__notes__ == ["row 2 of the share of partition 0"]
+    assert await stored(emulator.connection_string, "0") == []
 
 
 async def test_a_large_event_goes_alone(emulator: Emulator, query: Query) -> None:
