@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError, ServiceError
@@ -75,24 +74,27 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
     :raises ConfigurationError: a column is none of ours, or of another type, or must not be null.
     """
+    types = _spark_types()
     for field in schema.fields:
-        wanted = COLUMNS.get(field.name)
+        wanted = types.get(field.name)
         if wanted is None:
-            nearest = difflib.get_close_matches(field.name.lower(), {name.lower(): name for name in COLUMNS}, n=1)
-            hint = next((f"; did you mean {name}?" for name in COLUMNS if [name.lower()] == nearest), "")
+            spelling = {name.lower(): name for name in COLUMNS}
+            nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
+            hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
             raise ConfigurationError("schema", f"there is no column {field.name}{hint}")
-        if to_arrow_type(field.dataType, timezone="UTC") != wanted:
-            raise ConfigurationError("schema", f"column {field.name} is {_spark_types()[field.name]}")
+        if field.dataType.simpleString() != wanted.lower().replace(" ", ""):
+            raise ConfigurationError("schema", f"column {field.name} is {wanted}")
         if not field.nullable:
             raise ConfigurationError("schema", f"column {field.name} must be nullable")
     return tuple(schema.fieldNames())
 
 
 def _spark_types() -> dict[str, str]:
-    names = list(COLUMNS)
-    starts = [DDL.index(f"{name} ") for name in names]
-    ends = [*(start - 2 for start in starts[1:]), len(DDL)]
-    return {name: DDL[start + len(name) + 1 : end] for name, start, end in zip(names, starts, ends, strict=True)}
+    """Take the columns' types out of their DDL."""
+    starts = [DDL.index(f"{name} ") for name in COLUMNS]
+    ends = [*(start - len(", ") for start in starts[1:]), len(DDL)]
+    parts = (DDL[start:end].partition(" ") for start, end in zip(starts, ends, strict=True))
+    return {name: of_type for name, _, of_type in parts}
 
 
 class _Reader:
@@ -256,13 +258,11 @@ class _Query:
             facts = self._look()
             start = HubOffset(self._hub, self._run(lookups.find_numbers(self._transport(), self._options, facts)))
             self._planner.begin(start)
-        self._last = start
         return start
 
     def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
         """Decide where the next batch ends. :param asked_from: where it begins; Spark before 4.2 says None."""
-        start = self._last if asked_from is None else HubOffset.from_json(self._hub, asked_from)
-        assert start is not None
+        start = (self._last or self.first_start()) if asked_from is None else HubOffset.from_json(self._hub, asked_from)
         asked_at = time.monotonic()
         while True:
             end = self._planner.end(start, self.snapshot(), is_limited=is_limited, now=time.monotonic())

@@ -307,8 +307,8 @@ def test_spark_before_4_2_asks_without_arguments(pair: Hub) -> None:
     """There the reader remembers where the last batch ended; after a restart Spark tells by an empty batch."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
-    start = engine.reader.initialOffset()
     first = engine.reader.latestOffset()
+    start = engine.reader.initialOffset()
     assert rows_of(engine.reader, engine.reader.partitions(start, first)) == [("0", 0, b"a"), ("0", 1, b"b")]
     engine.restart()
     assert engine.reader.partitions(first, first) == []
