@@ -8,24 +8,20 @@ may fail, run again or run twice at a time, and so may the driver; see :mod:`eve
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from eventpump.amqp.message import APPLICATION_PROPERTIES, section
-from eventpump.core.backoff import Backoff
-from eventpump.dialect.conditions import SERVER_BUSY_WAIT
-from eventpump.errors import ConfigurationError, Recovery, ServiceBusyError, ServiceError
-from eventpump.settings import Name, RetryOptions, SettingsModel
+from eventpump.errors import ConfigurationError
+from eventpump.settings import Name, SettingsModel
 from eventpump.spark import staging as staged
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
@@ -43,13 +39,11 @@ from eventpump.spark.ledger import (
 )
 from eventpump.spark.ledger_store import LedgerStore, open_ledger
 from eventpump.spark.publish import begin_batch, finish_batch, sink_of
-from eventpump.spark.sending import RECEIPTS_DDL, SendTask, message_limit
+from eventpump.spark.sending import RECEIPTS_DDL, SendTask, message_limit, retried
 from eventpump.spark.tasks import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-T = TypeVar("T")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
@@ -222,9 +216,6 @@ class ForeachBatchWriter:
         if self._on_receipt is not None:
             self._on_receipt(receipt)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened_by": None}
-
     def __repr__(self) -> str:
         return f"ForeachBatchWriter(hub={self.settings.connection.hub!r}, sink_id={self.settings.sink_id!r})"
 
@@ -232,7 +223,7 @@ class ForeachBatchWriter:
 
     def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
         connection = self.settings.connection
-        hub = worker.run(_retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
+        hub = worker.run(retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
         task = SendTask(connection, columns, len(hub.partition_ids), idempotent=False)
         counts: dict[int | None, int] = {}
         for row in _selected(frame, columns).mapInArrow(task, RECEIPTS_DDL).collect():
@@ -262,12 +253,12 @@ class ForeachBatchWriter:
             settings.stamp,
         )
         store = self._store()
-        step = worker.run(_retried(lambda: begin_batch(store, transport, batch)))
+        step = worker.run(retried(lambda: begin_batch(store, transport, batch)))
         while isinstance(step, Plan):
             plan = step
             outcomes = self._run(frame, columns, plan)
             finishing = partial(finish_batch, store, transport, batch, plan, outcomes, settings.on_producer_state_lost)
-            step = worker.run(_retried(finishing))
+            step = worker.run(retried(finishing))
         if settings.staging is not None:
             self._unstage(frame.sparkSession, sink_id, batch_id)
         return _receipt(step)
@@ -362,20 +353,6 @@ def _receipt(done: Done) -> BatchReceipt:
             PublishedRows(each.partition_id, each.first_number, each.last_number, each.count) for each in done.receipts
         ),
     )
-
-
-async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Ask the service, again where that may help."""
-    retry, rng = RetryOptions(), random.Random()
-    backoff = Backoff(retry.base_delay, retry.max_delay)
-    while True:
-        try:
-            return await attempt()
-        except ServiceError as error:
-            if error.recovery is Recovery.GIVE_UP or backoff.failures >= retry.max_retries:
-                raise
-            wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-            await asyncio.sleep(backoff.next(rng, at_least=wait))
 
 
 # ---------------------------------------------------------------------------------------------------- the public way

@@ -8,13 +8,17 @@ such a repeat is none. What neither knows of is another attempt at the same rows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
+from eventpump.core.backoff import Backoff
+from eventpump.dialect.conditions import SERVER_BUSY_WAIT
 from eventpump.dialect.sealing import SealedBatch, pieces
+from eventpump.errors import Recovery, ServiceBusyError, ServiceError
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,
@@ -26,9 +30,12 @@ from eventpump.ports import (
     Transport,
 )
 from eventpump.producer.producer import HubProducer
+from eventpump.settings import RetryOptions
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, task_number
+
+T = TypeVar("T")
 
 _IN_FLIGHT: Final = 8 * 1024 * 1024
 """Bytes that a task has on their way at a time, to all partitions together."""
@@ -72,6 +79,20 @@ async def message_limit(connection: SparkConnection) -> int:
         return await producer.message_limit(None)
     finally:
         await producer.aclose()
+
+
+async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Ask the service, again where that may help. :raises ServiceError: of the last try."""
+    retry, rng = RetryOptions(), random.Random()
+    backoff = Backoff(retry.base_delay, retry.max_delay)
+    while True:
+        try:
+            return await attempt()
+        except ServiceError as error:
+            if error.recovery is Recovery.GIVE_UP or backoff.failures >= retry.max_retries:
+                raise
+            wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
+            await asyncio.sleep(backoff.next(rng, at_least=wait))
 
 
 class _Producers:

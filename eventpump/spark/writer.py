@@ -20,7 +20,7 @@ from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.encode import EventColumns
 from eventpump.spark.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unknown_option
-from eventpump.spark.sending import SendTask
+from eventpump.spark.sending import SendTask, retried
 
 
 class WriterOptions(SettingsModel):
@@ -80,7 +80,7 @@ class _Writing:
         columns = EventColumns.of(schema)
         positions = tuple(schema.fieldNames().index(name) for name in columns.names)
         transport = worker.transport(connection)
-        properties = worker.run(transport.get_hub_properties(connection.hub))
+        properties = worker.run(retried(lambda: transport.get_hub_properties(connection.hub)))
         return cls(SendTask(connection, columns, len(properties.partition_ids), settings.idempotent), positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
-from eventpump.errors import AuthenticationError, ConfigurationError
+from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.encode import EventColumns
 from eventpump.spark.sending import RECEIPTS_DDL, SendTask
@@ -34,6 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make the cases of which the short form takes the first."""
     cases: dict[str, list[Any]] = {
         "record, moment, stored": [("done", "before", 100), ("plan", "before", 0), ("plan", "after", 0)],
+        "policy": ["tailScan", "atLeastOnce"],
         "staged_at": ["staged", "done"],
     }
     for names, values in cases.items():
@@ -257,13 +258,12 @@ def test_options_that_cannot_work_are_named(sink: SinkHub, options: dict[str, An
 
 
 def test_no_secret_shows(spark: SparkSession, sink: SinkHub, capsys: pytest.CaptureFixture[str]) -> None:
-    """The key is in no repr, in no plan that Spark explains, and in no error; a pickled sink still has it."""
+    """The key is in no repr, in no plan that Spark explains, and in no error; a sink that was pickled still has it."""
     key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
-    writer = sink.writer()
+    writer = pickle.loads(pickle.dumps(sink.writer(on_receipt=None)))
     url = "https://account.blob.core.windows.net/ledgers?sig=hush"
     assert "hush" not in repr(sink.writer(ledger=url))
     writer(numbered(spark, 0, 5), 0)
-    assert repr(pickle.loads(pickle.dumps(writer.settings))) == repr(writer.settings)
     columns = EventColumns("body", order_by=("n",))
     sending = SendTask(writer.settings.connection, columns, 4, idempotent=False)
     frame = numbered(spark, 0, 5, "CAST(id AS STRING) AS body", "id AS n").mapInArrow(sending, RECEIPTS_DDL)
@@ -348,6 +348,25 @@ def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: Si
     sink.writer()(rows.selectExpr("n + 100 AS n", "CAST(n + 100 AS STRING) AS body", "partitionKey"), 1)
     sink.require_exactly(range(200))
     assert all(sink.stored().values())
+
+
+def test_what_the_service_forgot_is_not_guessed(spark: SparkSession, sink: SinkHub, policy: str) -> None:
+    """A replay whose producers are gone fails; told to, it counts stamps and is exact, or sends everything again."""
+    sink.writer(stamp=True)(numbered(spark, 0, 50), 0)
+    with pytest.raises(StumbleError):
+        sink.writer(stamp=True, ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 50, 100), 1)
+    sink.service.call(lambda: sink.service.emulator.forget_producers(sink.name))
+    with pytest.raises(ProducerStateLostError):
+        sink.writer(stamp=True)(numbered(spark, 50, 100), 1)
+    sink.require_exactly(range(100))
+    writer = sink.writer(stamp=True, on_producer_state_lost=policy)
+    writer(numbered(spark, 50, 100), 1)
+    writer(numbered(spark, 100, 150), 2)
+    if policy == "tailScan":
+        sink.require_exactly(range(150))
+    else:
+        found = sorted(number for each in sink.stored().values() for number in each)
+        assert found == sorted([*range(150), *range(50, 100)])
 
 
 # ------------------------------------------------------------------------------------------------------ staging
