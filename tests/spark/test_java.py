@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_nothing_that_suits_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_small_runtime_gets_a_launcher(monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path) -> None:
-    """The launcher leaves out the one argument, keeps all others as they are, and is made once."""
+    """The launcher leaves out the one argument, and keeps all others as they are."""
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "it's small", "17", before=_SMALL)))
     home = java_home()
     assert home.parent == tmp_path / "cache" / "eventpump"
@@ -78,21 +79,35 @@ def test_a_small_runtime_gets_a_launcher(monkeypatch: pytest.MonkeyPatch, no_whe
     assert said.split("|")[:-1] == [each for each in asked if "vector" not in each]
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java_home() == home  # a child of a process that found it
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "it's small"))
-    made = (home / "bin" / "java").stat().st_mtime_ns
-    assert java_home() == home
-    assert (home / "bin" / "java").stat().st_mtime_ns == made
-    assert [each.name for each in home.parent.iterdir()] == [home.name]
+
+
+def test_processes_that_start_at_once_share_one_launcher(
+    monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
+) -> None:
+    """Each finds it whole, and nothing else is left in the cache."""
+    monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "small", "17", before=_SMALL)))
+    with ThreadPoolExecutor(8) as pool:
+        homes = {future.result() for future in [pool.submit(java_home) for _ in range(16)]}
+    (home,) = homes
+    assert os.access(home / "bin" / "java", os.X_OK)
+    assert list(home.parent.iterdir()) == [home]
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
 ) -> None:
-    """It names the place."""
-    (tmp_path / "cache").write_text("")
+    """It names the place, and nothing half made is left there."""
+    cache = tmp_path / "cache"
+    cache.write_text("")
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "small", "17", before=_SMALL)))
     with pytest.raises(ConfigurationError, match=r"no launcher can be written to .*cache"):
         java_home()
+    cache.unlink()
+    home = java_home()
+    (home / "bin" / "java").rename(home / "somebody's")
+    with pytest.raises(ConfigurationError, match=r"no launcher can be written to .*cache"):
+        java_home()
+    assert list(home.parent.iterdir()) == [home]
 
 
 def test_the_command_prints_the_wheels_home() -> None:
