@@ -8,7 +8,6 @@ import os
 import random
 import socket
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -410,11 +409,12 @@ class RangesReceiver:
         return received
 
     async def aclose(self) -> None:
-        """End what is still being received. Closing twice is fine."""
+        """End what is still being received. Closing twice is fine; cancelled, it still ends."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception, BaseExceptionGroup):
-                await self._task
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.exception()  # `next` has told it, or nobody asks any more
 
     async def _receive_all(self) -> None:
         try:
