@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from benchmarks import spark_source
 from benchmarks.meter import median_run
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
 from benchmarks.report import LEAST_BUSY, Row
@@ -488,6 +489,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "idempotent": idempotent,
     "idle": idle,
     "memory": memory,
+    "spark-source": spark_source.source,
     "spark-sink": spark_sink,
 }
 
