@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+from pydantic import SecretStr
+
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -23,20 +25,28 @@ from eventpump.settings import (
     ConnectionSettings,
     Credential,
     HostSettings,
+    ProxySettings,
     ReaderSettings,
     RetryOptions,
+    TransportType,
     connection_settings,
 )
 from eventpump.transport.native import NativeTransport
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments of everything that connects; see :class:`eventpump.settings.ConnectionSettings`."""
+    """Keyword arguments of everything that connects; see :func:`eventpump.settings.connection_settings`."""
 
     fully_qualified_namespace: str
     credential: Credential
     custom_endpoint_address: str
+    transport_type: TransportType
+    proxy: str | SecretStr | ProxySettings
+    trust_env: bool
     ca_file: str | Path
+    client_cert_file: str | Path
+    client_key_file: str | Path
+    client_key_password: str | SecretStr
     auth_timeout: float
     operation_timeout: float
     idle_timeout: float
