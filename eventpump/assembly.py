@@ -48,6 +48,7 @@ class ConnectionOptions(TypedDict, total=False):
     client_key_file: str | Path
     client_key_password: str | SecretStr
     auth_timeout: float
+    sas_lifetime: float
     operation_timeout: float
     idle_timeout: float
     retry: RetryOptions

@@ -91,6 +91,36 @@ class TokenCredential(Protocol):
         """Get a token for the scopes."""
 
 
+class NamedKey(Protocol):
+    """A key and its name, as `azure.core.credentials.AzureNamedKey`."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def key(self) -> str:
+        """The key's text."""
+
+
+@runtime_checkable
+class NamedKeyCredential(Protocol):
+    """Holds a key that may be exchanged while it is in use, as `azure.core.credentials.AzureNamedKeyCredential`."""
+
+    @property
+    def named_key(self) -> NamedKey:
+        """The key as it is now; every token is signed with what this says at that moment."""
+
+
+@runtime_checkable
+class SasCredential(Protocol):
+    """Holds a signature that may be exchanged while it is in use, as `azure.core.credentials.AzureSasCredential`."""
+
+    @property
+    def signature(self) -> str:
+        """The shared access signature as it is now."""
+
+
 def _secret(value: object) -> SecretStr:
     """Take plain text too: a caller's slip must not end in a repr that shows it."""
     if isinstance(value, SecretStr):
@@ -105,22 +135,46 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-Credential: TypeAlias = SharedKey | SharedSignature | TokenCredential
+Credential: TypeAlias = SharedKey | SharedSignature | NamedKeyCredential | SasCredential | TokenCredential
+
+
+def current_secret(credential: Credential) -> SharedKey | SharedSignature | None:
+    """Say what a credential holds at this moment; None for one that is asked for tokens.
+
+    :raises ValueError: it is no key or signature; the text shows nothing of it.
+    """
+    if isinstance(credential, NamedKeyCredential):
+        named = credential.named_key
+        name, key = getattr(named, "name", None), getattr(named, "key", None)
+        if not isinstance(name, str) or not isinstance(key, str):
+            raise ValueError("its named_key must have a name and a key, which are text")
+        credential = SharedKey(name, SecretStr(key))
+    elif isinstance(credential, SasCredential):
+        signature = credential.signature
+        if not isinstance(signature, str):
+            raise ValueError("its signature must be text")
+        credential = SharedSignature(SecretStr(signature))
+    if isinstance(credential, SharedKey):
+        key = credential.key.get_secret_value()
+        if not credential.name or not key or not _is_unicode(credential.name + key):
+            raise ValueError("a shared key needs a name and a key, both of Unicode text")
+        return credential
+    if isinstance(credential, SharedSignature):
+        sas.parse(credential.token.get_secret_value())
+        return credential
+    return None
 
 
 def _check_credential(value: object) -> object:
-    if isinstance(value, SharedKey):
-        key = value.key.get_secret_value()
-        if not value.name or not key or not _is_unicode(value.name + key):
-            raise ValueError("a shared key needs a name and a key, both of Unicode text")
-        return value
-    if isinstance(value, SharedSignature):
-        sas.parse(value.token.get_secret_value())
+    kinds = (SharedKey, SharedSignature, NamedKeyCredential, SasCredential)
+    if not isinstance(value, type) and isinstance(value, kinds):
+        current_secret(value)
         return value
     get_token = getattr(value, "get_token", None)
     if get_token is None or isinstance(value, type):
         raise ValueError(
-            "must be a SharedKey, a SharedSignature, or an object with an async get_token, as of azure.identity.aio"
+            "must be a SharedKey, a SharedSignature, a credential of azure.core.credentials with a named key or a "
+            "signature, or an object with an async get_token, as of azure.identity.aio"
         )
     if not inspect.iscoroutinefunction(get_token):
         raise ValueError("its get_token must be a coroutine function: use a credential of azure.identity.aio")
@@ -438,6 +492,7 @@ class ConnectionSettings(SettingsModel):
     :param client_key_file: the key of that certificate (PEM).
     :param client_key_password: the key's, where it is encrypted.
     :param auth_timeout: seconds to wait for the service to take a token.
+    :param sas_lifetime: seconds a token signed with a key lives; another is put after three quarters of them.
     :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
     :param idle_timeout: seconds of silence after which the peer is dead; advertised to it.
     :param transport: the AMQP implementation.
@@ -456,6 +511,7 @@ class ConnectionSettings(SettingsModel):
     hub: HubName
     credential: Annotated[Credential, PlainValidator(_check_credential)] = Field(repr=False)
     auth_timeout: Seconds = 60.0
+    sas_lifetime: float = Field(default=3600.0, ge=4, le=86_400)
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
     retry: RetryOptions = RetryOptions()
@@ -491,6 +547,7 @@ def connection_settings(
     client_key_file: str | Path | None = None,
     client_key_password: str | SecretStr | None = None,
     auth_timeout: float = 60.0,
+    sas_lifetime: float = 3600.0,
     operation_timeout: float = 60.0,
     idle_timeout: float = 60.0,
     retry: RetryOptions | None = None,
@@ -554,6 +611,7 @@ def connection_settings(
             "hub": hub,
             "credential": credential,
             "auth_timeout": auth_timeout,
+            "sas_lifetime": sas_lifetime,
             "operation_timeout": operation_timeout,
             "idle_timeout": idle_timeout,
             "retry": RetryOptions() if retry is None else retry,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
@@ -306,6 +307,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr(""))}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr("\ud800"))}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedSignature(SecretStr("SECRET"))}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential("", "SECRET")}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential("n", "")}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureSasCredential("SECRET")}, "credential"),
+    ({"connection_string": FULL, "sas_lifetime": 3}, "sas_lifetime"),
     (
         {"fully_qualified_namespace": FULL, "hub": "h", "credential": AsyncCredential()},
         "fully_qualified_namespace",
@@ -405,6 +411,15 @@ def test_secret_given_as_plain_text() -> None:
     assert KEY not in repr(SharedSignature(plain))
     with pytest.raises(ConfigurationError):
         SharedKey("Root", KEY.encode())  # type: ignore[arg-type]  # the point of the test
+
+
+def test_credentials_of_azure_core() -> None:
+    """Its named key and its signature are taken as they are, to follow their `update`, and shown by no repr."""
+    for credential in (AzureNamedKeyCredential("Root", KEY), AzureSasCredential(SIGNATURE)):
+        made = connection_settings(hub="telemetry", fully_qualified_namespace=NS, credential=credential)
+        assert made.credential is credential
+        assert KEY not in f"{made!r} {made}"
+        assert SIGNATURE not in f"{made!r} {made}"
 
 
 def test_survives_pickling() -> None:
