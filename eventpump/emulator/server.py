@@ -78,10 +78,7 @@ class Emulator:
             raise ConfigurationError("hub", "there is none to serve")
         if not 0 <= port <= 65_535:
             raise ConfigurationError("port", f"{port} is no port")
-        # A client strips the blanks around a part of the string, and the string is printed as one line.
-        is_carried = all(text and text.isprintable() and text == text.strip() for text in (key_name, key))
-        if not is_carried or set(";=") & set(key_name) or ";" in key:
-            raise ConfigurationError("key", "a connection string cannot carry its name or text")
+        _check_key(key_name, key)
         if max_message_size < 1024:
             raise ConfigurationError("max_message_size", "it is below 1024 bytes")
         self._host = host
@@ -232,6 +229,22 @@ class Emulator:
         """
         await self._running().add_partitions(hub, count)
 
+    def replace_key(self, key: str, *, key_name: str | None = None) -> None:
+        """Give an access rule another key, as its owner may at any time; by default the one of the connection string.
+
+        What was put with the old key stays until it ends.
+
+        :raises ConfigurationError: there is no such rule, or the key cannot be one.
+        """
+        name = self._key_name if key_name is None else key_name
+        _check_key(name, key)
+        try:
+            self._keys.replace_key(name, key)
+        except KeyError:
+            raise ConfigurationError("key_name", "there is no such rule") from None
+        if name == self._key_name:
+            self._key = key
+
     def drop_connections(self) -> None:
         """Cut every connection without a word."""
         for connection in list(self._running().connections):
@@ -241,6 +254,13 @@ class Emulator:
         if self._service is None:
             raise RuntimeError("the emulator is not started")
         return self._service
+
+
+def _check_key(name: str, key: str) -> None:
+    # A client strips the blanks around a part of the string, and the string is printed as one line.
+    is_carried = all(text and text.isprintable() and text == text.strip() for text in (name, key))
+    if not is_carried or set(";=") & set(name) or ";" in key:
+        raise ConfigurationError("key", "a connection string cannot carry its name or text")
 
 
 class _ServedProtocol(ConnectionProtocol):
