@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import ssl
 from typing import Any, Protocol
 
@@ -38,19 +36,18 @@ from eventpump.errors import (
 from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, connection_properties, end_error
 from eventpump.transport.links import ClientLink, ClientSendLink
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, client_tls, dial
+from eventpump.wire.route import Route, client_tls, dial
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol
 
 _FLUSH_AT = 256 * 1024
 """Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
 
 
 class Dial(Protocol):
-    """How a stream is made: :func:`eventpump.wire.stream.dial`, or another in its place."""
+    """How a stream is made: :func:`eventpump.wire.route.dial`, or another in its place."""
 
-    async def __call__(
-        self, connection: Connection, handler: ConnectionHandler, *, host: str, port: int, tls: ssl.SSLContext | None
-    ) -> ConnectionProtocol:
-        """Connect. :raises OSError: no connection."""
+    async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
+        """Connect. :raises ServiceError: no connection."""
 
 
 class ClientConnection(BaseConnection):
@@ -80,31 +77,18 @@ class ClientConnection(BaseConnection):
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: the CA file cannot be used.
+        :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
-        tls = _tls(settings)
+        route = _route(settings)
         connection = cls(settings)
-        where = f"{settings.host}:{settings.port}"
         try:
             async with asyncio.timeout(settings.operation_timeout):
                 connection.engine.start()
-                connection._protocol = await dialer(
-                    connection.engine, connection, host=settings.host, port=settings.port, tls=tls
-                )
+                connection._protocol = await dialer(connection.engine, connection, route)
                 await connection._opened
         except TimeoutError:
             connection.abort()
-            raise ConnectionLostError(f"no answer from {where} within {settings.operation_timeout} s") from None
-        except ssl.SSLCertVerificationError as error:
-            # Trying again cannot help: it is another server, or one that this client was not told to trust.
-            raise ConnectionLostError(
-                f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
-            ) from error
-        except ssl.SSLError as error:
-            reason = (error.reason or str(error)).replace("_", " ").lower()
-            raise ConnectionLostError(f"no TLS connection to {where}: {reason}") from error
-        except OSError as error:
-            raise ConnectionLostError(f"cannot connect to {where}: {_reason(error)}") from error
+            raise ConnectionLostError(f"no answer from {route} within {settings.operation_timeout} s") from None
         except BaseException:
             connection.abort()
             raise
@@ -275,20 +259,42 @@ class ClientConnection(BaseConnection):
         self._held_back.clear()
 
 
-def _reason(error: OSError) -> str:
-    # asyncio tells of a failed connect in words of its own, around the number.
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
+def _route(settings: ConnectionSettings) -> Route:
+    proxy = settings.proxy
+    return Route(
+        settings.host,
+        settings.port,
+        tls=_service_tls(settings) if settings.use_tls else None,
+        is_websocket=settings.transport_type == "websocket",
+        proxy=proxy,
+        proxy_tls=_trusting_tls(settings) if proxy is not None and proxy.use_tls else None,
+    )
 
 
-def _tls(settings: ConnectionSettings) -> ssl.SSLContext | None:
-    if not settings.use_tls:
-        return None
+def _trusting_tls(settings: ConnectionSettings) -> ssl.SSLContext:
     try:
         return client_tls(None if settings.ca_file is None else str(settings.ca_file))
     except OSError as error:
         raise ConfigurationError("ca_file", f"cannot be used: {_reason(error)}") from None
+
+
+def _service_tls(settings: ConnectionSettings) -> ssl.SSLContext:
+    context = _trusting_tls(settings)
+    if settings.client_cert_file is not None:
+        password = settings.client_key_password
+        text = "" if password is None else password.get_secret_value()
+        try:
+            # Without a password here OpenSSL would ask the terminal for one.
+            context.load_cert_chain(settings.client_cert_file, settings.client_key_file, password=lambda: text)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError("client_cert_file", f"cannot be used with its key: {_reason(error)}") from None
+    return context
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:

@@ -10,7 +10,7 @@ from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection
 from eventpump.transport.connection import ClientConnection, Dial
 from eventpump.transport.namespace import NamespaceTransport
-from eventpump.wire.stream import dial
+from eventpump.wire.route import dial
 
 
 class NativeTransport(NamespaceTransport):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Protocol, cast
 
 from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslRequested
@@ -183,37 +182,3 @@ class ConnectionProtocol(asyncio.Protocol):
                 due = now + connection.heartbeat_interval
             wake = min(wake, due)
         self._timer = self._loop.call_at(wake, self._keep_deadlines)
-
-
-def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
-    """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
-
-    :param ca_file: CA certificates (PEM) to trust instead of the system's.
-    :raises OSError: the file cannot be read, or (`ssl.SSLError`) holds no certificate.
-    """
-    context = ssl.create_default_context(cafile=ca_file)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-async def dial(
-    connection: Connection,
-    handler: ConnectionHandler,
-    *,
-    host: str,
-    port: int,
-    tls: ssl.SSLContext | None,
-    server_hostname: str | None = None,
-) -> ConnectionProtocol:
-    """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
-
-    :raises OSError: no connection; `ssl.SSLError` for TLS.
-    """
-    _, protocol = await asyncio.get_running_loop().create_connection(
-        lambda: ConnectionProtocol(connection, handler),
-        host,
-        port,
-        ssl=tls,
-        server_hostname=(server_hostname or host) if tls is not None else None,
-    )
-    return protocol

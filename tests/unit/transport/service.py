@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from eventpump.testing.clock import VirtualClock
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 from eventpump.transport.native import NativeTransport
+from eventpump.wire.route import Route
 from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol
 
 KEY = "c2VjcmV0LWtleQ=="
@@ -266,9 +266,7 @@ class Service:
         """The newest connection."""
         return self.connections[-1]
 
-    async def dial(
-        self, connection: Connection, handler: ConnectionHandler, *, host: str, port: int, tls: ssl.SSLContext | None
-    ) -> ConnectionProtocol:
+    async def dial(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
         """See :class:`eventpump.transport.connection.Dial`."""
         self.attempts.append(asyncio.get_running_loop().time())
         if self.script.connect is not None:

@@ -25,9 +25,11 @@ from eventpump.amqp.connection import (
     SessionBegun,
 )
 from eventpump.amqp.performatives import Begin, Close, Flow, Open, SaslInit, Source, Target
+from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.testing.clock import VirtualClock
 from eventpump.wire import stream
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol, client_tls, dial
+from eventpump.wire.route import Route, client_tls, dial
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol
 from tests.unit.amqp.pair import config, frame, only
 
 
@@ -429,9 +431,7 @@ async def test_loopback(authority: trustme.CA, is_tls: bool, tmp_path: Any) -> N
     client = Client(bytes(range(256)) * 20_000)
     assert client.engine is not None
     async with asyncio.timeout(20):
-        protocol = await dial(
-            client.engine, client, host="127.0.0.1", port=port, tls=client_context, server_hostname="localhost"
-        )
+        protocol = await dial(client.engine, client, Route("localhost", port, client_context))
         await protocol.wait_closed()
         server.close()
         await server.wait_closed()
@@ -450,22 +450,24 @@ async def test_untrusted_certificate(authority: trustme.CA) -> None:
     server, port = await start(service, server_tls)
     client = Client(b"")
     assert client.engine is not None
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await dial(client.engine, client, host="localhost", port=port, tls=client_tls())
+    with pytest.raises(ConnectionLostError, match=f"certificate of localhost:{port} was refused") as caught:
+        await dial(client.engine, client, Route("localhost", port, client_tls()))
+    assert caught.value.recovery is Recovery.GIVE_UP
     server.close()
 
 
 @pytest.mark.real_time
 async def test_nobody_listens() -> None:
-    """A port nobody listens on is an `OSError`."""
+    """A port nobody listens on is a connection lost, to try again."""
     service = Recorder()
     server, port = await start(service)
     server.close()
     await server.wait_closed()
     client = Client(b"")
     assert client.engine is not None
-    with pytest.raises(OSError, match=str(port)):
-        await dial(client.engine, client, host="127.0.0.1", port=port, tls=None)
+    with pytest.raises(ConnectionLostError, match=f"cannot connect to 127.0.0.1:{port}: Connection refused") as caught:
+        await dial(client.engine, client, Route("127.0.0.1", port))
+    assert caught.value.recovery is Recovery.RECONNECT
 
 
 @pytest.mark.real_time
@@ -482,7 +484,7 @@ async def test_server_gone() -> None:
     server = await asyncio.get_running_loop().create_server(lambda: Cutting(engine, service), "127.0.0.1", 0)
     client = Client(b"")
     assert client.engine is not None
-    protocol = await dial(client.engine, client, host="127.0.0.1", port=server.sockets[0].getsockname()[1], tls=None)
+    protocol = await dial(client.engine, client, Route("127.0.0.1", server.sockets[0].getsockname()[1]))
     async with asyncio.timeout(20):
         await protocol.wait_closed()
     error = only(client.events, Closed).error

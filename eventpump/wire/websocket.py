@@ -1,0 +1,294 @@
+"""AMQP in WebSockets, in either role (wire reference 2.1). The one door to aiohttp.
+
+AMQP's bytes travel in binary messages, whose boundaries mean nothing. What bounds the life of a connection is AMQP's
+own idle time-out: the WebSocket's pings are answered, and none are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+from aiohttp import web
+
+from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.wire.route import Route, open_stream
+from eventpump.wire.tunnel import refusal
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aiohttp.client_proto import ResponseHandler
+
+    from eventpump.wire.stream import ConnectionProtocol
+
+PATH: Final = "/$servicebus/websocket"
+SUBPROTOCOL: Final = "AMQPWSB10"
+_MESSAGE: Final = 256 * 1024
+"""Bytes of a message sent, at most."""
+_LARGEST: Final = 64 * 1024 * 1024
+"""Bytes of a message taken, at most."""
+
+
+class WebSocketTransport(asyncio.Transport):
+    """A byte stream in a WebSocket, for a protocol that knows only streams. Once made, it must :meth:`run`.
+
+    :param socket: the WebSocket, whose handshake is over.
+    :param stream: what it travels on.
+    :param protocol: what it carries bytes for.
+    """
+
+    def __init__(
+        self,
+        socket: aiohttp.ClientWebSocketResponse | web.WebSocketResponse,
+        stream: asyncio.Transport,
+        protocol: asyncio.Protocol,
+    ) -> None:
+        super().__init__()
+        self._socket = socket
+        self._stream = stream
+        self._protocol = protocol
+        self._output: list[bytes] = []
+        self._size = 0
+        self._high = 64 * 1024
+        self._is_paused = False
+        self._is_closing = False
+        self._is_over = False
+        self._error: Exception | None = None
+        self._has_work = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self.task: asyncio.Task[None] | None = None
+        """What runs it, where that is a task of its own."""
+        protocol.connection_made(self)
+
+    async def run(self) -> None:
+        """Carry bytes until the WebSocket is over, however it ends. Cancelled, it is cut."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._send(), name="websocket output")
+                await self._receive()
+                self._is_over = True
+                self._has_work.set()
+        finally:
+            self._is_closing = True
+            # Both ends have said all they had to, or one of them never will.
+            self._stream.abort()
+            self._protocol.connection_lost(self._error)
+
+    async def _receive(self) -> None:
+        while True:
+            await self._may_read.wait()
+            message = await self._socket.receive()
+            match message.type:
+                case aiohttp.WSMsgType.BINARY:
+                    self._protocol.data_received(message.data)
+                case aiohttp.WSMsgType.CLOSE:
+                    text = f": {message.extra}" if message.extra else ""
+                    self._fail(f"the WebSocket was closed with code {message.data}{text}")
+                    return
+                case aiohttp.WSMsgType.ERROR:
+                    self._fail(f"the WebSocket failed: {message.data}")
+                    return
+                case aiohttp.WSMsgType.TEXT:
+                    self._fail("a WebSocket message of text came, where AMQP is binary")
+                    return
+                case _:
+                    self._fail("the WebSocket ended without a close")
+                    return
+
+    def _fail(self, text: str) -> None:
+        if not self._is_closing:
+            self._error = ConnectionError(text)
+
+    async def _send(self) -> None:
+        try:
+            while not self._is_over:
+                if self._output:
+                    data = self._output[0] if len(self._output) == 1 else b"".join(self._output)
+                    self._output.clear()
+                    for start in range(0, len(data), _MESSAGE):
+                        piece = data[start : start + _MESSAGE]
+                        await self._socket.send_bytes(piece)
+                        self._size -= len(piece)
+                        self._tell_pace()
+                elif self._is_closing:
+                    await self._socket.close()
+                    return
+                else:
+                    self._has_work.clear()
+                    await self._has_work.wait()
+        except (OSError, aiohttp.ClientError):
+            self._stream.abort()  # the reader tells the rest
+
+    def _tell_pace(self) -> None:
+        if self._is_paused:
+            if self._size <= self._high // 4:
+                self._is_paused = False
+                self._protocol.resume_writing()
+        elif self._size > self._high:
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    # --------------------------------------------------------------------------------- asyncio.Transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing:
+            return
+        self._output.append(bytes(data))
+        self._size += len(data)
+        self._has_work.set()
+        self._tell_pace()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._has_work.set()
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self._may_read.set()
+        self._stream.abort()
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def is_reading(self) -> bool:
+        return self._may_read.is_set()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = self._high if high is None else high
+
+    def get_write_buffer_size(self) -> int:
+        return self._size + self._stream.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._stream.get_extra_info(name, default)
+
+
+# ----------------------------------------------------------------------------------------------------- client
+
+
+class _Connector(aiohttp.BaseConnector):
+    """Makes the streams of a session, all along one route."""
+
+    def __init__(self, route: Route) -> None:
+        super().__init__()
+        self._route = route
+        self.stream: asyncio.Transport | None = None
+
+    async def _create_connection(self, req: object, traces: object, timeout: object) -> ResponseHandler:
+        protocol = await open_stream(self._factory, self._route)
+        self.stream = protocol.transport
+        return protocol
+
+
+async def connect(make: Callable[[], ConnectionProtocol], route: Route) -> ConnectionProtocol:
+    """Connect a client. Cancelled, no stream is left.
+
+    :raises ServiceError: no connection, or no WebSocket for AMQP.
+    """
+    connector = _Connector(route)
+    session = aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=None)
+    )
+    host = f"[{route.host}]" if ":" in route.host else route.host
+    scheme = "http" if route.tls is None else "https"
+    try:
+        try:
+            socket = await session.ws_connect(
+                f"{scheme}://{host}:{route.port}{PATH}", protocols=(SUBPROTOCOL,), max_msg_size=_LARGEST
+            )
+        except aiohttp.ClientError as error:
+            raise _no_websocket(route, error) from error
+        if socket.protocol != SUBPROTOCOL:
+            raise ConnectionLostError(f"{route} has WebSockets, but not for AMQP", recovery=Recovery.GIVE_UP)
+        assert connector.stream is not None
+        protocol = make()
+    except BaseException:
+        if connector.stream is not None:
+            connector.stream.abort()
+        await session.close()
+        raise
+    transport = WebSocketTransport(socket, connector.stream, protocol)
+    transport.task = asyncio.create_task(_carry(transport, session), name="websocket")
+    return protocol
+
+
+async def _carry(transport: WebSocketTransport, session: aiohttp.ClientSession) -> None:
+    try:
+        await transport.run()
+    finally:
+        await session.close()
+
+
+def _no_websocket(route: Route, error: aiohttp.ClientError) -> ServiceError:
+    if isinstance(error, aiohttp.WSServerHandshakeError) and error.status != 101:
+        return refusal(str(route), error.status)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return ConnectionLostError(f"{route} does not answer as a WebSocket: {error.message}")
+    return ConnectionLostError(f"no WebSocket to {route}: {error}")
+
+
+# ----------------------------------------------------------------------------------------------------- server
+
+
+class WebSocketServer:
+    """Listens for WebSockets. Made by :meth:`start`.
+
+    :ivar port: the port it listens on.
+    """
+
+    def __init__(self, make: Callable[[], ConnectionProtocol]) -> None:
+        self._make = make
+        # An access log would be one line per connection, of no more than the emulator knows.
+        self._http = web.Server(self._answer, access_log=None)
+        self._listening: asyncio.Server
+        self.port = 0
+
+    @classmethod
+    async def start(
+        cls, make: Callable[[], ConnectionProtocol], host: str, port: int, *, tls: ssl.SSLContext | None
+    ) -> Self:
+        """Listen.
+
+        :param make: makes the protocol of a connection.
+        :param port: 0 takes a free one.
+        :raises OSError: it cannot.
+        """
+        server = cls(make)
+        server._listening = await asyncio.get_running_loop().create_server(
+            server._http, host, port, ssl=tls, backlog=1024
+        )
+        server.port = server._listening.sockets[0].getsockname()[1]
+        return server
+
+    def stop_listening(self) -> None:
+        """Take no further connections."""
+        self._listening.close()
+
+    async def aclose(self) -> None:
+        """Free the port. What is still connected is cut."""
+        self._listening.close()
+        await self._http.shutdown(0)
+        await self._listening.wait_closed()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.rstrip("/") != PATH:
+            return web.Response(status=404, text=f"AMQP is at {PATH}\n")
+        socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), compress=False, max_msg_size=_LARGEST)
+        ready = socket.can_prepare(request)
+        if not ready.ok or ready.protocol != SUBPROTOCOL:
+            return web.Response(status=400, text=f"a WebSocket of the subprotocol {SUBPROTOCOL} is expected\n")
+        await socket.prepare(request)
+        stream = request.transport
+        if stream is not None:  # it may be gone by now
+            await WebSocketTransport(socket, stream, self._make()).run()
+        return socket
