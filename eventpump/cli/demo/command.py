@@ -10,7 +10,7 @@ import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from eventpump import EventData, EventProducer, PartitionReader
 from eventpump.cli.demo.fleet import Fleet
@@ -19,6 +19,7 @@ from eventpump.cli.demo.record import Record, digest, read_records
 from eventpump.cli.demo.verify import Event, Verdict, judge
 from eventpump.cli.demo.view import LiveView, PlainView, Scene, View
 from eventpump.errors import ConfigurationError
+from eventpump.settings import TransportType
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -45,6 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--partitions", type=int, default=8, metavar="N", help="partitions of the hub (default: %(default)s)")
     add("--seconds", type=float, default=24.0, metavar="S", help="time to publish them in (default: %(default)s)")
     add("--seed", type=int, default=7, help="of the made-up market (default: %(default)s)")
+    add("--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP")
     add("--plain", action="store_true", help="lines instead of the live table")
     parser.set_defaults(run=run)
 
@@ -66,7 +68,7 @@ class _Demo:
         self._total: int = args.events
         self._seconds: float = args.seconds
         self._seed: int = args.seed
-        self._fleet = Fleet(folder, HUB, args.partitions, LEASE_DURATION)
+        self._fleet = Fleet(folder, HUB, args.partitions, LEASE_DURATION, {"transport_type": args.transport_type})
         self._scene = Scene(self._fleet, args.events)
         self._is_plain = plain
         self._published: list[str] = []
@@ -110,7 +112,7 @@ class _Demo:
             "every partition has an owner", lambda: all(map(fleet.owner, everything)), timeout=_SETTLE_TIMEOUT
         )
         view.happened("three hosts share the partitions")
-        async with EventProducer(fleet.connection_string, HUB) as producer:
+        async with EventProducer(fleet.connection_string, HUB, **fleet.options) as producer:
             await self._publish(producer, view)
             view.happened("everything is published")
             ends = {
@@ -184,6 +186,9 @@ class _Demo:
         view.happened(f"{victim.name} was killed (SIGKILL); it had partitions {', '.join(self._orphans) or 'none'}")
 
     async def _stored(self, partition_id: str) -> list[Event]:
-        reader = PartitionReader(self._fleet.connection_string, HUB, partition_id=partition_id, end="@latest")
+        fleet = self._fleet
+        reader = PartitionReader(
+            fleet.connection_string, HUB, partition_id=partition_id, end="@latest", **fleet.options
+        )
         async with reader:
             return [(partition_id, event.sequence_number, digest(event.body)) async for event in reader]

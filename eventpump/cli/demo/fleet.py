@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eventpump.assembly import ConnectionOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0
@@ -107,27 +108,32 @@ class Fleet:
     """Everything the demo runs.
 
     :param folder: where leases, records and logs are kept.
+    :param options: how everybody connects.
     """
 
     folder: Path
     hub: str
     partitions: int
     lease_duration: float
+    options: ConnectionOptions
     hosts: list[HostProcess] = field(default_factory=list)
     connection_string: str = ""
     _service: asyncio.subprocess.Process | None = None
 
     async def start_service(self) -> None:
         """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
+        is_websocket = self.options.get("transport_type") == "websocket"
+        ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         self._service = await asyncio.create_subprocess_exec(
-            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", "--port", "0"),
+            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", *ports),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         assert self._service.stdout is not None
         assert self._service.stderr is not None
-        line = (await self._service.stdout.readline()).decode().strip()
+        lines = [(await self._service.stdout.readline()).decode().strip() for _ in ports[::2]]
+        line = lines[-1]
         if not line.startswith("Endpoint="):
             reason = (await self._service.stderr.read()).decode(errors="replace").strip()
             raise DemoError(f"the local service did not start: {reason}")
@@ -142,6 +148,7 @@ class Fleet:
                 *_python(
                     "eventpump.cli.demo.host",
                     *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
+                    *("--options", json.dumps(self.options)),
                     *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),
                 ),
                 stdout=asyncio.subprocess.PIPE,
