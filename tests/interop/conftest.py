@@ -47,10 +47,10 @@ async def azure_process() -> AsyncIterator[AzurePeer]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def azure(azure_process: AzurePeer, request: pytest.FixtureRequest) -> AsyncIterator[AzurePeer]:
     """azure-eventhub, for one test; what it wrote to stderr is shown where the test fails."""
-    since = azure_process.stderr_size
+    since = len(azure_process.stderr)
     yield azure_process
     await azure_process.forget()
-    request.node.add_report_section("teardown", "azure-eventhub's stderr", azure_process.stderr(since))
+    request.node.add_report_section("teardown", "azure-eventhub's stderr", azure_process.stderr[since:])
 
 
 @pytest.fixture(scope="session")
