@@ -52,7 +52,7 @@ class ConnectionOptions(TypedDict, total=False):
     operation_timeout: float
     idle_timeout: float
     retry: RetryOptions
-    transport: Literal["native"]
+    transport: Literal["native", "uamqp"]
 
 
 class FeedOptions(ConnectionOptions, total=False):
@@ -109,7 +109,15 @@ def _split(
 
 
 def make_transport(settings: ConnectionSettings) -> Transport:
-    """Make the transport the settings name. It connects when first used."""
+    """Make the transport the settings name. It connects when first used.
+
+    :raises ConfigurationError: it is not installed, or not to be had for this version of Python.
+    """
+    if settings.transport == "uamqp":
+        # An extra, and only imported where it is asked for.
+        from eventpump.transport.uamqp import UamqpTransport
+
+        return UamqpTransport(settings)
     return NativeTransport(settings)
 
 

@@ -495,7 +495,7 @@ class ConnectionSettings(SettingsModel):
     :param sas_lifetime: seconds a token signed with a key lives; another is put after three quarters of them.
     :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
     :param idle_timeout: seconds of silence after which the peer is dead; advertised to it.
-    :param transport: the AMQP implementation.
+    :param transport: the AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
     """
 
     fully_qualified_namespace: HostName
@@ -515,7 +515,22 @@ class ConnectionSettings(SettingsModel):
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
     retry: RetryOptions = RetryOptions()
-    transport: Literal["native"] = "native"
+    transport: Literal["native", "uamqp"] = "native"
+
+    @field_validator("transport")
+    @classmethod
+    def _within_reach(cls, value: str, info: ValidationInfo) -> str:
+        given = info.data
+        if value == "uamqp":
+            for problem, is_asked in (
+                ("speaks TLS only", given.get("use_tls") is False),
+                ("is not carried by a WebSocket here", given.get("transport_type") == "websocket"),
+                ("is not led through a proxy here", given.get("proxy") is not None),
+                ("cannot show a client certificate", given.get("client_cert_file") is not None),
+            ):
+                if is_asked:
+                    raise ValueError(f"uamqp {problem}; use the native transport")
+        return value
 
     @field_validator("ca_file", "client_cert_file")
     @classmethod

@@ -7,12 +7,13 @@ import itertools
 import platform
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from eventpump.amqp.performatives import AmqpError
+from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.dialect.conditions import error_for
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
 from eventpump.settings import ConnectionSettings
@@ -26,6 +27,29 @@ class Asked(NamedTuple):
 
     at: float
     heard: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """What a link is attached with.
+
+    :param max_message_size: the largest message accepted, in bytes; None for any.
+    """
+
+    name: str
+    source: Source
+    target: Target
+    max_message_size: int | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+    desired_capabilities: Sequence[str] = ()
+
+
+def snd_settle_mode(*, is_receiver: bool) -> int:
+    """Say how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
+
+    The service settles events as it sends them, whatever is asked for (wire reference 5.1).
+    """
+    return 1 if is_receiver else 0
 
 
 class LinkHandle(Protocol):
@@ -112,7 +136,7 @@ class BaseConnection(ABC):
         """Whether the peer is slow to read."""
 
     @abstractmethod
-    async def attach(self, owner: ClientLink, name: str, **attach: Any) -> LinkHandle:
+    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
         """Attach a link; the owner learns what comes of it.
 
         :raises ServiceError: the connection is over, or full.

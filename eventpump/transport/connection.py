@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, Protocol
+from typing import Protocol
 
 from eventpump.amqp.connection import (
     Closed,
@@ -34,7 +34,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.settings import ConnectionSettings
-from eventpump.transport.base import BaseConnection, connection_properties, end_error
+from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
 from eventpump.transport.links import ClientLink, ClientSendLink
 from eventpump.wire.route import Route, client_tls, dial
 from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol
@@ -79,7 +79,7 @@ class ClientConnection(BaseConnection):
         :raises ServiceError: no connection, or refused.
         :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
-        route = _route(settings)
+        route = client_route(settings)
         connection = cls(settings)
         try:
             async with asyncio.timeout(settings.operation_timeout):
@@ -101,7 +101,7 @@ class ClientConnection(BaseConnection):
         """Whether links can be attached."""
         return self.error is None and self._protocol is not None
 
-    async def attach(self, owner: ClientLink, name: str, **attach: Any) -> Link:
+    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> Link:
         """Attach a link on a session that has room for it; the owner learns what comes of it.
 
         :raises ServiceError: the connection is over, or full.
@@ -110,7 +110,16 @@ class ClientConnection(BaseConnection):
             session = next((each for each in self._sessions if each.free_handles > 0), None)
             if session is None:
                 session = await self._begin()
-            link = session.attach(name, **attach)
+            link = session.attach(
+                spec.name,
+                is_receiver=is_receiver,
+                snd_settle_mode=snd_settle_mode(is_receiver=is_receiver),
+                source=spec.source,
+                target=spec.target,
+                max_message_size=spec.max_message_size,
+                properties=spec.properties,
+                desired_capabilities=spec.desired_capabilities,
+            )
         link.context = owner
         self.flush_soon()
         return link
@@ -259,7 +268,7 @@ class ClientConnection(BaseConnection):
         self._held_back.clear()
 
 
-def _route(settings: ConnectionSettings) -> Route:
+def client_route(settings: ConnectionSettings) -> Route:
     proxy = settings.proxy
     return Route(
         settings.host,

@@ -20,7 +20,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.ports import ReceiveSink
-from eventpump.transport.base import BaseConnection, LinkHandle
+from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 from eventpump.wire.stream import CLOSE_TIMEOUT
 
 _UNLIMITED = 2**63
@@ -48,12 +48,12 @@ class ClientLink:
         self._is_closing = False
         self.error: ServiceError | None = None
 
-    async def _attach(self, name: str, **attach: Any) -> None:
+    async def _attach(self, spec: LinkSpec, *, is_receiver: bool) -> None:
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
         try:
             async with asyncio.timeout(timeout):
-                self.link = await self.connection.attach(self, name, **attach)
+                self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
                 await self._attached
             if self.error is not None:
                 raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
@@ -153,10 +153,9 @@ class ClientReceiveLink(ClientLink):
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
 
-    async def attach(self, **attach: Any) -> None:
+    async def attach(self, spec: LinkSpec) -> None:
         """Attach. :raises ServiceError: refused, or no answer."""
-        # Wire reference 5.1: the service settles events as it sends them, whatever is asked for.
-        await self._attach(is_receiver=True, snd_settle_mode=1, rcv_settle_mode=0, **attach)
+        await self._attach(spec, is_receiver=True)
 
     def set_credit(self, credit: int) -> None:
         """See the port. On a link that is over it does nothing: the sink was told, or asked for it."""
@@ -197,9 +196,9 @@ class ClientSendLink(ClientLink):
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
-    async def attach(self, **attach: Any) -> None:
+    async def attach(self, spec: LinkSpec) -> None:
         """Attach. :raises ServiceError: refused, or no answer."""
-        await self._attach(is_receiver=False, snd_settle_mode=0, rcv_settle_mode=0, **attach)
+        await self._attach(spec, is_receiver=False)
 
     @property
     def properties(self) -> Mapping[str, object]:

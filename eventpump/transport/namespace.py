@@ -34,7 +34,7 @@ from eventpump.ports import (
     SendLinkSpec,
 )
 from eventpump.settings import ConnectionSettings
-from eventpump.transport.base import BaseConnection
+from eventpump.transport.base import BaseConnection, LinkSpec
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 from eventpump.transport.requests import RequestLinks
 from eventpump.transport.tokens import Authorizer, TokenSource
@@ -116,12 +116,14 @@ class NamespaceTransport(ABC):
         if spec.receiver_name is not None:
             properties[RECEIVER_NAME] = spec.receiver_name
         await link.attach(
-            name=name,
-            source=Source(address=address, filter=source_filter(spec.position)),
-            target=Target(address=name),
-            max_message_size=spec.max_message_size,
-            properties=properties,
-            desired_capabilities=[GEOREPLICATION, *([RUNTIME_METRIC] if spec.track_last_enqueued else [])],
+            LinkSpec(
+                name,
+                Source(address=address, filter=source_filter(spec.position)),
+                Target(address=name),
+                max_message_size=spec.max_message_size,
+                properties=properties,
+                desired_capabilities=[GEOREPLICATION, *([RUNTIME_METRIC] if spec.track_last_enqueued else [])],
+            )
         )
         self._succeeded(live)
         return link
@@ -135,11 +137,13 @@ class NamespaceTransport(ABC):
         link = ClientSendLink(live.connection, entity=address, on_expired=partial(live.authorizer.forget, resource))
         name = live.connection.new_name(address)
         await link.attach(
-            name=name,
-            source=Source(address=name),
-            target=Target(address=address),
-            properties=spec.properties,
-            desired_capabilities=[GEOREPLICATION, *spec.desired_capabilities],
+            LinkSpec(
+                name,
+                Source(address=name),
+                Target(address=address),
+                properties=spec.properties,
+                desired_capabilities=[GEOREPLICATION, *spec.desired_capabilities],
+            )
         )
         self._succeeded(live)
         return link

@@ -9,7 +9,7 @@ from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.dialect.requests import correlation_id
 from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, Recovery, ServiceTimeoutError
-from eventpump.transport.base import BaseConnection
+from eventpump.transport.base import BaseConnection, LinkSpec
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 
 _CREDIT = 100
@@ -73,18 +73,17 @@ class RequestLinks:
             self._reply_to = self._connection.new_name(self._node)
             receiver = ClientReceiveLink(self._connection, self, entity=self._node)
             await receiver.attach(
-                name=self._reply_to,
-                source=Source(address=self._node),
-                target=Target(address=self._reply_to),
-                max_message_size=1024 * 1024,
+                LinkSpec(
+                    self._reply_to,
+                    Source(address=self._node),
+                    Target(address=self._reply_to),
+                    max_message_size=1024 * 1024,
+                )
             )
             sender = ClientSendLink(self._connection, entity=self._node, on_lost=self.detached)
             try:
-                await sender.attach(
-                    name=self._connection.new_name(self._node),
-                    source=Source(address=self._reply_to),
-                    target=Target(address=self._node),
-                )
+                name = self._connection.new_name(self._node)
+                await sender.attach(LinkSpec(name, Source(address=self._reply_to), Target(address=self._node)))
                 if receiver.error is not None:
                     sender.detach_now()
                     raise receiver.error

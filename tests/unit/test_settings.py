@@ -337,7 +337,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"connection_string": FULL, "idle_timeout": None}, "idle_timeout"),
     ({"connection_string": FULL, "retry": {"max_retries": -1}}, "max_retries"),
     ({"connection_string": FULL, "retry": 3}, "retry"),
-    ({"connection_string": FULL, "transport": "uamqp"}, "transport"),
+    ({"connection_string": FULL, "transport": "pyamqp"}, "transport"),
+    ({"connection_string": EMULATOR, "hub": "h", "transport": "uamqp"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "transport_type": "websocket"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "proxy": "http://proxy.test:3128"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "client_cert_file": __file__}, "transport"),
 ]
 
 

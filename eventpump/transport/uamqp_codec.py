@@ -1,0 +1,117 @@
+"""Messages and values between their encoded form and uamqp's objects.
+
+uamqp keeps no encoded message: it decodes what comes in and encodes what goes out, and its two ways do not agree on
+which sections stand with their descriptors. What it gets wrong is put right here, on bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from eventpump.amqp.codec import decode, encode, skip
+from eventpump.amqp.message import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    encode_data,
+    section_spans,
+)
+from eventpump.transport.uamqp_door import c_uamqp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DESCRIPTOR: Final = 3
+"""Bytes of a section's descriptor, in its one-byte form."""
+_BODIES: Final = (DATA, AMQP_SEQUENCE, AMQP_VALUE)
+_NO_BODY: Final = encode_data(b"")
+
+
+def to_value(value: Any) -> Any:
+    """Make uamqp's object of a value, its type kept exactly. :raises EncodeError: the value has no AMQP form."""
+    return _value(encode(value))
+
+
+def _value(encoded: bytes) -> Any:
+    raw = b"\x00\x53\x77" + encoded
+    return c_uamqp.decode_message(len(raw), raw).get_body_value()
+
+
+def from_value(value: Any) -> Any:
+    """Make our value of one of uamqp's objects."""
+    pieces: list[bytes] = []
+    c_uamqp.enocde_batch_value(value, pieces)  # the name is theirs
+    return decode(b"".join(pieces), 0)[0]
+
+
+def to_message(raw: bytes, message_format: int) -> Any:
+    """Make uamqp's object of an encoded message, which it will encode to the same sections.
+
+    :raises DecodeError: the bytes are no message.
+    """
+    maps: dict[int, bytes] = {}
+    rest: list[bytes] = []
+    has_body = False
+    for code, start, end in section_spans(raw):
+        if code in (MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, DELIVERY_ANNOTATIONS, FOOTER):
+            maps[code] = raw[start + _DESCRIPTOR : end]
+        else:
+            rest.append(raw[start:end])
+            has_body = has_body or code in _BODIES
+    if not has_body:
+        rest.append(_NO_BODY)  # uamqp sends no message without a body
+    plain = b"".join(rest) if maps or not has_body else raw
+    message = c_uamqp.decode_message(len(plain), plain)
+    if MESSAGE_ANNOTATIONS in maps:
+        message.message_annotations = c_uamqp.create_message_annotations(_value(maps[MESSAGE_ANNOTATIONS]))
+    if APPLICATION_PROPERTIES in maps:
+        message.application_properties = _value(maps[APPLICATION_PROPERTIES])
+    if DELIVERY_ANNOTATIONS in maps:
+        message.delivery_annotations = c_uamqp.create_delivery_annotations(_value(maps[DELIVERY_ANNOTATIONS]))
+    if FOOTER in maps:
+        message.footer = c_uamqp.create_footer(_value(maps[FOOTER]))
+    message.message_format = message_format
+    return message
+
+
+def from_message(message: Any) -> bytes:
+    """Encode one of uamqp's received messages."""
+    pieces: list[bytes] = []
+    c_uamqp.get_encoded_message_size(message, pieces)
+    maps = []
+    if message.message_annotations is not None:
+        maps.append(MESSAGE_ANNOTATIONS)
+    if message.footer is not None:
+        maps.append(FOOTER)
+    if message.delivery_annotations is not None:
+        maps.append(DELIVERY_ANNOTATIONS)
+    return mended(b"".join(pieces), maps)
+
+
+def mended(encoded: bytes, maps: Sequence[int]) -> bytes:
+    """Give the sections of a message that uamqp received and encoded their descriptors: one each.
+
+    :param encoded: annotations and footer without a descriptor, application properties with two.
+    :param maps: which sections lack theirs, in the order in which they stand.
+    """
+    out: list[bytes] = []
+    missing = iter(maps)
+    pos, end = 0, len(encoded)
+    while pos < end:
+        start = pos
+        if encoded[pos] != 0:
+            out.append(bytes((0, 0x53, next(missing))))
+            pos = skip(encoded, pos, end)
+        elif encoded[pos + 2] == APPLICATION_PROPERTIES:
+            start += _DESCRIPTOR
+            pos = skip(encoded, start, end)
+        elif encoded[pos + 2] in _BODIES:
+            pos = end  # the body comes last
+        else:
+            pos = skip(encoded, pos, end)
+        out.append(encoded[start:pos])
+    return b"".join(out)
