@@ -37,7 +37,7 @@ from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
 from eventpump.transport.links import ClientLink, ClientSendLink
 from eventpump.wire.route import Route, client_tls, dial
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 
 _FLUSH_AT = 256 * 1024
 """Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
@@ -284,7 +284,7 @@ def _trusting_tls(settings: ConnectionSettings) -> ssl.SSLContext:
     try:
         return client_tls(None if settings.ca_file is None else str(settings.ca_file))
     except OSError as error:
-        raise ConfigurationError("ca_file", f"cannot be used: {_reason(error)}") from None
+        raise ConfigurationError("ca_file", f"cannot be used: {reason_of(error)}") from None
 
 
 def _service_tls(settings: ConnectionSettings) -> ssl.SSLContext:
@@ -296,14 +296,8 @@ def _service_tls(settings: ConnectionSettings) -> ssl.SSLContext:
             # Without a password here OpenSSL would ask the terminal for one.
             context.load_cert_chain(settings.client_cert_file, settings.client_key_file, password=lambda: text)
         except (OSError, ValueError) as error:
-            raise ConfigurationError("client_cert_file", f"cannot be used with its key: {_reason(error)}") from None
+            raise ConfigurationError("client_cert_file", f"cannot be used with its key: {reason_of(error)}") from None
     return context
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:

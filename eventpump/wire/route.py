@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import TypeVar
 from eventpump.amqp.connection import Connection
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.settings import ProxySettings
-from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol
+from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.wire.tunnel import TunnelHandshake, TunnelProtocol
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
@@ -101,7 +99,7 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     with _converted(str(route)):
         secured = await loop.start_tls(stream, protocol, route.tls, server_hostname=name)
     if secured is None:
-        raise ConnectionLostError(f"no TLS connection to {route}: the stream ended")
+        raise ConnectionLostError(f"cannot connect to {route}: the tunnel ended")
     protocol.connection_made(secured)
     return protocol
 
@@ -117,14 +115,8 @@ def _converted(where: str) -> Iterator[None]:
             f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
         ) from error
     except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise ConnectionLostError(f"no TLS connection to {where}: {reason}") from error
+        raise ConnectionLostError(f"cannot connect to {where}: {reason_of(error)}") from error
     except OSError as error:
-        raise ConnectionLostError(f"cannot connect to {where}: {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    # asyncio tells of a failed connect in words of its own, around the number.
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
+        # asyncio says no more of a peer that hangs up in the handshake.
+        reason = "it was closed in the TLS handshake" if type(error) is ConnectionResetError and not error.args else ""
+        raise ConnectionLostError(f"cannot connect to {where}: {reason or reason_of(error)}") from error

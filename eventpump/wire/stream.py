@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
 from typing import Protocol, cast
 
 from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslRequested
@@ -12,6 +15,17 @@ CLOSE_TIMEOUT = 5.0
 _WRITE_BUFFER = 512 * 1024
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either: it could make the answers grow for ever."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Say why a stream failed, without what the library around it adds."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.replace('_', ' ').lower()}"
+    if isinstance(error, OSError):
+        # asyncio tells of a failed connect in words of its own, around the number.
+        has_words = error.errno is None or isinstance(error, socket.gaierror)
+        return (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error) or type(error).__name__
+    return str(error) or type(error).__name__
 
 
 class ConnectionHandler(Protocol):
@@ -124,7 +138,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
-        events = self.connection.receive_eof()
+        events = self.connection.receive_eof() if exc is None else self.connection.receive_eof(reason_of(exc))
         if events:
             self._handler.on_events(events)
         self._handler.on_closed(exc)

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
 from eventpump.wire.route import Route, open_stream
+from eventpump.wire.stream import reason_of
 from eventpump.wire.tunnel import refusal
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _no_websocket(route: Route, error: aiohttp.ClientError) -> ServiceError:
         return refusal(str(route), error.status)
     if isinstance(error, aiohttp.ClientResponseError):
         return ConnectionLostError(f"{route} does not answer as a WebSocket: {error.message}")
-    return ConnectionLostError(f"no WebSocket to {route}: {error}")
+    return ConnectionLostError(f"no WebSocket to {route}: {reason_of(error.__cause__ or error)}")
 
 
 # ----------------------------------------------------------------------------------------------------- server
