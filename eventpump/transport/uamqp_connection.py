@@ -96,9 +96,9 @@ class UamqpLink:
         self.owner.on_outcomes([(delivery_id, outcome)])
         self.owner.on_credit()
 
-    def on_detached(self, error: AmqpError | None) -> None:
+    def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
         """See :class:`eventpump.transport.uamqp_worker.LinkOwner`."""
-        self._connection.forget(self)
+        self._connection.forget(self, is_free=is_free)
         self.end(end_error(error, self.owner.entity, Recovery.RELINK, "the link was closed"))
 
     def end(self, error: ServiceError) -> None:
@@ -179,16 +179,21 @@ class UamqpConnection(BaseConnection):
             raise self.error
         session = self._held.index(min(self._held))
         if self._held[session] >= HANDLES:
-            raise QuotaExceededError(f"a connection of uamqp takes no more than {SESSIONS * HANDLES} links")
+            if len(self._links) >= SESSIONS * HANDLES:
+                raise QuotaExceededError(f"a connection of uamqp takes no more than {SESSIONS * HANDLES} links")
+            error = ConnectionLostError("the places of refused links are used up; another connection has them all")
+            self._lose(error)
+            self.abort()
+            raise error
         link = UamqpLink(self, next(self._numbers), session, owner)
         self._held[session] += 1
         self._links[link.number] = link
         self.worker.attach(link.number, session, link, spec, is_receiver=is_receiver)
         return link
 
-    def forget(self, link: UamqpLink) -> None:
-        """Learn that a link is over."""
-        if self._links.pop(link.number, None) is not None:
+    def forget(self, link: UamqpLink, *, is_free: bool) -> None:
+        """Learn that a link is over. :param is_free: whether another can take its place in the session."""
+        if self._links.pop(link.number, None) is not None and is_free:
             self._held[link.session] -= 1
 
     def flush_soon(self) -> None:

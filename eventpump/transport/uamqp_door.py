@@ -9,7 +9,7 @@ from eventpump.errors import ConfigurationError
 try:
     # uamqp has no types: everything that comes from it is Any.
     import certifi
-    from uamqp import c_uamqp  # type: ignore[import-untyped]
+    from uamqp import _Platform, c_uamqp  # type: ignore[import-untyped]
     from uamqp.authentication import SASLAnonymous  # type: ignore[import-untyped]
 except ImportError as error:
     if sys.version_info >= (3, 14):
@@ -17,6 +17,8 @@ except ImportError as error:
     else:
         problem = "uamqp is not installed; install eventpump[uamqp], or use the native transport"
     raise ConfigurationError("transport", problem) from error
+
+_Platform.initialize()  # once per process, which the package keeps in mind for whoever else uses it
 
 CA_FILE: str = certifi.where()
 """The certificates (PEM) uamqp trusts where it is told of no other."""

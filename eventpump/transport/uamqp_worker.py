@@ -56,8 +56,8 @@ class LinkOwner(Protocol):
     def on_outcome(self, delivery_id: int, outcome: Any) -> None:
         """A message was settled."""
 
-    def on_detached(self, error: AmqpError | None) -> None:
-        """The link is over."""
+    def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
+        """The link is over. :param is_free: whether another can take its place in the session."""
 
 
 class ConnectionOwner(Protocol):
@@ -117,6 +117,7 @@ class Worker:
         self._sessions: list[_Session] = []
         self._links: dict[int, _Link] = {}
         self._gone: list[_Link] = []
+        self._kept: list[_Link] = []
         self._auth: Any = None
         self._connection: Any = None
         # A daemon, because uamqp may be stuck in a connect when the interpreter ends.
@@ -171,7 +172,6 @@ class Worker:
 
     def _open(self) -> None:
         endpoint = self._endpoint
-        c_uamqp.platform_init()
         self._auth = SASLAnonymous(endpoint.host, port=endpoint.port, verify=endpoint.ca_file)
         connection = self._connection = c_uamqp.create_connection(
             self._auth.sasl_client.get_client(), endpoint.hostname.encode(), endpoint.container_id.encode(), self
@@ -244,10 +244,10 @@ class Worker:
 
     # ---- the end of things
 
-    def link_gone(self, link: _Link) -> None:
-        """Learn that a link is over; it is freed when uamqp is not at work on it."""
+    def link_gone(self, link: _Link, *, is_free: bool) -> None:
+        """Learn that a link is over; it is freed when uamqp is not at work on it, or else with the connection."""
         if self._links.pop(link.handle, None) is not None:
-            self._gone.append(link)
+            (self._gone if is_free else self._kept).append(link)
 
     def _settle_doubts(self) -> None:
         doubts, self._doubts = self._doubts, []
@@ -261,8 +261,9 @@ class Worker:
 
     def _destroy(self) -> None:
         """Free everything, each before what it stands on."""
-        self._gone.extend(self._links.values())
+        self._gone += [*self._links.values(), *self._kept]
         self._links.clear()
+        self._kept.clear()
         self._clear()
         for session in self._sessions:
             session.destroy()
@@ -279,13 +280,15 @@ class Worker:
         if new == _OPENED:
             self.tell(self._owner.on_opened)
         elif new in _ENDED:
-            self.lose()
+            self.doubt(self.lose)  # where the service closed, that comes next
 
     def _io_error(self) -> None:
         self.lose()
 
     def _close_received(self, error: Any) -> None:
-        self.tell(self._owner.on_closed, _amqp_error(error))
+        if not self._is_over:
+            self.tell(self._owner.on_closed, _amqp_error(error))
+            self._is_over = True
 
 
 class _Session:
@@ -319,6 +322,9 @@ class _Link:
         self._session = session
         self._owner = owner
         self._sends: set[_Send] = set()
+        self._is_receiver = is_receiver
+        self._was_open = False
+        self._is_detaching = False
         self._is_over = False
         link = self._link = c_uamqp.create_link(
             session.session,
@@ -363,6 +369,7 @@ class _Link:
             self._worker.tell(self._owner.on_outcome, send.delivery_id, outcome)
 
     def detach(self) -> None:
+        self._is_detaching = True
         self._end.close()
 
     def destroy(self) -> None:
@@ -376,6 +383,7 @@ class _Link:
         if self._is_over:
             return
         if previous == _OPENING and new == _OPEN:
+            self._was_open = True
             size = self._link.peer_max_message_size
             self._worker.tell(self._owner.on_attached, size or None, self._session.properties)
         elif previous == _OPEN and new == _ERROR:
@@ -383,7 +391,7 @@ class _Link:
             self._worker.doubt(lambda: self._lost("the service ended a session"))
 
     def _lost(self, reason: str) -> None:
-        if not self._is_over:
+        if not (self._is_over or self._is_detaching):
             self._worker.lose(reason)
 
     def _detach_received(self, error: Any) -> None:
@@ -400,10 +408,14 @@ class _Link:
                 self._worker.flush()
 
     def _over(self, error: AmqpError | None) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._worker.tell(self._owner.on_detached, error)
-            self._worker.link_gone(self)
+        if self._is_over:
+            return
+        self._is_over = True
+        # uamqp does not answer the detach of a receiver that was refused. Freed, its handle would be used again, while
+        # the service still takes it for attached.
+        is_free = self._was_open or self._is_detaching or not self._is_receiver
+        self._worker.tell(self._owner.on_detached, error, is_free)
+        self._worker.link_gone(self, is_free=is_free)
 
 
 class _Send:
