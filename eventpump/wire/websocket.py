@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 import aiohttp
 from aiohttp import web
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from aiohttp.client_proto import ResponseHandler
 
-    from eventpump.wire.stream import ConnectionProtocol
+_P = TypeVar("_P", bound=asyncio.Protocol)
 
 PATH: Final = "/$servicebus/websocket"
 SUBPROTOCOL: Final = "AMQPWSB10"
@@ -177,21 +177,51 @@ class WebSocketTransport(asyncio.Transport):
 # ----------------------------------------------------------------------------------------------------- client
 
 
+class _Observed(asyncio.Protocol):
+    """Passes everything on to aiohttp's protocol, and keeps what that forgets: the stream, and why it ended."""
+
+    def __init__(self, inner: ResponseHandler) -> None:
+        self.inner = inner
+        self.stream: asyncio.Transport | None = None
+        self.lost: Exception | None = None
+        self.data_received = inner.data_received  # type: ignore[method-assign]  # without a call in between
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.stream = cast("asyncio.Transport", transport)
+        self.inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = exc
+        self.inner.connection_lost(exc)
+
+
 class _Connector(aiohttp.BaseConnector):
-    """Makes the streams of a session, all along one route."""
+    """Makes the one stream of a session, along a route."""
 
     def __init__(self, route: Route) -> None:
         super().__init__()
         self._route = route
-        self.stream: asyncio.Transport | None = None
+        self.observed: _Observed | None = None
 
     async def _create_connection(self, req: object, traces: object, timeout: object) -> ResponseHandler:
-        protocol = await open_stream(self._factory, self._route)
-        self.stream = protocol.transport
-        return protocol
+        if self.observed is not None:
+            # aiohttp tries a GET again by itself; when to do that is not for it to say.
+            lost = self.observed.lost
+            reason = "the connection ended before there was an answer" if lost is None else reason_of(lost)
+            raise ConnectionLostError(f"no WebSocket to {self._route}: {reason}")
+        self.observed = await open_stream(lambda: _Observed(self._factory()), self._route)
+        return self.observed.inner
+
+    def abort(self) -> None:
+        """Cut the stream."""
+        if self.observed is not None and self.observed.stream is not None:
+            self.observed.stream.abort()
 
 
-async def connect(make: Callable[[], ConnectionProtocol], route: Route) -> ConnectionProtocol:
+async def connect(make: Callable[[], _P], route: Route) -> _P:
     """Connect a client. Cancelled, no stream is left.
 
     :raises ServiceError: no connection, or no WebSocket for AMQP.
@@ -211,14 +241,14 @@ async def connect(make: Callable[[], ConnectionProtocol], route: Route) -> Conne
             raise _no_websocket(route, error) from error
         if socket.protocol != SUBPROTOCOL:
             raise ConnectionLostError(f"{route} has WebSockets, but not for AMQP", recovery=Recovery.GIVE_UP)
-        assert connector.stream is not None
         protocol = make()
     except BaseException:
-        if connector.stream is not None:
-            connector.stream.abort()
+        connector.abort()
         await session.close()
         raise
-    transport = WebSocketTransport(socket, connector.stream, protocol)
+    assert connector.observed is not None
+    assert connector.observed.stream is not None
+    transport = WebSocketTransport(socket, connector.observed.stream, protocol)
     transport.task = asyncio.create_task(_carry(transport, session), name="websocket")
     return protocol
 
@@ -235,7 +265,7 @@ def _no_websocket(route: Route, error: aiohttp.ClientError) -> ServiceError:
         return refusal(str(route), error.status)
     if isinstance(error, aiohttp.ClientResponseError):
         return ConnectionLostError(f"{route} does not answer as a WebSocket: {error.message}")
-    return ConnectionLostError(f"no WebSocket to {route}: {reason_of(error.__cause__ or error)}")
+    return ConnectionLostError(f"no WebSocket to {route}: {reason_of(error)}")
 
 
 # ----------------------------------------------------------------------------------------------------- server
@@ -247,7 +277,7 @@ class WebSocketServer:
     :ivar port: the port it listens on.
     """
 
-    def __init__(self, make: Callable[[], ConnectionProtocol]) -> None:
+    def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
         self._make = make
         # An access log would be one line per connection, of no more than the emulator knows.
         self._http = web.Server(self._answer, access_log=None)
@@ -256,7 +286,7 @@ class WebSocketServer:
 
     @classmethod
     async def start(
-        cls, make: Callable[[], ConnectionProtocol], host: str, port: int, *, tls: ssl.SSLContext | None
+        cls, make: Callable[[], asyncio.Protocol], host: str, port: int, *, tls: ssl.SSLContext | None
     ) -> Self:
         """Listen.
 
