@@ -361,11 +361,13 @@ class _Link:
             self.settled(send, None)
 
     def settled(self, send: _Send, outcome: Any) -> None:
-        self._sends.discard(send)
         if outcome is None:
-            # The end of its link, which uamqp may tell later, or a failure of uamqp's own.
+            # The end of its link, which uamqp may tell later, or a failure of uamqp's own. It may call back once more,
+            # so what it calls stays until the link is destroyed.
             self._worker.doubt(lambda: self._lost("it did not send a message"))
-        elif not self._is_over:
+            return
+        self._sends.discard(send)
+        if not self._is_over:
             self._worker.tell(self._owner.on_outcome, send.delivery_id, outcome)
 
     def detach(self) -> None:
