@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 import uuid
@@ -68,9 +69,9 @@ class TokenSource:
         except ValueError as error:
             raise AuthenticationError(f"the credential cannot be used: {error}", entity=audience) from None
         if isinstance(secret, SharedKey):
-            expires_at = int(now + self._sas_lifetime)
+            expires_at = math.ceil(now + self._sas_lifetime)  # it is told in whole seconds
             text = sas.generate(audience, secret.name, secret.key.get_secret_value(), expires_at)
-            return Token(text, SAS_TOKEN_TYPE, expires_at, (expires_at - now) * 0.75)
+            return Token(text, SAS_TOKEN_TYPE, expires_at, self._sas_lifetime * 0.75)
         if isinstance(secret, SharedSignature):
             remaining = secret.expires_at - now
             if remaining <= 0:
