@@ -8,7 +8,10 @@ does.
 
 from __future__ import annotations
 
+import os
 import queue
+import socket
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -180,8 +183,10 @@ class Worker:
         connection.idle_timeout = int(endpoint.idle_timeout * 1000)
         connection.max_frame_size = _MAX_FRAME_SIZE
         connection.properties = to_value({Symbol(key): value for key, value in endpoint.properties.items()})
-        self._sessions = [_Session(connection) for _ in range(SESSIONS)]
-        connection.open()
+        before = _open_sockets()
+        self._sessions = [_Session(connection) for _ in range(SESSIONS)]  # the first begins to connect
+        for descriptor in _open_sockets() - before:
+            _send_at_once(descriptor, endpoint.port)
 
     def _take(self, wait: float) -> bool:
         """Do what was asked, waiting for it at most so many seconds. :returns: whether there was anything."""
@@ -449,6 +454,36 @@ def _outcome(result: int, state: Any) -> Any:
             return Modified()
         case _:
             return Rejected()
+
+
+def _open_sockets() -> set[int]:
+    """Give the descriptors of the sockets this process has open; none where the system does not tell."""
+    try:
+        names = os.listdir("/dev/fd")
+    except OSError:
+        return set()
+    return {descriptor for descriptor in map(int, names) if _is_socket(descriptor)}
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # what the listing itself was read through is among the names, and closed by now
+
+
+def _send_at_once(descriptor: int, port: int) -> None:
+    """Have a socket that leads to a port send without delay, which does no harm whoever's it is.
+
+    uamqp writes a frame in pieces, and has no such option: without it the second piece waits until the service has
+    acknowledged the first, 40 ms and more per flow.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as stream:
+            if stream.getpeername()[1] == port:
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        return  # it is closed by now, or no socket
 
 
 def _amqp_error(error: Any) -> AmqpError | None:
