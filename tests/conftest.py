@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.authority import Authority
+from tests.leaks.watch import LeakWatch
 
 settings.register_profile("gate", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
@@ -17,6 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "gate")
+    logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
+    config.add_cleanup(logs.cleanup)
+    config.pluginmanager.register(LeakWatch(Path(logs.name)))
 
 
 @pytest.fixture(scope="session")

@@ -267,7 +267,7 @@ async def served(handler: Metadata) -> AsyncIterator[str]:
     """Serve an endpoint. Gives its address."""
     application = web.Application()
     application.router.add_get("/token", handler.answer)
-    runner = web.AppRunner(application)
+    runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
