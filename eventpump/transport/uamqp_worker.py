@@ -36,8 +36,10 @@ _MAX_FRAME_SIZE: Final = 65_536
 _BATCH: Final = 256
 """Messages after which the event loop gets them, though uamqp has more at hand."""
 
-# States of uamqp's connections, senders and receivers, and results of its sends.
+# States of uamqp's connections, senders and receivers, and results of its sends. A connection that uamqp gave up is
+# discarding: it waits for an answer to its close.
 _OPENED: Final = 9
+_DISCARDING: Final = 12
 _ENDED: Final = (13, 14)
 _OPENING: Final = 2
 _OPEN: Final = 3
@@ -284,6 +286,8 @@ class Worker:
             return
         if new == _OPENED:
             self.tell(self._owner.on_opened)
+        elif new == _DISCARDING:
+            self.doubt(lambda: self.lose("uamqp gave it up: silence, or what it cannot read"))
         elif new in _ENDED:
             self.doubt(self.lose)  # where the service closed, that comes next
 
