@@ -121,7 +121,7 @@ class LeakWatch:
         shown: Counter[Any] = Counter()
         for living in gc.get_objects():
             kind: Any = type(living)
-            if not getattr(kind, "__module__", "").startswith("eventpump"):
+            if not str(kind.__module__).startswith("eventpump"):
                 continue
             shown[kind] += 1
             if shown[kind] <= _REPRS_PER_CLASS and kind.__repr__ is not object.__repr__:
