@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import ssl
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import trustme
 
 from eventpump import Emulator
 from eventpump.emulator.config import HubSpec
 from eventpump.testing.azurite import Azurite
+from tests.authority import Authority
 from tests.interop.peers.driver import AzurePeer
 
 _HUBS = 200
@@ -57,33 +55,13 @@ async def azure(azure_process: AzurePeer, request: pytest.FixtureRequest) -> Asy
     request.node.add_report_section("teardown", "azure-eventhub's stderr", azure_process.stderr[since:])
 
 
-@dataclass(frozen=True)
-class Authority:
-    """A certificate authority of the tests.
-
-    :param file: its own certificate.
-    :param server_file: certificate and key of a server on loopback.
-    """
-
-    file: Path
-    server_file: Path
-
-    @property
-    def server(self) -> ssl.SSLContext:
-        """The TLS settings of such a server."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.server_file)
-        return context
-
-
 @pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts unless told to."""
-    directory = tmp_path_factory.mktemp("tls")
-    made, ca = Authority(directory / "ca.pem", directory / "server.pem"), trustme.CA()
-    ca.cert_pem.write_to_path(str(made.file))
-    ca.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(made.server_file))
-    return made
+def server_certificate(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificate and key of a server on loopback, for a program that reads them from a file."""
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    issued = authority.ca.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(file))
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ from eventpump.errors import (
 from eventpump.events import EventData, EventPosition
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
 from eventpump.testing.sink import RecordingSink
+from tests.authority import Authority
 from tests.interop.clients import CLIENTS, UAMQP, ClientKind
-from tests.interop.conftest import Authority
 from tests.interop.peers.rhea import RheaOptions, RheaServer
 
 HUB = RheaServer.hub
@@ -61,14 +62,14 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
 
 
 @pytest.fixture
-def serve(kind: ClientKind, authority: Authority) -> Serve:
+def serve(kind: ClientKind, authority: Authority, server_certificate: Path) -> Serve:
     """Give a function that starts the service, and a transport of ours to it. rhea found no fault in what it got."""
 
     @asynccontextmanager
     async def start(
         *, client: dict[str, Any] | None = None, **options: Any
     ) -> AsyncIterator[tuple[RheaServer, Transport]]:
-        tls = authority.server_file if kind.uses_tls else None
+        tls = server_certificate if kind.uses_tls else None
         made = RheaOptions(tls=tls, web_socket=kind.uses_web_socket, **options)
         async with RheaServer(made) as server:
             transport = kind.transport(server.connection_string, HUB, authority.file, **(client or {}))

@@ -16,6 +16,9 @@ from eventpump.testing.processes import ChildProcess
 PATIENCE = 30.0
 """Seconds to wait for what must come."""
 
+WS_VERSION = "8.18.0"
+"""Of the npm package that the JavaScript peers speak AMQP over WebSockets with."""
+
 ROOT = Path(__file__).parents[3]
 
 

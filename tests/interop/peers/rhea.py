@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from eventpump.testing.node import install_npm_package, node_binary
-from tests.interop.peers.lines import LinePeer
+from tests.interop.peers.lines import WS_VERSION, LinePeer
 
-RHEA, WS = "3.0.5", "8.18.0"
+RHEA_VERSION = "3.0.5"
 _PROGRAM = Path(__file__).with_name("rhea_server.mjs")
 
 
@@ -66,8 +65,12 @@ class RheaServer(LinePeer):
 
     async def command(self) -> tuple[str, ...]:
         """See the base."""
-        rhea = await asyncio.to_thread(install_npm_package, "rhea", RHEA)
-        ws = await asyncio.to_thread(install_npm_package, "ws", WS) if self.options.web_socket else Path(os.devnull)
+        rhea = await asyncio.to_thread(install_npm_package, "rhea", RHEA_VERSION)
+        ws = (
+            await asyncio.to_thread(install_npm_package, "ws", WS_VERSION)
+            if self.options.web_socket
+            else Path(os.devnull)
+        )
         spelled = {_camel(name): value for name, value in asdict(self.options).items() if value is not None}
         options = json.dumps({"hub": self.hub, **spelled}, default=str)
         return str(node_binary()), str(_PROGRAM), str(rhea), str(ws), options
