@@ -31,6 +31,8 @@ _MESSAGE: Final = 256 * 1024
 """Bytes of a message sent, at most."""
 _LARGEST: Final = 64 * 1024 * 1024
 """Bytes of a message taken, at most."""
+_SHUTDOWN_TIMEOUT: Final = 1.0
+"""Seconds that a request which is no WebSocket has to end."""
 
 
 class WebSocketTransport(asyncio.Transport):
@@ -77,7 +79,10 @@ class WebSocketTransport(asyncio.Transport):
             self._is_closing = True
             # Both ends have said all they had to, or one of them never will.
             self._stream.abort()
-            self._protocol.connection_lost(self._error)
+            try:
+                await self._socket.close()  # at once, without a stream; aiohttp would miss it otherwise
+            finally:
+                self._protocol.connection_lost(self._error)
 
     async def _receive(self) -> None:
         while True:
@@ -232,6 +237,7 @@ async def connect(make: Callable[[], _P], route: Route) -> _P:
     )
     host = f"[{route.host}]" if ":" in route.host else route.host
     scheme = "http" if route.tls is None else "https"
+    socket: aiohttp.ClientWebSocketResponse | None = None
     try:
         try:
             socket = await session.ws_connect(
@@ -244,6 +250,8 @@ async def connect(make: Callable[[], _P], route: Route) -> _P:
         protocol = make()
     except BaseException:
         connector.abort()
+        if socket is not None:
+            await socket.close()  # at once, without a stream
         await session.close()
         raise
     assert connector.observed is not None
@@ -281,6 +289,7 @@ class WebSocketServer:
         self._make = make
         # An access log would be one line per connection, of no more than the emulator knows.
         self._http = web.Server(self._answer, access_log=None)
+        self._streams: set[asyncio.Transport] = set()
         self._listening: asyncio.Server
         self.port = 0
 
@@ -308,7 +317,9 @@ class WebSocketServer:
     async def aclose(self) -> None:
         """Free the port. What is still connected is cut."""
         self._listening.close()
-        await self._http.shutdown(0)
+        for stream in list(self._streams):
+            stream.abort()
+        await self._http.shutdown(_SHUTDOWN_TIMEOUT)
         await self._listening.wait_closed()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -320,6 +331,11 @@ class WebSocketServer:
             return web.Response(status=400, text=f"a WebSocket of the subprotocol {SUBPROTOCOL} is expected\n")
         await socket.prepare(request)
         stream = request.transport
-        if stream is not None:  # it may be gone by now
+        if stream is None:  # it is gone by now
+            return socket
+        self._streams.add(stream)
+        try:
             await WebSocketTransport(socket, stream, self._make()).run()
+        finally:
+            self._streams.discard(stream)
         return socket

@@ -209,15 +209,15 @@ async def test_broken_rules_are_told() -> None:
     assert b"amqp:connection:framing-error" in transport.written
 
 
-@pytest.mark.parametrize("way", ["finish", "close", "eof", "idle"])
-async def test_peer_that_does_not_read(clock: VirtualClock, way: str) -> None:
+@pytest.mark.parametrize("end", ["finish", "close", "eof", "idle"])
+async def test_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
     """The last bytes wait for a peer that does not read, but not for ever, however the connection ended."""
     protocol, transport, handler = serve(idle_timeout=60.0)
     transport.read(on=False)
     protocol.connection.output.append(b"x" * 100)
     protocol.flush()
     began = clock.monotonic()
-    match way:
+    match end:
         case "finish":
             protocol.connection.close()
             protocol.finish()
