@@ -25,9 +25,9 @@ from eventpump.settings import (
     ConnectionSettings,
     Credential,
     HostSettings,
-    ProxySettings,
     ReaderSettings,
     RetryOptions,
+    TransportName,
     TransportType,
     connection_settings,
 )
@@ -41,7 +41,7 @@ class ConnectionOptions(TypedDict, total=False):
     credential: Credential
     custom_endpoint_address: str
     transport_type: TransportType
-    proxy: str | SecretStr | ProxySettings
+    proxy: str | SecretStr
     trust_env: bool
     ca_file: str | Path
     client_cert_file: str | Path
@@ -52,7 +52,7 @@ class ConnectionOptions(TypedDict, total=False):
     operation_timeout: float
     idle_timeout: float
     retry: RetryOptions
-    transport: Literal["native", "uamqp"]
+    transport: TransportName
 
 
 class FeedOptions(ConnectionOptions, total=False):

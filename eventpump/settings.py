@@ -41,6 +41,8 @@ WS_PORT: Final = 80
 
 TransportType: TypeAlias = Literal["tcp", "websocket"]
 """What carries AMQP: TCP, or a WebSocket (wire reference 2.1). Over TLS, either way."""
+TransportName: TypeAlias = Literal["native", "uamqp"]
+"""The AMQP implementation."""
 
 # ------------------------------------------------------------------------------------------------- credentials
 
@@ -515,7 +517,7 @@ class ConnectionSettings(SettingsModel):
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
     retry: RetryOptions = RetryOptions()
-    transport: Literal["native", "uamqp"] = "native"
+    transport: TransportName = "native"
 
     @field_validator("transport")
     @classmethod
@@ -555,7 +557,7 @@ def connection_settings(
     credential: Credential | None = None,
     custom_endpoint_address: str | None = None,
     transport_type: TransportType = "tcp",
-    proxy: str | SecretStr | ProxySettings | None = None,
+    proxy: str | SecretStr | None = None,
     trust_env: bool = False,
     ca_file: str | Path | None = None,
     client_cert_file: str | Path | None = None,
@@ -573,7 +575,7 @@ def connection_settings(
     :param hub: the hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
     :param credential: for a namespace, or for a connection string that holds neither key nor signature.
     :param custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
-    :param proxy: `http[s]://[username:password@]host[:port]`, or the settings of one.
+    :param proxy: `http[s]://[username:password@]host[:port]`, the first two percent-encoded where they need be.
     :param trust_env: without `proxy`, use the one that `HTTPS_PROXY` names, but for hosts in `NO_PROXY`.
     :raises ConfigurationError: a value cannot work; it names the field and holds no secret.
     """
@@ -607,10 +609,11 @@ def connection_settings(
     if port is None:
         plain, secure = (WS_PORT, WSS_PORT) if transport_type == "websocket" else (AMQP_PORT, AMQPS_PORT)
         port = secure if use_tls else plain
-    if isinstance(proxy, str | SecretStr):
-        proxy = ProxySettings.parse(proxy)
-    elif proxy is None and trust_env and isinstance(host, str):
-        proxy = ProxySettings.from_environment(host, port)
+    way: ProxySettings | None = None
+    if proxy is not None:
+        way = ProxySettings.parse(proxy)
+    elif trust_env and isinstance(host, str):
+        way = ProxySettings.from_environment(host, port)
     return ConnectionSettings.model_validate(
         {
             "fully_qualified_namespace": namespace,
@@ -618,7 +621,7 @@ def connection_settings(
             "port": port,
             "use_tls": use_tls,
             "transport_type": transport_type,
-            "proxy": proxy,
+            "proxy": way,
             "ca_file": ca_file,
             "client_cert_file": client_cert_file,
             "client_key_file": client_key_file,
