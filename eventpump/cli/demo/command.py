@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from eventpump import EventData, EventProducer, PartitionReader
+from eventpump.assembly import ConnectionOptions
 from eventpump.cli.demo.fleet import Fleet
 from eventpump.cli.demo.market import Trade, trades
 from eventpump.cli.demo.record import Record, digest, read_records
 from eventpump.cli.demo.verify import Event, Verdict, judge
 from eventpump.cli.demo.view import LiveView, PlainView, Scene, View
 from eventpump.errors import ConfigurationError
-from eventpump.settings import TransportType
+from eventpump.settings import TransportName, TransportType
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -47,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--seconds", type=float, default=24.0, metavar="S", help="time to publish them in (default: %(default)s)")
     add("--seed", type=int, default=7, help="of the made-up market (default: %(default)s)")
     add("--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP")
+    add("--transport", choices=get_args(TransportName), default="native", help="the AMQP implementation of the hosts")
     add("--plain", action="store_true", help="lines instead of the live table")
     parser.set_defaults(run=run)
 
@@ -59,6 +61,13 @@ def run(args: argparse.Namespace) -> int:
     plain = args.plain or not sys.stdout.isatty()
     if not plain and util.find_spec("rich") is None:
         raise ConfigurationError("demo", "the live table needs: pip install 'eventpump[cli]'; or use --plain")
+    if args.transport == "uamqp":
+        if args.transport_type == "websocket":
+            raise ConfigurationError("--transport", "uamqp is not carried by a WebSocket here")
+        if util.find_spec("trustme") is None:
+            raise ConfigurationError(
+                "--transport", "uamqp speaks TLS only, and a certificate needs: pip install trustme"
+            )
     with tempfile.TemporaryDirectory(prefix="eventpump-demo-") as folder:
         return 0 if asyncio.run(_Demo(args, Path(folder), plain=plain).run()).holds else 1
 
@@ -68,7 +77,8 @@ class _Demo:
         self._total: int = args.events
         self._seconds: float = args.seconds
         self._seed: int = args.seed
-        self._fleet = Fleet(folder, HUB, args.partitions, LEASE_DURATION, {"transport_type": args.transport_type})
+        options: ConnectionOptions = {"transport_type": args.transport_type, "transport": args.transport}
+        self._fleet = Fleet(folder, HUB, args.partitions, LEASE_DURATION, options)
         self._scene = Scene(self._fleet, args.events)
         self._is_plain = plain
         self._published: list[str] = []

@@ -124,8 +124,9 @@ class Fleet:
         """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
         is_websocket = self.options.get("transport_type") == "websocket"
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
+        tls = self._certify() if self.options.get("transport") == "uamqp" else []
         self._service = await asyncio.create_subprocess_exec(
-            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", *ports),
+            *_python("eventpump.cli.main", "emulator", "--hub", f"{self.hub}:{self.partitions}", *ports, *tls),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -138,6 +139,21 @@ class Fleet:
             reason = (await self._service.stderr.read()).decode(errors="replace").strip()
             raise DemoError(f"the local service did not start: {reason}")
         self.connection_string = line
+
+    def _certify(self) -> list[str]:
+        """Make a certificate for the service, which the hosts are told to trust: uamqp speaks TLS only.
+
+        :returns: the service's arguments.
+        """
+        import trustme  # only this needs it
+
+        authority, files = trustme.CA(), {name: self.folder / f"{name}.pem" for name in ("ca", "cert", "key")}
+        certificate = authority.issue_cert("127.0.0.1")
+        authority.cert_pem.write_to_path(str(files["ca"]))
+        certificate.cert_chain_pems[0].write_to_path(str(files["cert"]))
+        certificate.private_key_pem.write_to_path(str(files["key"]))
+        self.options["ca_file"] = str(files["ca"])
+        return ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])]
 
     async def start_host(self) -> HostProcess:
         """Start one more host."""
