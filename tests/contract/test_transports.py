@@ -81,6 +81,18 @@ class TestNativeTransport(TransportContract):
             await harness.aclose()
 
 
+class TestWebSocketTransport(TransportContract):
+    """The native transport in WebSockets, to the emulator."""
+
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[TransportHarness]:
+        async with Emulator({HUB: 4}, ws_port=0) as emulator:
+            settings = connection_settings(emulator.ws_connection_string, HUB, transport_type="websocket")
+            harness = EmulatorHarness(emulator, lambda: NativeTransport(settings))
+            yield harness
+            await harness.aclose()
+
+
 class TestUamqpTransport(TransportContract):
     """On TLS, which is all that uamqp speaks, to the emulator."""
 
