@@ -265,8 +265,10 @@ class ClientSendLink(ClientLink):
             else:
                 waiting.set_exception(error)
 
-    def _error(self, outcome: Any) -> ServiceError | None:
+    def _error(self, outcome: Any) -> EventPumpError | None:
         match outcome:
+            case EventPumpError():
+                return outcome  # it was not sent
             case Accepted():
                 return None
             case Rejected(error) if error is not None:

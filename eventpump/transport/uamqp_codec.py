@@ -17,9 +17,12 @@ from eventpump.amqp.message import (
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
+    Data,
+    Message,
     encode_data,
     section_spans,
 )
+from eventpump.errors import EventError, ProtocolError
 from eventpump.transport.uamqp_door import c_uamqp
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _DESCRIPTOR: Final = 3
 """Bytes of a section's descriptor, in its one-byte form."""
 _BODIES: Final = (DATA, AMQP_SEQUENCE, AMQP_VALUE)
+_MAPS: Final = (MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, DELIVERY_ANNOTATIONS, FOOTER)
 _NO_BODY: Final = encode_data(b"")
 
 
@@ -51,31 +55,63 @@ def from_value(value: Any) -> Any:
 def to_message(raw: bytes, message_format: int) -> Any:
     """Make uamqp's object of an encoded message, which it will encode to the same sections.
 
-    :raises DecodeError: the bytes are no message.
+    :raises EventError: it holds a value that uamqp changes or does not know; or the bytes are no message.
     """
+    spans = section_spans(raw)
+    message = _message([(code, raw[start:end]) for code, start, end in spans])
+    message.message_format = message_format
+    # Data goes through uamqp as it is, and is nearly all there is.
+    others = [(code, raw[start:end]) for code, start, end in spans if code != DATA]
+    if others and not _is_kept(others):
+        raise EventError(
+            "uamqp cannot carry one of the message's values: see docs/transports.md; its data can hold any"
+        )
+    return message
+
+
+def _message(sections: Sequence[tuple[int, bytes]]) -> Any:
     maps: dict[int, bytes] = {}
     rest: list[bytes] = []
     has_body = False
-    for code, start, end in section_spans(raw):
-        if code in (MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, DELIVERY_ANNOTATIONS, FOOTER):
-            maps[code] = raw[start + _DESCRIPTOR : end]
+    for code, section in sections:
+        if code in _MAPS:
+            maps[code] = section[_DESCRIPTOR:]
         else:
-            rest.append(raw[start:end])
+            rest.append(section)
             has_body = has_body or code in _BODIES
     if not has_body:
         rest.append(_NO_BODY)  # uamqp sends no message without a body
-    plain = b"".join(rest) if maps or not has_body else raw
-    message = c_uamqp.decode_message(len(plain), plain)
-    if MESSAGE_ANNOTATIONS in maps:
-        message.message_annotations = c_uamqp.create_message_annotations(_value(maps[MESSAGE_ANNOTATIONS]))
-    if APPLICATION_PROPERTIES in maps:
-        message.application_properties = _value(maps[APPLICATION_PROPERTIES])
-    if DELIVERY_ANNOTATIONS in maps:
-        message.delivery_annotations = c_uamqp.create_delivery_annotations(_value(maps[DELIVERY_ANNOTATIONS]))
-    if FOOTER in maps:
-        message.footer = c_uamqp.create_footer(_value(maps[FOOTER]))
-    message.message_format = message_format
+    plain = b"".join(rest)
+    try:
+        message = c_uamqp.decode_message(len(plain), plain)
+        if MESSAGE_ANNOTATIONS in maps:
+            message.message_annotations = c_uamqp.create_message_annotations(_value(maps[MESSAGE_ANNOTATIONS]))
+        if APPLICATION_PROPERTIES in maps:
+            message.application_properties = _value(maps[APPLICATION_PROPERTIES])
+        if DELIVERY_ANNOTATIONS in maps:
+            message.delivery_annotations = c_uamqp.create_delivery_annotations(_value(maps[DELIVERY_ANNOTATIONS]))
+        if FOOTER in maps:
+            message.footer = c_uamqp.create_footer(_value(maps[FOOTER]))
+    except ValueError as error:
+        raise EventError(f"uamqp cannot carry one of the message's values: {error}") from error
     return message
+
+
+def _is_kept(sections: Sequence[tuple[int, bytes]]) -> bool:
+    """Tell whether uamqp encodes sections to what they were, whatever their order."""
+    pieces: list[bytes] = []
+    given = b"".join(section for _, section in sections)
+    try:
+        c_uamqp.get_encoded_message_size(_message(sections), pieces)
+        found = b"".join(pieces)
+        if found in (given, given + _NO_BODY):
+            return True
+        ours, theirs = Message.decode(given), Message.decode(found)
+    except (ValueError, ProtocolError):
+        return False
+    if ours.body is None:
+        ours.body = Data((b"",))
+    return repr(ours) == repr(theirs)
 
 
 def from_message(message: Any) -> bytes:

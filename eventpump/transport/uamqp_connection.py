@@ -148,13 +148,12 @@ class UamqpConnection(BaseConnection):
                 connection = cls(settings)
                 connection.worker.start()
                 await connection._opened
-        except TimeoutError:
+        except BaseException as error:
             if connection is not None:
                 connection.abort()
-            raise ConnectionLostError(f"no answer from {route} within {settings.operation_timeout} s") from None
-        except BaseException:
-            if connection is not None:
-                connection.abort()
+                await connection.ended()
+            if isinstance(error, TimeoutError):
+                raise ConnectionLostError(f"no answer from {route} within {settings.operation_timeout} s") from None
             raise
         return connection
 
@@ -214,11 +213,16 @@ class UamqpConnection(BaseConnection):
         """See :class:`eventpump.transport.base.BaseConnection`."""
         self._lose(ConnectionLostError("the connection was closed here", recovery=Recovery.GIVE_UP))
         self.worker.stop()
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait for the thread to end. Where uamqp is stuck, it ends when that is over, and is not waited for."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await asyncio.shield(self._ended)
         except TimeoutError:
-            return  # uamqp is stuck; the thread ends when it is not any more
+            return
+        self.worker.join()
 
     # -------------------------------------------------------------------------------- told by the worker
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
 from eventpump.amqp.types import Array, Symbol
 from eventpump.core.pace import Pace
+from eventpump.errors import EventError, ProtocolError
 from eventpump.transport.base import LinkSpec, snd_settle_mode
 from eventpump.transport.uamqp_codec import from_message, from_value, to_message, to_value
 from eventpump.transport.uamqp_door import SASLAnonymous, c_uamqp
@@ -59,7 +60,7 @@ class LinkOwner(Protocol):
         """Messages arrived."""
 
     def on_outcome(self, delivery_id: int, outcome: Any) -> None:
-        """A message was settled."""
+        """A message was settled; or not sent, where the outcome is an error."""
 
     def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
         """The link is over. :param is_free: whether another can take its place in the session."""
@@ -154,6 +155,10 @@ class Worker:
         """End the connection, and the thread."""
         self._asked.put((self._stop, ()))
 
+    def join(self) -> None:
+        """Wait for the thread, which has told its owner that it is at its end."""
+        self._thread.join()
+
     # -------------------------------------------------------------------------------- in the thread
 
     def _run(self) -> None:
@@ -171,9 +176,11 @@ class Worker:
             self.tell(self._owner.on_lost, f"uamqp failed: {error}")
         finally:
             self._is_over = True
-            self._destroy()
-            self.tell(self._owner.on_ended)
-            self.flush()
+            try:
+                self._destroy()
+            finally:
+                self.tell(self._owner.on_ended)
+                self.flush()
 
     def _open(self) -> None:
         endpoint = self._endpoint
@@ -332,6 +339,7 @@ class _Link:
         self._owner = owner
         self._sends: set[_Send] = set()
         self._is_receiver = is_receiver
+        self._is_failed = False
         self._was_open = False
         self._is_detaching = False
         self._is_over = False
@@ -364,9 +372,14 @@ class _Link:
         self._link.reset_link_credit(credit, False)
 
     def send(self, delivery_id: int, payload: bytes, message_format: int) -> None:
+        try:
+            message = to_message(payload, message_format)
+        except (EventError, ProtocolError) as error:
+            self._worker.tell(self._owner.on_outcome, delivery_id, error)
+            return
         send = _Send(self, delivery_id)
         self._sends.add(send)
-        if not self._end.send(to_message(payload, message_format), 0, send):
+        if not self._end.send(message, 0, send):
             self.settled(send, None)
 
     def settled(self, send: _Send, outcome: Any) -> None:
@@ -398,8 +411,10 @@ class _Link:
             size = self._link.peer_max_message_size
             self._worker.tell(self._owner.on_attached, size or None, self._session.properties)
         elif previous == _OPEN and new == _ERROR:
-            # A detach, or the end of the connection, is told apart from this; the end of the session is not.
-            self._worker.doubt(lambda: self._lost("the service ended a session"))
+            # A detach, or the end of the connection, is told apart from this. What is left is the end of the session,
+            # and a message that uamqp cannot decode, which is not skipped.
+            self._is_failed = True
+            self._worker.doubt(lambda: self._lost("uamqp cannot decode a message, or the service ended a session"))
 
     def _lost(self, reason: str) -> None:
         if not (self._is_over or self._is_detaching):
@@ -409,6 +424,8 @@ class _Link:
         self._over(_amqp_error(error))
 
     def _message_received(self, message: Any) -> None:
+        if self._is_failed:
+            return  # it comes after one that was not handed over
         raw = from_message(message)
         if self.batch is None:
             self.batch = [raw]
