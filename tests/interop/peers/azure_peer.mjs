@@ -147,8 +147,13 @@ const verbs = {
   },
 
   async close({ name }) {
-    await clients.get(name).close();
+    const client = clients.get(name);
     clients.delete(name);
+    await client.close();
+  },
+
+  async closeAll() {
+    await Promise.allSettled([...clients.keys()].map((name) => verbs.close({ name })));
   },
 };
 

@@ -66,11 +66,7 @@ class RheaServer(LinePeer):
     async def command(self) -> tuple[str, ...]:
         """See the base."""
         rhea = await asyncio.to_thread(install_npm_package, "rhea", RHEA_VERSION)
-        ws = (
-            await asyncio.to_thread(install_npm_package, "ws", WS_VERSION)
-            if self.options.web_socket
-            else Path(os.devnull)
-        )
+        ws = await asyncio.to_thread(install_npm_package, "ws", WS_VERSION)
         spelled = {_camel(name): value for name, value in asdict(self.options).items() if value is not None}
         options = json.dumps({"hub": self.hub, **spelled}, default=str)
         return str(node_binary()), str(_PROGRAM), str(rhea), str(ws), options
