@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery, ServiceError
 from eventpump.settings import ProxySettings
-from eventpump.wire.tunnel import TunnelHandshake, refusal
+from eventpump.wire.tunnel import TunnelHandshake, TunnelProtocol, refusal
 
 ANSWER = b"HTTP/1.1 200 Connection established\r\nVia: 1.1 gateway\r\n\r\n"
 
@@ -103,6 +104,52 @@ def test_an_end_instead_of_an_answer() -> None:
     tunnel = handshake()
     assert not tunnel.receive(ANSWER[:-1])
     assert "closed the connection" in str(tunnel.receive_eof())
+
+
+class Stream(asyncio.Transport):
+    """A stream to a proxy that takes every byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reads: list[str] = []
+        self.is_cut = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def pause_reading(self) -> None:
+        self.reads.append("pause")
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+async def test_an_open_tunnel_is_not_read() -> None:
+    """From the answer on, nothing is read, not even an end, until somebody has taken the stream over."""
+    stream, tunnel = Stream(), TunnelProtocol(handshake())
+    tunnel.connection_made(stream)
+    assert stream.written == handshake().request()
+    tunnel.data_received(ANSWER[:20])
+    assert stream.reads == []
+    tunnel.data_received(ANSWER[20:])
+    assert stream.reads == ["pause"]
+    assert await tunnel.opened() is stream
+    assert not stream.is_cut
+
+
+@pytest.mark.parametrize("answer", [b"garbage", b""])
+async def test_a_tunnel_that_failed_is_cut(answer: bytes) -> None:
+    """A stream on which no tunnel was opened is dropped."""
+    stream, tunnel = Stream(), TunnelProtocol(handshake())
+    tunnel.connection_made(stream)
+    if answer:
+        tunnel.data_received(answer)
+    else:
+        tunnel.connection_lost(None)
+    with pytest.raises(ConnectionLostError):
+        await tunnel.opened()
+    assert stream.is_cut
 
 
 @given(st.lists(st.one_of(st.binary(), st.sampled_from([b"HTTP/1.1 ", b"200", b"\r\n", b"\r\n\r\n", b" "]))))
