@@ -96,7 +96,7 @@ class WebSocketTransport(asyncio.Transport):
                     self._fail(f"the WebSocket was closed with code {message.data}{text}")
                     return
                 case aiohttp.WSMsgType.ERROR:
-                    self._fail(f"the WebSocket failed: {message.data}")
+                    self._fail(f"the WebSocket failed: {reason_of(message.data)}")
                     return
                 case aiohttp.WSMsgType.TEXT:
                     self._fail("a WebSocket message of text came, where AMQP is binary")
