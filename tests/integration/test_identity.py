@@ -26,8 +26,10 @@ from eventpump.events import EventPosition
 from eventpump.ports import ReceiveLinkSpec, SendLink, SendLinkSpec
 from eventpump.settings import Credential, connection_settings
 from eventpump.testing.sink import RecordingSink
+from tests.ways import Way, over_both
 
 HUB = "telemetry"
+NATIVE = Way("native")
 LIFE = 3
 """Seconds a token of the tests lives. Its end is told in whole seconds, so some live for two and a bit."""
 PATIENCE = 20.0
@@ -135,14 +137,18 @@ class Client:
         assert self.sender.is_attached
 
 
-def keyless(emulator: Emulator) -> str:
-    return f"Endpoint=sb://{emulator.host}:{emulator.port};UseDevelopmentEmulator=true"
+def keyless(emulator: Emulator, way: Way = NATIVE) -> str:
+    plain = ";UseDevelopmentEmulator=true" if way.tls is None else ""
+    return f"Endpoint=sb://{emulator.host}:{emulator.port}{plain}"
 
 
 @asynccontextmanager
-async def client_of(emulator: Emulator, credential: Credential, **options: Any) -> AsyncIterator[Client]:
+async def client_of(
+    emulator: Emulator, credential: Credential, way: Way = NATIVE, **options: Any
+) -> AsyncIterator[Client]:
     """Connect to a hub of one partition."""
-    transport = make_transport(connection_settings(keyless(emulator), HUB, credential=credential, **options))
+    settings = connection_settings(keyless(emulator, way), HUB, credential=credential, **way.options, **options)
+    transport = make_transport(settings)
     try:
         sink = RecordingSink()
         spec = ReceiveLinkSpec(HUB, "$Default", "0", EventPosition.earliest())
@@ -155,13 +161,14 @@ async def client_of(emulator: Emulator, credential: Credential, **options: Any) 
 # ------------------------------------------------------------------------------------------------- tokens
 
 
-async def test_links_outlive_their_tokens(request: pytest.FixtureRequest) -> None:
+@over_both()
+async def test_links_outlive_their_tokens(way: Way, request: pytest.FixtureRequest) -> None:
     """Through many refreshes of tokens that live seconds, one connection's links deliver everything once, in order."""
     directory = Directory()
     refreshes = 60 if request.config.getoption("--long") else 6
     async with (
-        Emulator({HUB: 1}, token_verifier=directory.verify) as emulator,
-        client_of(emulator, directory) as client,
+        Emulator({HUB: 1}, token_verifier=directory.verify, tls=way.tls) as emulator,
+        client_of(emulator, directory, way) as client,
     ):
         for _ in range(refreshes):
             await directory.issued.next()
@@ -197,11 +204,12 @@ async def test_an_unknown_token_is_refused() -> None:
 # ----------------------------------------------------------------------------------------- keys and signatures
 
 
-async def test_a_key_is_rotated_in_use() -> None:
+@over_both(is_long=True)
+async def test_a_key_is_rotated_in_use(way: Way) -> None:
     """Once `update` was called the next refresh signs with the new key, the only one the service still takes."""
-    async with Emulator({HUB: 1}, key="the first key") as emulator:
+    async with Emulator({HUB: 1}, key="the first key", tls=way.tls) as emulator:
         credential = WatchedKey(DEFAULT_KEY_NAME, "the first key")
-        async with client_of(emulator, credential, sas_lifetime=4) as client:
+        async with client_of(emulator, credential, way, sas_lifetime=4) as client:
             await client.pass_through()
             emulator.replace_key("the second key")
             credential.update(DEFAULT_KEY_NAME, "the second key")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from eventpump.ports import ReceiveLinkSpec, SendLinkSpec, Transport
 from eventpump.testing.processes import ChildProcess
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
-from tests.interop.clients import CLIENTS, UAMQP, ClientKind
+from tests.interop.clients import CLIENTS, UAMQP, ClientKind, need_uamqp
 from tests.interop.matrix import EMULATOR, NOTE, PEERS, PROPERTY, RHEA, cell_of
 from tests.interop.peers import driver, javascript
 from tests.interop.peers.driver import AzurePeer
@@ -40,13 +39,6 @@ BODIES = [b"first", os.urandom(300_000), b"\x00\xff", *(b"%d" % number for numbe
 """Among them one of several frames."""
 
 Record = Callable[[str, object], None]
-
-
-def need_uamqp() -> None:
-    """Leave a cell empty, with the reason, where there is no uamqp."""
-    if importlib.util.find_spec("uamqp") is None:
-        version = ".".join(map(str, sys.version_info[:2]))
-        pytest.skip(f"uamqp is not installed; for Python {version} there may be no build of it")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -27,7 +27,7 @@ from eventpump.events import EventData, EventPosition
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
-from tests.interop.clients import CLIENTS, UAMQP, ClientKind
+from tests.interop.clients import CLIENTS, UAMQP, ClientKind, need_uamqp
 from tests.interop.peers.rhea import RheaOptions, RheaServer
 
 HUB = RheaServer.hub
@@ -53,7 +53,7 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
     """Each way our client speaks AMQP."""
     found: ClientKind = request.param
     if found is UAMQP:
-        pytest.importorskip("uamqp", reason="uamqp is not installed", exc_type=ImportError)
+        need_uamqp()
         for name in (request.node.originalname, request.node.name):
             if (reason := UAMQP_CANNOT.get(name)) is not None:
                 pytest.skip(reason)
