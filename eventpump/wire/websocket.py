@@ -231,9 +231,19 @@ async def connect(make: Callable[[], _P], route: Route) -> _P:
 
     :raises ServiceError: no connection, or no WebSocket for AMQP.
     """
+
+    async def sent_elsewhere(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+        redirect.response.close()
+        raise refusal(str(route), redirect.response.status)
+
     connector = _Connector(route)
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(sent_elsewhere)
     session = aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=None)
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        trace_configs=[trace],
     )
     host = f"[{route.host}]" if ":" in route.host else route.host
     scheme = "http" if route.tls is None else "https"

@@ -291,7 +291,7 @@ async def test_a_handshake_refused(status: int, recovery: Recovery) -> None:
     async def answer(_: web.BaseRequest) -> web.StreamResponse:
         nonlocal count
         count += 1
-        return web.Response(status=status)
+        return web.Response(status=status, headers={"Location": "/elsewhere"} if status == 302 else {})
 
     async with http(answer) as route:
         error = await lost(route)
