@@ -109,12 +109,14 @@ class EmulatorProcess(_Process):
     """The emulator, in a process of its own, with one hub.
 
     :param partitions: of the hub `HUB`.
+    :param arguments: of the command, besides.
     """
 
     HUB = "bench"
 
-    def __init__(self, partitions: int) -> None:
-        super().__init__("eventpump.cli.main", "emulator", "--hub", f"{self.HUB}:{partitions}", "--port", "0")
+    def __init__(self, partitions: int, *arguments: str) -> None:
+        hub = f"{self.HUB}:{partitions}"
+        super().__init__("eventpump.cli.main", "emulator", "--hub", hub, "--port", "0", *arguments)
         try:
             while not (line := self.line(START_TIMEOUT)).startswith("Endpoint="):
                 pass

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import trustme
+
 from benchmarks import spark_source
 from benchmarks.meter import median_run
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
@@ -14,6 +16,9 @@ from benchmarks.report import LEAST_BUSY, Row
 from eventpump.testing.azurite import Azurite
 
 PEER = f"azure-eventhub {version('azure-eventhub') or ''}".rstrip()
+PEER_UAMQP = f"{PEER}, uamqp"
+OURS = "eventpump"
+NATIVE = f"{OURS}, native"
 RECEIVE_GOAL = 10.0
 SEND_GOAL = 10.0
 BUFFERED_GOAL = 10.0
@@ -32,6 +37,7 @@ GROWTH_ALLOWED = 4.0
 """MiB that resident memory may move by without being counted as growth: the allocator's own."""
 
 Log = Callable[[str], None]
+Tell = Callable[[Mapping[str, float]], str]
 
 
 def receive(quick: bool, log: Log) -> list[Row]:
@@ -168,6 +174,82 @@ def idempotent(quick: bool, log: Log) -> list[Row]:
         )
     subject, peer = median_run(ours, "p50"), median_run(theirs, "p50")
     return [*rows, *_latency_rows("idempotent: latency", PLAIN, subject, peer)]
+
+
+def transports(quick: bool, log: Log) -> list[Row]:
+    """Our transports and azure-eventhub's, all over TLS: receiving, sending, idleness, and how late an event comes."""
+    partitions, idle_partitions = 4, 16
+    rounds = 1 if quick else 3
+    filled, batches, deliveries = (40_000, 16, 40) if quick else (120_000, 60, 120)
+    times = {"seconds": 10.0, "settle": 2.0} if quick else {"seconds": 30.0, "settle": 5.0}
+    runs: dict[str, dict[str, list[Mapping[str, float]]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tls, ca_file = _certify(Path(folder))
+        ours, theirs = {"ca_file": ca_file}, {"connection_verify": ca_file}
+        sides: dict[str, tuple[str, dict[str, object]]] = {
+            NATIVE: ("ours", {**ours}),
+            f"{OURS}, uamqp": ("ours", {**ours, "transport": "uamqp"}),
+            PEER: ("theirs", {**theirs}),
+            PEER_UAMQP: ("theirs", {**theirs, "uamqp_transport": True}),
+        }
+
+        def run(kind: str, emulator: EmulatorProcess, told: Tell, **more: object) -> None:
+            place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+            for name, (side, options) in sides.items():
+                if (kind, name) == ("send", PEER_UAMQP):
+                    log(f"{kind}, {name}: its producer names a capability in a list, which uamqp takes for an error")
+                    continue
+                found = run_side(f"{side}:{kind}", 300, **place, **more, options=options)
+                runs.setdefault(kind, {}).setdefault(name, []).append(found)
+                log(f"{kind}, {name}: {told(found)}")
+
+        for _ in range(rounds):
+            with EmulatorProcess(partitions, *tls) as emulator:
+                place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+                run_side("ours:fill", 300, **place, partitions=partitions, events=filled, options=ours)
+                run("receive", emulator, _told, **_steady(filled))
+                run("send", emulator, _told, partitions=partitions, batches=batches, warm_up=4)
+                run("delivery", emulator, _told_delivery, events=deliveries)
+        with EmulatorProcess(idle_partitions, *tls) as emulator, tempfile.TemporaryDirectory() as leases:
+            place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+            for name, (side, options) in sides.items():
+                more = {"sqlite": str(Path(leases, f"{name}.db"))} if side == "ours" else {}
+                found = run_side(
+                    f"{side}:idle", 240, **place, partitions=idle_partitions, **times, **more, options=options
+                )
+                runs.setdefault("idle", {})[name] = [found]
+                log(f"idle, {name}: {_told_idle(found)}")
+    shown = (
+        ("receive", "receive", "cost", "µs CPU/event"),
+        ("send", "send", "cost", "µs CPU/event"),
+        ("delivery", "delivery, p50", "p50", "ms"),
+        ("delivery", "delivery, p99", "p99", "ms"),
+        ("idle", f"idle, {idle_partitions} partitions", "cpu", "% of a core"),
+    )
+    return [
+        Row(
+            name=f"transports: {text}",
+            subject=NATIVE,
+            peer=peer,
+            subject_value=median_run(runs[kind][NATIVE], value)[value],
+            peer_value=median_run(runs[kind][peer], value)[value],
+            unit=unit,
+        )
+        for kind, text, value, unit in shown
+        for peer in list(sides)[1:]
+        if peer in runs[kind]
+    ]
+
+
+def _certify(folder: Path) -> tuple[list[str], str]:
+    """Make a certificate for this machine. :returns: the emulator's arguments, and whom to trust."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    files = {name: folder / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(str(files["ca"]))
+    certificate.cert_chain_pems[0].write_to_path(str(files["cert"]))
+    certificate.private_key_pem.write_to_path(str(files["key"]))
+    return ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])], str(files["ca"])
 
 
 Run = Callable[[], Mapping[str, float]]
@@ -487,6 +569,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "buffered": buffered,
     "latency": latency,
     "idempotent": idempotent,
+    "transports": transports,
     "idle": idle,
     "memory": memory,
     "spark-source": spark_source.source,
@@ -500,6 +583,10 @@ def _told(run: Mapping[str, float]) -> str:
 
 def _told_latency(run: Mapping[str, float]) -> str:
     return f"p50 {run['p50']:.2f} ms, p99 {run['p99']:.2f} ms, {run['cost']:.0f} µs CPU per send"
+
+
+def _told_delivery(run: Mapping[str, float]) -> str:
+    return f"p50 {run['p50']:.2f} ms, p99 {run['p99']:.2f} ms"
 
 
 def _told_idle(run: Mapping[str, float]) -> str:

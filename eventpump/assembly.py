@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+from pydantic import SecretStr
+
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -25,23 +27,32 @@ from eventpump.settings import (
     HostSettings,
     ReaderSettings,
     RetryOptions,
+    TransportName,
+    TransportType,
     connection_settings,
 )
 from eventpump.transport.native import NativeTransport
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments of everything that connects; see :class:`eventpump.settings.ConnectionSettings`."""
+    """Keyword arguments of everything that connects; see :func:`eventpump.settings.connection_settings`."""
 
     fully_qualified_namespace: str
     credential: Credential
     custom_endpoint_address: str
+    transport_type: TransportType
+    proxy: str | SecretStr
+    trust_env: bool
     ca_file: str | Path
+    client_cert_file: str | Path
+    client_key_file: str | Path
+    client_key_password: str | SecretStr
     auth_timeout: float
+    sas_lifetime: float
     operation_timeout: float
     idle_timeout: float
     retry: RetryOptions
-    transport: Literal["native"]
+    transport: TransportName
 
 
 class FeedOptions(ConnectionOptions, total=False):
@@ -98,7 +109,15 @@ def _split(
 
 
 def make_transport(settings: ConnectionSettings) -> Transport:
-    """Make the transport the settings name. It connects when first used."""
+    """Make the transport the settings name. It connects when first used.
+
+    :raises ConfigurationError: it is not installed, or not to be had for this version of Python.
+    """
+    if settings.transport == "uamqp":
+        # An extra, and only imported where it is asked for.
+        from eventpump.transport.uamqp import UamqpTransport
+
+        return UamqpTransport(settings)
     return NativeTransport(settings)
 
 

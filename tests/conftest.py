@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.authority import Authority
+from tests.leaks.watch import LeakWatch
+from tests.ways import Way, ways_of
 
 settings.register_profile("gate", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
@@ -15,3 +22,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "gate")
+    logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
+    config.add_cleanup(logs.cleanup)
+    config.pluginmanager.register(LeakWatch(Path(logs.name)))
+    config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "way" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("over_both")
+        metafunc.parametrize("way", ways_of(mark, is_long=metafunc.config.getoption("--long")), indirect=True)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that nobody trusts unless told to."""
+    return Authority.new(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, authority: Authority) -> Way:
+    """How the test's clients reach the service."""
+    return Way.of(request.param, authority)

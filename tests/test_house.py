@@ -54,7 +54,8 @@ def test_importing_the_library_loads_only_what_everybody_needs() -> None:
     """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
     probe = (
         "import sys, eventpump\n"
-        "print([m for m in ('rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob') if m in sys.modules])\n"
+        "extra = ('aiohttp', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
+        "print([m for m in extra if m in sys.modules])\n"
         "from eventpump import BlobLeaseStore\n"
         "print('azure.storage.blob' in sys.modules)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import sys
 import time
@@ -54,6 +55,33 @@ async def measure_latency(send: Callable[[], Awaitable[object]], sends: int, war
     used, wall = time.process_time() - cpu, time.perf_counter() - began
     hundredths = statistics.quantiles(times, n=100)
     return {"p50": hundredths[49] * 1e3, "p99": hundredths[98] * 1e3, "cost": used / sends * 1e6, "busy": used / wall}
+
+
+async def measure_delivery(
+    send: Callable[[bytes], Awaitable[object]], arrived: asyncio.Queue[bytes], events: int
+) -> dict[str, float]:
+    """Send events one at a time, with pauses in which everything comes to rest, and time each until it arrived.
+
+    :param arrived: bodies, in the moment the reader has them.
+    :returns: `p50` and `p99` in milliseconds.
+    """
+    # The reader may attach at the end of the stream later than this begins.
+    reached = asyncio.create_task(arrived.get())
+    while not reached.done():
+        await send(b"warm-up")
+        await asyncio.wait({reached}, timeout=1.0)
+    times = []
+    chance = random.Random(1)
+    for number in range(events):
+        await asyncio.sleep(chance.uniform(0.2, 0.3))
+        body = b"%d" % number
+        before = time.perf_counter()
+        await send(body)
+        while await arrived.get() != body:
+            pass
+        times.append(time.perf_counter() - before)
+    hundredths = statistics.quantiles(times, n=100)
+    return {"p50": hundredths[49] * 1e3, "p99": hundredths[98] * 1e3}
 
 
 async def measure_idle(seconds: float, *, port: int, store_pid: int | None) -> dict[str, float]:

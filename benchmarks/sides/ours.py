@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.meter import Meter
-from benchmarks.sides.common import BODY_SIZE, measure_idle, measure_latency, port_of, resident, rest_until_told
+from benchmarks.sides.common import (
+    BODY_SIZE,
+    measure_delivery,
+    measure_idle,
+    measure_latency,
+    port_of,
+    resident,
+    rest_until_told,
+)
 from eventpump import (
     BlobLeaseStore,
     BufferedProducer,
@@ -18,6 +26,7 @@ from eventpump import (
     EventProducer,
     MemoryLeaseStore,
     PartitionContext,
+    PartitionReader,
     ProcessorHost,
     ReceivedEvent,
     SqliteLeaseStore,
@@ -28,17 +37,26 @@ from eventpump.hooks import HostReport, PumpStarted
 from eventpump.ports import ConsumerScope, LeaseStore
 
 _T = TypeVar("_T")
+Options = dict[str, Any]
 
 
 # ----------------------------------------------------------------------------------------------------- filling
 
 
 async def fill(
-    connection_string: str, hub: str, partitions: int, events: int, body_size: int = BODY_SIZE
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    body_size: int = BODY_SIZE,
+    options: Options | None = None,
 ) -> dict[str, int]:
-    """Send events, full batches in turn to every partition, the same number to each."""
+    """Send events, full batches in turn to every partition, the same number to each.
+
+    :param options: of the connection.
+    """
     event = EventData(b"x" * body_size)
-    async with EventProducer(connection_string, hub) as producer:
+    async with EventProducer(connection_string, hub, **(options or {})) as producer:
         left = {str(number): events // partitions for number in range(partitions)}
         while left:
             for partition_id in list(left):
@@ -79,8 +97,10 @@ class _Reading(EventProcessor):
         self._seen(self._meter.count)
 
 
-async def receive(connection_string: str, hub: str, events: int, first: int, last: int) -> dict[str, float]:
-    """Receive so many events through a host."""
+async def receive(
+    connection_string: str, hub: str, events: int, first: int, last: int, options: Options | None = None
+) -> dict[str, float]:
+    """Receive so many events through a host. :param options: of the connection."""
     meter = Meter(first, last)
 
     def seen(count: int) -> None:
@@ -94,6 +114,7 @@ async def receive(connection_string: str, hub: str, events: int, first: int, las
         leases=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",
+        **(options or {}),
     )
     async with host:
         await host.run()
@@ -111,11 +132,12 @@ async def send(
     warm_up: int,
     body_size: int = BODY_SIZE,
     idempotent: bool = False,
+    options: Options | None = None,
 ) -> dict[str, float]:
-    """Fill batches to the brim and send them, one after the other."""
+    """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
     body = b"x" * body_size
     meter: Meter | None = None
-    async with EventProducer(connection_string, hub, idempotent=idempotent) as producer:
+    async with EventProducer(connection_string, hub, idempotent=idempotent, **(options or {})) as producer:
         for number in range(batches):
             batch = await producer.create_batch(partition_id=str(number % partitions))
             while batch.try_add(EventData(body)):
@@ -168,6 +190,23 @@ async def latency(
     body = b"x" * BODY_SIZE
     async with EventProducer(connection_string, hub, idempotent=idempotent) as producer:
         return await measure_latency(lambda: producer.send(EventData(body), partition_id="0"), sends, warm_up)
+
+
+async def delivery(connection_string: str, hub: str, events: int, options: Options) -> dict[str, float]:
+    """Read single events that come now and then. :param options: of the connection."""
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def read() -> None:
+        async with PartitionReader(connection_string, hub, partition_id="0", position="@latest", **options) as reader:
+            async for event in reader:
+                arrived.put_nowait(event.body)
+
+    ca_file = options["ca_file"]
+    async with EventProducer(connection_string, hub, ca_file=ca_file) as producer, asyncio.TaskGroup() as group:
+        reading = group.create_task(read())
+        result = await measure_delivery(lambda body: producer.send(EventData(body), partition_id="0"), arrived, events)
+        reading.cancel()
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------- idleness
@@ -293,12 +332,18 @@ async def idle(
     sqlite: str | None = None,
     blob: str | None = None,
     store_pid: int | None = None,
+    options: Options | None = None,
 ) -> dict[str, float]:
-    """Own idle partitions, on SQLite leases (a path) or blob leases (a connection string)."""
+    """Own idle partitions, on SQLite leases (a path) or blob leases (a connection string).
+
+    :param options: of the connection.
+    """
     leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob)
     store = MeteredStore(leases)
     attached = _Attached(partitions)
-    host = ProcessorHost(connection_string, hub, processor=_Ignoring(), leases=store, hooks=[attached])
+    host = ProcessorHost(
+        connection_string, hub, processor=_Ignoring(), leases=store, hooks=[attached], **(options or {})
+    )
     async with host:
         running = asyncio.create_task(host.run())
         async with asyncio.timeout(60):

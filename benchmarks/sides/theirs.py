@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from azure.eventhub import EventData
+from azure.eventhub import EventData, TransportType
 from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient, PartitionContext
 
+import eventpump
 from benchmarks.meter import Meter
-from benchmarks.sides.common import BODY_SIZE, connections_to, measure_idle, measure_latency, port_of
+from benchmarks.sides.common import BODY_SIZE, connections_to, measure_delivery, measure_idle, measure_latency, port_of
 
 
-async def receive(connection_string: str, hub: str, events: int, first: int, last: int) -> dict[str, float]:
-    """Receive so many events, and read four fields of each."""
+def _options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
+    """Give a client's options: over TLS it takes a port other than 5671 only as a custom endpoint."""
+    if not options:
+        return {}
+    endpoint = f"sb://127.0.0.1:{port_of(connection_string)}"
+    return {**options, "custom_endpoint_address": endpoint, "transport_type": TransportType.Amqp}
+
+
+async def receive(
+    connection_string: str, hub: str, events: int, first: int, last: int, options: dict[str, Any] | None = None
+) -> dict[str, float]:
+    """Receive so many events, and read four fields of each. :param options: of the connection."""
     meter = Meter(first, last)
     done = asyncio.Event()
     expected: dict[str, int] = {}
@@ -39,7 +50,9 @@ async def receive(connection_string: str, hub: str, events: int, first: int, las
         if meter.count >= events:
             done.set()
 
-    client = EventHubConsumerClient.from_connection_string(connection_string, "$Default", eventhub_name=hub)
+    client = EventHubConsumerClient.from_connection_string(
+        connection_string, "$Default", eventhub_name=hub, **_options(connection_string, options)
+    )
     async with client:
         receiving = asyncio.create_task(
             client.receive_batch(on_event_batch, max_batch_size=300, prefetch=3000, starting_position="-1")
@@ -54,12 +67,20 @@ async def receive(connection_string: str, hub: str, events: int, first: int, las
 
 
 async def send(
-    connection_string: str, hub: str, partitions: int, batches: int, warm_up: int, body_size: int = BODY_SIZE
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    batches: int,
+    warm_up: int,
+    body_size: int = BODY_SIZE,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Fill batches to the brim and send them, one after the other."""
+    """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
     body = b"x" * body_size
     meter: Meter | None = None
-    client = EventHubProducerClient.from_connection_string(connection_string, eventhub_name=hub)
+    client = EventHubProducerClient.from_connection_string(
+        connection_string, eventhub_name=hub, **_options(connection_string, options)
+    )
     async with client:
         for number in range(batches):
             batch = await client.create_batch(partition_id=str(number % partitions))
@@ -115,6 +136,29 @@ async def latency(connection_string: str, hub: str, sends: int, warm_up: int) ->
         return await measure_latency(lambda: client.send_event(EventData(body), partition_id="0"), sends, warm_up)
 
 
+async def delivery(connection_string: str, hub: str, events: int, options: dict[str, Any]) -> dict[str, float]:
+    """Read single events that come now and then, sent by our producer. :param options: of the connection."""
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def on_event(context: PartitionContext, event: EventData | None) -> None:
+        if event is not None:
+            arrived.put_nowait(b"".join(event.body))  # type: ignore[arg-type]  # see `receive`
+
+    ca_file = options["connection_verify"]
+    client = EventHubConsumerClient.from_connection_string(
+        connection_string, "$Default", eventhub_name=hub, **_options(connection_string, options)
+    )
+    async with eventpump.EventProducer(connection_string, hub, ca_file=ca_file) as producer, client:
+        reading = asyncio.create_task(client.receive(on_event, partition_id="0", starting_position="@latest"))
+        result = await measure_delivery(
+            lambda body: producer.send(eventpump.EventData(body), partition_id="0"), arrived, events
+        )
+        # Left to end by itself it would sleep out its load-balancing interval.
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    return result
+
+
 async def idle(
     connection_string: str,
     hub: str,
@@ -123,9 +167,10 @@ async def idle(
     settle: float,
     blob: str | None = None,
     store_pid: int | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Own idle partitions: in memory, or with its own checkpoint store on blobs."""
-    options: dict[str, Any] = {}
+    """Own idle partitions: in memory, or with its own checkpoint store on blobs. :param options: of the connection."""
+    options = _options(connection_string, options)
     if blob is not None:
         from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 

@@ -420,13 +420,17 @@ class Connection:
             return pos
         return self._receive_header(data, pos)
 
-    def receive_eof(self) -> list[Event]:
-        """The byte stream ended. :returns: `Closed`, unless that was told already."""
+    def receive_eof(self, reason: str = "the peer closed the byte stream") -> list[Event]:
+        """The byte stream ended.
+
+        :param reason: why, for whoever is told of it.
+        :returns: `Closed`, unless that was told already.
+        """
         if self.state is ConnectionState.CLOSED:
             return self._take_events()
         is_orderly = self.state is ConnectionState.CLOSE_SENT
         self._stop(ConnectionState.CLOSED)
-        error = None if is_orderly else AmqpError("amqp:connection:forced", "the peer closed the byte stream")
+        error = None if is_orderly else AmqpError("amqp:connection:forced", reason)
         self._events.append(Closed(error, is_local=True))
         return self._take_events()
 

@@ -87,6 +87,11 @@ class Link:
         return self.state is LinkState.ATTACHED and self.session.is_open
 
     @property
+    def remote_properties(self) -> Mapping[Any, Any]:
+        """The link properties the peer attached with."""
+        return {} if self.remote is None else self.remote.properties or {}
+
+    @property
     def remote_max_message_size(self) -> int | None:
         """The largest message the peer takes, in bytes; None where it stated no limit."""
         return (self.remote.max_message_size or None) if self.remote is not None else None

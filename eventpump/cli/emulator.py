@@ -30,13 +30,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "emulator",
         help="run a local Event Hubs service",
-        description="Run a local Event Hubs service. Prints the connection string once it accepts connections.",
+        description="Run a local Event Hubs service. Prints the connection string once it accepts connections; "
+        "with --ws-port, the one for WebSockets on a second line.",
     )
     add = parser.add_argument
     add("--hub", action="append", default=[], metavar="NAME:PARTITIONS", help="a hub to serve; may be repeated")
     add("--config", metavar="FILE", help="the official emulator's Config.json")
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     add("--port", default="5672", help="the port; 0 takes a free one (default: %(default)s)")
+    add("--ws-port", metavar="PORT", help="serve AMQP over WebSockets on this port too; 0 takes a free one")
     add("--data", metavar="DIR", help="keep the hubs in this directory (default: in memory)")
     add("--fsync", action="store_true", help="with --data: survive power loss too")
     add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
@@ -70,6 +72,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         specs,
         host=args.host,
         port=_number("--port", args.port, 65_535),
+        ws_port=None if args.ws_port is None else _number("--ws-port", args.ws_port, 65_535),
         key=args.key,
         data=args.data,
         fsync=args.fsync,
@@ -117,6 +120,8 @@ async def _serve(emulator: Emulator) -> None:
         loop.add_signal_handler(number, stop.set)
     async with emulator:
         _say(emulator.connection_string)
+        if emulator.ws_port is not None:
+            _say(emulator.ws_connection_string)
         await stop.wait()
 
 

@@ -21,6 +21,7 @@ from eventpump.cli.streams import (
     LineSource,
     add_connection_options,
     complain,
+    connection_options,
     connection_text,
     keep_quiet,
     say,
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     keep_quiet()
 
     async def send() -> int:
-        producer = EventProducer(text, args.hub, idempotent=args.idempotent)
+        producer = EventProducer(text, args.hub, idempotent=args.idempotent, **connection_options(args))
         return await _Send(args, producer, source, batch_bytes).run()
 
     return asyncio.run(send())

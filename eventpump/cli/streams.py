@@ -14,9 +14,11 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, get_args
 
+from eventpump.assembly import ConnectionOptions
 from eventpump.errors import ConfigurationError
+from eventpump.settings import TransportType
 
 T = TypeVar("T")
 
@@ -33,11 +35,24 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         "--connection-string", metavar="TEXT", help=f"how to reach the service (default: ${CONNECTION_VARIABLE})"
     )
     parser.add_argument("--hub", metavar="NAME", help="the hub (default: the connection string's EntityPath)")
+    parser.add_argument(
+        "--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP (default: tcp)"
+    )
+    parser.add_argument("--trust-env", action="store_true", help="go through the proxy of $HTTPS_PROXY")
+    parser.add_argument("--ca-file", metavar="FILE", help="CA certificates (PEM) to trust instead of the system's")
 
 
 def keep_quiet() -> None:
     """Leave what is tried again to the end's one line: a warning on the way would go through the bar, or the output."""
     logging.getLogger("eventpump").setLevel(logging.ERROR)
+
+
+def connection_options(args: argparse.Namespace) -> ConnectionOptions:
+    """Give what those options say, but for the connection string and the hub."""
+    options = ConnectionOptions(transport_type=args.transport_type, trust_env=args.trust_env)
+    if args.ca_file is not None:
+        options["ca_file"] = args.ca_file
+    return options
 
 
 def connection_text(args: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from eventpump.cli.streams import (
     Output,
     add_connection_options,
     complain,
+    connection_options,
     connection_text,
     keep_quiet,
     whole_number,
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Follow. :returns: the exit code. :raises EventPumpError: it could not be begun, or was refused."""
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
-    settings = connection_settings(connection_text(args), args.hub)
+    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
 
     keep_quiet()
 

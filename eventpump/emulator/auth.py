@@ -71,6 +71,13 @@ class KeyRing:
         self._rules = {rule.name: rule for rule in rules}
         self._token_verifier = token_verifier
 
+    def replace_key(self, name: str, key: str) -> None:
+        """Give a rule another key: no token signed with the old one is taken from now on.
+
+        :raises KeyError: there is no such rule.
+        """
+        self._rules[name] = AccessRule(name, key, self._rules[name].rights)
+
     def check_token(self, token: object, token_type: str, audience_text: str, now: float) -> Grant | Denial:
         """Check a token put for an audience. No text of a denial holds anything of the token."""
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
@@ -19,6 +20,9 @@ from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
 from eventpump.wire.stream import ConnectionProtocol
+
+if TYPE_CHECKING:
+    from eventpump.wire.websocket import WebSocketServer
 
 STOP_TIMEOUT = 3.0
 """Seconds that clients have to let go of their connections when the service stops."""
@@ -37,6 +41,7 @@ class Emulator:
     :param hubs: names and partition counts, or `HubSpec`s with consumer groups too. What `data` holds is there as well.
     :param host: the address to listen on.
     :param port: the port; 0 takes a free one.
+    :param ws_port: a port for AMQP over WebSockets, beside the other; 0 takes a free one, None serves none.
     :param key_name: the name of the access rule with all rights.
     :param key: its key, really checked.
     :param rules: further access rules.
@@ -60,6 +65,7 @@ class Emulator:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        ws_port: int | None = None,
         key_name: str = DEFAULT_KEY_NAME,
         key: str = DEFAULT_KEY,
         rules: Iterable[AccessRule] = (),
@@ -76,16 +82,14 @@ class Emulator:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
             raise ConfigurationError("hub", "there is none to serve")
-        if not 0 <= port <= 65_535:
-            raise ConfigurationError("port", f"{port} is no port")
-        # A client strips the blanks around a part of the string, and the string is printed as one line.
-        is_carried = all(text and text.isprintable() and text == text.strip() for text in (key_name, key))
-        if not is_carried or set(";=") & set(key_name) or ";" in key:
-            raise ConfigurationError("key", "a connection string cannot carry its name or text")
+        for field, number in (("port", port), ("ws_port", ws_port or 0)):
+            if not 0 <= number <= 65_535:
+                raise ConfigurationError(field, f"{number} is no port")
+        _check_key(key_name, key)
         if max_message_size < 1024:
             raise ConfigurationError("max_message_size", "it is below 1024 bytes")
         self._host = host
-        self._requested_port = port
+        self._requested_ports = port, ws_port
         self._key_name = key_name
         self._key = key
         self._keys = KeyRing([AccessRule(key_name, key), *rules], token_verifier)
@@ -99,7 +103,9 @@ class Emulator:
         self._nothing_published = nothing_published
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
+        self._ws_server: WebSocketServer | None = None
         self._port = 0
+        self._ws_port: int | None = None
 
     # ------------------------------------------------------------------------------------------------- life
 
@@ -108,9 +114,9 @@ class Emulator:
 
         :raises ConfigurationError: the address cannot be listened on, or the data directory not be used.
         """
-        await self._start(self._requested_port)
+        await self._start(*self._requested_ports)
 
-    async def _start(self, port: int) -> None:
+    async def _start(self, port: int, ws_port: int | None) -> None:
         if self._server is not None:
             raise RuntimeError("the emulator is started already")
         service = Service(
@@ -122,35 +128,53 @@ class Emulator:
             nothing_published=self._nothing_published,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
+        server: asyncio.Server | None = None
+        ws_server: WebSocketServer | None = None
+
+        def make() -> ConnectionProtocol:
+            return _ServedProtocol(ServiceConnection(service))
+
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: _ServedProtocol(ServiceConnection(service)),
-                self._host,
-                port,
-                ssl=self._tls,
-                backlog=1024,
-            )
-        except (OSError, UnicodeError) as error:
-            await service.aclose()
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise ConfigurationError("port", f"cannot listen on {self._host}:{port}: {reason}") from None
+            with self._listening("port", port):
+                server = await asyncio.get_running_loop().create_server(
+                    make, self._host, port, ssl=self._tls, backlog=1024
+                )
+            if ws_port is not None:
+                from eventpump.wire.websocket import WebSocketServer  # aiohttp takes long to import
+
+                with self._listening("ws_port", ws_port):
+                    ws_server = await WebSocketServer.start(make, self._host, ws_port, tls=self._tls)
         except BaseException:
+            if server is not None:
+                server.close()
             await service.aclose()
             raise
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._server, self._ws_server = server, ws_server
+        self._port = server.sockets[0].getsockname()[1]
+        self._ws_port = None if ws_server is None else ws_server.port
         service.authority = f"{self.host}:{self._port}"
         self._service = service
+
+    @contextlib.contextmanager
+    def _listening(self, field: str, port: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, UnicodeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise ConfigurationError(field, f"cannot listen on {self._host}:{port}: {reason}") from None
 
     async def aclose(self) -> None:
         """Stop: write what came, close every connection in order, free the port. Closing twice is fine.
 
         Cancelled, connections are cut instead of closed in order.
         """
-        service, server = self._service, self._server
+        service, server, ws_server = self._service, self._server, self._ws_server
         if service is None or server is None:
             return
-        self._service = self._server = None
+        self._service = self._server = self._ws_server = None
         server.close()
+        if ws_server is not None:
+            ws_server.stop_listening()
         try:
             # What was taken is on disk, and answered, before its connection is closed.
             await service.aclose()
@@ -166,19 +190,21 @@ class Emulator:
                 connection.abort()
         if left:
             await asyncio.wait([connection.closed for connection in left])
+        if ws_server is not None:
+            await ws_server.aclose()
         await server.wait_closed()
 
     async def restart(self) -> None:
-        """Stop, and start again on the same port. With `data` the hubs are there again; memory forgets everything.
+        """Stop, and start again on the same ports. With `data` the hubs are there again; memory forgets everything.
 
         Faults are gone. Cancelled or failed, it is stopped.
 
         :raises ConfigurationError: the port is somebody else's by now, or the data directory cannot be used.
         """
         self._running()
-        port = self._port
+        ports = self._port, self._ws_port
         await self.aclose()
-        await self._start(port)
+        await self._start(*ports)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -202,15 +228,30 @@ class Emulator:
         return self._port
 
     @property
+    def ws_port(self) -> int | None:
+        """The port it listens on for WebSockets; None where, or while, it does not."""
+        return self._ws_port
+
+    @property
     def connection_string(self) -> str:
         """What a client connects with. It holds the key."""
         return self.connection_string_for(self._key_name, self._key)
 
     def connection_string_for(self, key_name: str, key: str) -> str:
         """Spell a connection string with another access rule."""
+        return self._spell(self._port, key_name, key)
+
+    @property
+    def ws_connection_string(self) -> str:
+        """What a client connects with that uses WebSockets. It holds the key."""
+        if self._ws_port is None:
+            raise RuntimeError("the emulator serves no WebSockets")
+        return self._spell(self._ws_port, self._key_name, self._key)
+
+    def _spell(self, port: int, key_name: str, key: str) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         emulator = "" if self._tls is not None else ";UseDevelopmentEmulator=true"
-        return f"Endpoint=sb://{host}:{self._port};SharedAccessKeyName={key_name};SharedAccessKey={key}{emulator}"
+        return f"Endpoint=sb://{host}:{port};SharedAccessKeyName={key_name};SharedAccessKey={key}{emulator}"
 
     # ------------------------------------------------------------------------------------------ for tests
 
@@ -256,6 +297,22 @@ class Emulator:
         """
         self._running().forget_producers(hub, takes_strangers=takes_strangers)
 
+    def replace_key(self, key: str, *, key_name: str | None = None) -> None:
+        """Give an access rule another key, as its owner may at any time; by default the one of the connection string.
+
+        What was put with the old key stays until it ends.
+
+        :raises ConfigurationError: there is no such rule, or the key cannot be one.
+        """
+        name = self._key_name if key_name is None else key_name
+        _check_key(name, key)
+        try:
+            self._keys.replace_key(name, key)
+        except KeyError:
+            raise ConfigurationError("key_name", "there is no such rule") from None
+        if name == self._key_name:
+            self._key = key
+
     def drop_connections(self) -> None:
         """Cut every connection without a word."""
         for connection in list(self._running().connections):
@@ -265,6 +322,13 @@ class Emulator:
         if self._service is None:
             raise RuntimeError("the emulator is not started")
         return self._service
+
+
+def _check_key(name: str, key: str) -> None:
+    # A client strips the blanks around a part of the string, and the string is printed as one line.
+    is_carried = all(text and text.isprintable() and text == text.strip() for text in (name, key))
+    if not is_carried or set(";=") & set(name) or ";" in key:
+        raise ConfigurationError("key", "a connection string cannot carry its name or text")
 
 
 class _ServedProtocol(ConnectionProtocol):

@@ -34,7 +34,8 @@ from eventpump.amqp.session import Session
 from eventpump.dialect import cbs, sas
 from eventpump.dialect.names import SAS_TOKEN_TYPE
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
-from eventpump.wire.stream import ConnectionProtocol, dial
+from eventpump.wire.route import Route, dial
+from eventpump.wire.stream import ConnectionProtocol
 
 PATIENCE = 10.0
 """Seconds to wait for what must come."""
@@ -90,7 +91,7 @@ class AmqpPeer:
         """Connect, and wait until the connection is open or refused."""
         made = cls(config)
         made.engine.start()
-        made._protocol = await dial(made.engine, made, host=service.host, port=service.port, tls=tls)
+        made._protocol = await dial(made.engine, made, Route(service.host, service.port, tls))
         await made.until(lambda: any(isinstance(event, Opened) for event in made.events) or made.closed is not None)
         return made
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from typing import Self
 STOP_TIMEOUT = 10.0
 """Seconds a child has to end on SIGTERM before it is killed."""
 
-_LINE_LIMIT = 1 << 20
+_LINE_LIMIT = 64 << 20
 
 
 class ChildEndedError(Exception):
@@ -36,11 +37,21 @@ class ChildProcess:
 
     :param command: the program and its arguments.
     :param on_line: is called with every line it prints.
+    :param directory: where it runs; None for where this process does.
+    :param environment: variables it has beside those of this process.
     """
 
-    def __init__(self, *command: str, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *command: str,
+        on_line: Callable[[str], None] | None = None,
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = command
         self._on_line = on_line
+        self._directory = directory
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -57,6 +68,8 @@ class ChildProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_LIMIT,
+            cwd=self._directory,
+            env=None if self._environment is None else {**os.environ, **self._environment},
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -131,6 +144,12 @@ class ChildProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         await self._process.stdin.drain()
+
+    def end_input(self) -> None:
+        """Close its standard input, at whose end many a program ends."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def freeze(self) -> None:
         """Stop it where it stands (SIGSTOP), as a machine that is suspended or starved does."""

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import platform
-import socket
 import ssl
-import uuid
-from functools import cache
-from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Protocol
 
 from eventpump.amqp.connection import (
     Closed,
@@ -31,7 +24,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.session import Session
-from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS, error_for
+from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS
 from eventpump.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -41,108 +34,61 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.settings import ConnectionSettings
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, client_tls, dial
-
-if TYPE_CHECKING:
-    from eventpump.transport.links import NativeLink, NativeSendLink
+from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
+from eventpump.transport.links import ClientLink, ClientSendLink
+from eventpump.wire.route import Route, client_tls, dial
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 
 _FLUSH_AT = 256 * 1024
 """Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
 
 
 class Dial(Protocol):
-    """How a stream is made: :func:`eventpump.wire.stream.dial`, or another in its place."""
+    """How a stream is made: :func:`eventpump.wire.route.dial`, or another in its place."""
 
-    async def __call__(
-        self, connection: Connection, handler: ConnectionHandler, *, host: str, port: int, tls: ssl.SSLContext | None
-    ) -> ConnectionProtocol:
-        """Connect. :raises OSError: no connection."""
+    async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
+        """Connect. :raises ServiceError: no connection."""
 
 
-class Asked(NamedTuple):
-    """When something was asked of the service, and how much it had said until then."""
-
-    at: float
-    heard: int
-
-
-@cache
-def _properties() -> dict[str, str]:
-    try:
-        version = metadata.version("eventpump")
-    except metadata.PackageNotFoundError:  # run from a checkout or an archive
-        version = "0"
-    return {
-        "product": "eventpump",
-        "version": version,
-        "framework": f"Python {platform.python_version()}",
-        "platform": platform.system(),
-        "user-agent": f"eventpump/{version} Python/{platform.python_version()} ({platform.platform()})"[:512],
-    }
-
-
-class ClientConnection:
-    """A connection of this client. Made by :meth:`open`; once closed or lost it stays so.
-
-    Every method belongs to the event loop it was opened on.
-    """
+class ClientConnection(BaseConnection):
+    """A connection on the engine of `eventpump.amqp`. Made by :meth:`open`."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.engine = Connection(
             ConnectionConfig(
-                container_id=f"eventpump-{uuid.uuid4().hex}",
+                container_id=self.container_id,
                 hostname=settings.fully_qualified_namespace,
                 idle_timeout=settings.idle_timeout,
-                properties=_properties(),
+                properties=connection_properties(),
             ),
             Role.CLIENT,
         )
-        self._loop = asyncio.get_running_loop()
         self._protocol: ConnectionProtocol | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._begun: dict[Session, asyncio.Future[None]] = {}
         self._sessions: list[Session] = []
         self._spreading = asyncio.Lock()
-        self._names = itertools.count()
         self._unwritten = 0
-        self._held_back: dict[NativeSendLink, None] = {}
-        self._heard = 0
-        self._was_of_use = False
-        self._unanswered: Asked | None = None
-        self.error: ServiceError | None = None
-        """Why the connection is over; None while it is not."""
+        self._held_back: dict[ClientSendLink, None] = {}
 
     @classmethod
     async def open(cls, settings: ConnectionSettings, *, dialer: Dial = dial) -> ClientConnection:
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: the CA file cannot be used.
+        :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
-        tls = _tls(settings)
+        route = client_route(settings)
         connection = cls(settings)
-        where = f"{settings.host}:{settings.port}"
         try:
             async with asyncio.timeout(settings.operation_timeout):
                 connection.engine.start()
-                connection._protocol = await dialer(
-                    connection.engine, connection, host=settings.host, port=settings.port, tls=tls
-                )
+                connection._protocol = await dialer(connection.engine, connection, route)
                 await connection._opened
         except TimeoutError:
             connection.abort()
-            raise ConnectionLostError(f"no answer from {where} within {settings.operation_timeout} s") from None
-        except ssl.SSLCertVerificationError as error:
-            # Trying again cannot help: it is another server, or one that this client was not told to trust.
-            raise ConnectionLostError(
-                f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
-            ) from error
-        except ssl.SSLError as error:
-            reason = (error.reason or str(error)).replace("_", " ").lower()
-            raise ConnectionLostError(f"no TLS connection to {where}: {reason}") from error
-        except OSError as error:
-            raise ConnectionLostError(f"cannot connect to {where}: {_reason(error)}") from error
+            raise ConnectionLostError(f"no answer from {route} within {settings.operation_timeout} s") from None
         except BaseException:
             connection.abort()
             raise
@@ -155,11 +101,7 @@ class ClientConnection:
         """Whether links can be attached."""
         return self.error is None and self._protocol is not None
 
-    def new_name(self, node: str) -> str:
-        """Give a link name that is unique on this connection, and in the service's logs."""
-        return f"{self.engine.config.container_id}-{next(self._names)}-{node.strip('$').replace('/', '-')}"
-
-    async def attach(self, owner: NativeLink, name: str, **attach: Any) -> Link:
+    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> Link:
         """Attach a link on a session that has room for it; the owner learns what comes of it.
 
         :raises ServiceError: the connection is over, or full.
@@ -168,7 +110,16 @@ class ClientConnection:
             session = next((each for each in self._sessions if each.free_handles > 0), None)
             if session is None:
                 session = await self._begin()
-            link = session.attach(name, **attach)
+            link = session.attach(
+                spec.name,
+                is_receiver=is_receiver,
+                snd_settle_mode=snd_settle_mode(is_receiver=is_receiver),
+                source=spec.source,
+                target=spec.target,
+                max_message_size=spec.max_message_size,
+                properties=spec.properties,
+                desired_capabilities=spec.desired_capabilities,
+            )
         link.context = owner
         self.flush_soon()
         return link
@@ -207,31 +158,9 @@ class ClientConnection:
         """Whether the peer is slow to read."""
         return self._protocol is not None and self._protocol.is_paused
 
-    def hold_back(self, link: NativeSendLink) -> None:
+    def hold_back(self, link: ClientSendLink) -> None:
         """Have a link called, in the order of asking, once the peer reads again."""
         self._held_back[link] = None
-
-    def asked(self) -> Asked:
-        """Note that an answer is due from now on; see :meth:`unanswered`."""
-        return Asked(self._loop.time(), self._heard)
-
-    def unanswered(self, asked: Asked) -> bool:
-        """Learn that no answer came in time.
-
-        A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
-        even if something before it still sends heartbeats: the connection is dropped.
-
-        :returns: whether it was.
-        """
-        if self.error is not None or asked.heard != self._heard:
-            return self.error is not None
-        if self._unanswered is None or self._unanswered.heard != self._heard:
-            self._unanswered = asked
-        if self._loop.time() - self._unanswered.at < self.settings.idle_timeout:
-            return False
-        self._lose(ConnectionLostError("the service answers nothing any more"))
-        self.abort()
-        return True
 
     def abort(self) -> None:
         """Drop the connection at once."""
@@ -270,19 +199,21 @@ class ClientConnection:
             match event:
                 case Messages(link):
                     if link.context is not None:
-                        link.context.on_messages(event)
+                        link.context.on_messages(event.payloads, event.delivery_ids)
                 case CreditChanged(link) if link.context is not None:
                     link.context.on_credit()
                 case Outcomes(link, outcomes) if link.context is not None:
                     link.context.on_outcomes(outcomes)
                 case LinkAttached(link):
-                    self._was_of_use = True
+                    self.was_of_use = True
                     if link.is_remote_initiated:
                         link.refuse(AmqpError("amqp:not-allowed", "this client takes no links"))
                     elif link.context is not None:
                         link.context.on_attached()
                 case LinkDetached(link, error) if link.context is not None:
-                    link.context.on_detached(_error(error, link.context.entity, Recovery.RELINK, "the link was closed"))
+                    link.context.on_detached(
+                        end_error(error, link.context.entity, Recovery.RELINK, "the link was closed")
+                    )
                 case Opened():
                     if not self._opened.done():
                         self._opened.set_result(None)
@@ -294,14 +225,7 @@ class ClientConnection:
                 case SessionEnded(session, links, error):
                     self._end_session(session, links, error)
                 case Closed(error, is_local):
-                    lost = _closing_error(error, is_local)
-                    if self._was_of_use and lost.recovery is Recovery.GIVE_UP:
-                        # Silence of ours, a token, a quota of connections: what worked until now may work again, and a
-                        # reason that lasts is told anew, by whatever is refused then.
-                        lost = ConnectionLostError(
-                            lost.description, condition=lost.condition, tracking_id=lost.tracking_id
-                        )
-                    self._lose(lost)
+                    self._lose(self.passing(_closing_error(error, is_local)))
                 case _:
                     pass
 
@@ -321,11 +245,11 @@ class ClientConnection:
             self._sessions.remove(session)
         begun = self._begun.get(session)
         if begun is not None and not begun.done():
-            begun.set_exception(_error(error, None, Recovery.RELINK, "the service ended the session"))
+            begun.set_exception(end_error(error, None, Recovery.RELINK, "the service ended the session"))
         for link in links:
             if link.context is not None:
                 link.context.on_detached(
-                    _error(error, link.context.entity, Recovery.RELINK, "the service ended the session")
+                    end_error(error, link.context.entity, Recovery.RELINK, "the service ended the session")
                 )
 
     def _lose(self, error: ServiceError) -> None:
@@ -344,30 +268,40 @@ class ClientConnection:
         self._held_back.clear()
 
 
-def _reason(error: OSError) -> str:
-    # asyncio tells of a failed connect in words of its own, around the number.
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
+def client_route(settings: ConnectionSettings) -> Route:
+    proxy = settings.proxy
+    return Route(
+        settings.host,
+        settings.port,
+        tls=_service_tls(settings) if settings.use_tls else None,
+        is_websocket=settings.transport_type == "websocket",
+        proxy=proxy,
+        proxy_tls=_trusting_tls(settings) if proxy is not None and proxy.use_tls else None,
+    )
 
 
-def _tls(settings: ConnectionSettings) -> ssl.SSLContext | None:
-    if not settings.use_tls:
-        return None
+def _trusting_tls(settings: ConnectionSettings) -> ssl.SSLContext:
     try:
         return client_tls(None if settings.ca_file is None else str(settings.ca_file))
     except OSError as error:
-        raise ConfigurationError("ca_file", f"cannot be used: {_reason(error)}") from None
+        raise ConfigurationError("ca_file", f"cannot be used: {reason_of(error)}") from None
+
+
+def _service_tls(settings: ConnectionSettings) -> ssl.SSLContext:
+    context = _trusting_tls(settings)
+    if settings.client_cert_file is not None:
+        password = settings.client_key_password
+        text = "" if password is None else password.get_secret_value()
+        try:
+            # Without a password here OpenSSL would ask the terminal for one.
+            context.load_cert_chain(settings.client_cert_file, settings.client_key_file, password=lambda: text)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError("client_cert_file", f"cannot be used with its key: {reason_of(error)}") from None
+    return context
 
 
 def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:
     if error is not None and is_local and error.condition != UNAUTHORIZED_ACCESS:
         # The condition is what we told the service, not what it told us: its silence is no quota of ours.
         return ConnectionLostError(f"the connection was given up: {error.description}", condition=str(error.condition))
-    return _error(error, None, Recovery.RECONNECT, "the service closed the connection")
-
-
-def _error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
-    if error is None:
-        return error_for(None, otherwise, entity=entity, lost=lost)
-    return error_for(str(error.condition), error.description, entity=entity, lost=lost)
+    return end_error(error, None, Recovery.RECONNECT, "the service closed the connection")

@@ -1,14 +1,12 @@
-"""Receive and send links of the native transport."""
+"""Receive and send links, on the connection of any AMQP implementation."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eventpump.amqp.connection import Messages
-from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
@@ -22,13 +20,13 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.ports import ReceiveSink
-from eventpump.transport.connection import ClientConnection
+from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 from eventpump.wire.stream import CLOSE_TIMEOUT
 
 _UNLIMITED = 2**63
 
 
-class NativeLink:
+class ClientLink:
     """What both directions have in common: attach, detach, and learning of their end.
 
     :ivar entity: the address, for errors.
@@ -36,12 +34,12 @@ class NativeLink:
     """
 
     def __init__(
-        self, connection: ClientConnection, *, entity: str, on_expired: Callable[[], None] | None = None
+        self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
     ) -> None:
         """Make one that is not attached yet. :param on_expired: is called where the service ends it for its token."""
         self.connection = connection
         self.entity = entity
-        self.link: Link | None = None
+        self.link: LinkHandle | None = None
         loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -50,12 +48,12 @@ class NativeLink:
         self._is_closing = False
         self.error: ServiceError | None = None
 
-    async def _attach(self, name: str, **attach: Any) -> None:
+    async def _attach(self, spec: LinkSpec, *, is_receiver: bool) -> None:
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
         try:
             async with asyncio.timeout(timeout):
-                self.link = await self.connection.attach(self, name, **attach)
+                self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
                 await self._attached
             if self.error is not None:
                 raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
@@ -131,8 +129,8 @@ class NativeLink:
     def _on_end(self, error: EventPumpError) -> None:
         """The link ended, whatever the reason."""
 
-    def on_messages(self, event: Messages) -> None:
-        """Messages arrived."""
+    def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
+        """Messages arrived. :param unsettled: the ids of the deliveries, where they wait to be settled."""
 
     def on_credit(self) -> None:
         """Credit arrived."""
@@ -141,12 +139,12 @@ class NativeLink:
         """Outcomes arrived."""
 
 
-class NativeReceiveLink(NativeLink):
+class ClientReceiveLink(ClientLink):
     """A receive link: `eventpump.ports.ReceiveLink`."""
 
     def __init__(
         self,
-        connection: ClientConnection,
+        connection: BaseConnection,
         sink: ReceiveSink,
         *,
         entity: str,
@@ -155,10 +153,9 @@ class NativeReceiveLink(NativeLink):
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
 
-    async def attach(self, **attach: Any) -> None:
+    async def attach(self, spec: LinkSpec) -> None:
         """Attach. :raises ServiceError: refused, or no answer."""
-        # Wire reference 5.1: the service settles events as it sends them, whatever is asked for.
-        await self._attach(is_receiver=True, snd_settle_mode=1, rcv_settle_mode=0, **attach)
+        await self._attach(spec, is_receiver=True)
 
     def set_credit(self, credit: int) -> None:
         """See the port. On a link that is over it does nothing: the sink was told, or asked for it."""
@@ -167,18 +164,19 @@ class NativeReceiveLink(NativeLink):
             self.link.set_credit(credit)
             self.connection.flush_soon()
 
-    def on_messages(self, event: Messages) -> None:
+    def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
         if self._is_closing:
             return
-        if event.delivery_ids and self.is_attached:
-            event.link.settle(event.delivery_ids[0], event.delivery_ids[-1], Accepted())
-        self._sink.messages(event.payloads)
+        if unsettled and self.is_attached:
+            assert self.link is not None
+            self.link.settle(unsettled[0], unsettled[-1], Accepted())
+        self._sink.messages(payloads)
 
     def _on_lost(self, error: ServiceError) -> None:
         self._sink.detached(error)
 
 
-class NativeSendLink(NativeLink):
+class ClientSendLink(ClientLink):
     """A send link: `eventpump.ports.SendLink`.
 
     Messages stand in one queue, which is sent from whenever there is credit and the peer reads.
@@ -186,7 +184,7 @@ class NativeSendLink(NativeLink):
 
     def __init__(
         self,
-        connection: ClientConnection,
+        connection: BaseConnection,
         *,
         entity: str,
         on_expired: Callable[[], None] | None = None,
@@ -198,15 +196,14 @@ class NativeSendLink(NativeLink):
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
-    async def attach(self, **attach: Any) -> None:
+    async def attach(self, spec: LinkSpec) -> None:
         """Attach. :raises ServiceError: refused, or no answer."""
-        await self._attach(is_receiver=False, snd_settle_mode=0, rcv_settle_mode=0, **attach)
+        await self._attach(spec, is_receiver=False)
 
     @property
     def properties(self) -> Mapping[str, object]:
         """See the port."""
-        remote = None if self.link is None else self.link.remote
-        return {str(key): value for key, value in ((remote.properties if remote is not None else None) or {}).items()}
+        return {} if self.link is None else {str(key): value for key, value in self.link.remote_properties.items()}
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See the port."""
@@ -268,8 +265,10 @@ class NativeSendLink(NativeLink):
             else:
                 waiting.set_exception(error)
 
-    def _error(self, outcome: Any) -> ServiceError | None:
+    def _error(self, outcome: Any) -> EventPumpError | None:
         match outcome:
+            case EventPumpError():
+                return outcome  # it was not sent
             case Accepted():
                 return None
             case Rejected(error) if error is not None:

@@ -9,8 +9,8 @@ from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.dialect.requests import correlation_id
 from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, Recovery, ServiceTimeoutError
-from eventpump.transport.connection import ClientConnection
-from eventpump.transport.links import NativeReceiveLink, NativeSendLink
+from eventpump.transport.base import BaseConnection, LinkSpec
+from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 
 _CREDIT = 100
 
@@ -18,13 +18,13 @@ _CREDIT = 100
 class RequestLinks:
     """A sender and a receiver to one node of one connection, attached when first used, and again after a detach."""
 
-    def __init__(self, connection: ClientConnection, node: str) -> None:
+    def __init__(self, connection: BaseConnection, node: str) -> None:
         self._connection = connection
         self._node = node
         self._waiting: dict[object, asyncio.Future[Message]] = {}
         self._opening = asyncio.Lock()
-        self._sender: NativeSendLink | None = None
-        self._receiver: NativeReceiveLink | None = None
+        self._sender: ClientSendLink | None = None
+        self._receiver: ClientReceiveLink | None = None
         self._reply_to = ""
         self._received = 0
         self._answers = 0
@@ -66,25 +66,24 @@ class RequestLinks:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # the send may have failed first; the answer's failure is then nobody's news
 
-    async def _attached(self) -> NativeSendLink:
+    async def _attached(self) -> ClientSendLink:
         async with self._opening:
             if self._sender is not None and self._sender.is_attached:
                 return self._sender
             self._reply_to = self._connection.new_name(self._node)
-            receiver = NativeReceiveLink(self._connection, self, entity=self._node)
+            receiver = ClientReceiveLink(self._connection, self, entity=self._node)
             await receiver.attach(
-                name=self._reply_to,
-                source=Source(address=self._node),
-                target=Target(address=self._reply_to),
-                max_message_size=1024 * 1024,
-            )
-            sender = NativeSendLink(self._connection, entity=self._node, on_lost=self.detached)
-            try:
-                await sender.attach(
-                    name=self._connection.new_name(self._node),
-                    source=Source(address=self._reply_to),
-                    target=Target(address=self._node),
+                LinkSpec(
+                    self._reply_to,
+                    Source(address=self._node),
+                    Target(address=self._reply_to),
+                    max_message_size=1024 * 1024,
                 )
+            )
+            sender = ClientSendLink(self._connection, entity=self._node, on_lost=self.detached)
+            try:
+                name = self._connection.new_name(self._node)
+                await sender.attach(LinkSpec(name, Source(address=self._reply_to), Target(address=self._node)))
                 if receiver.error is not None:
                     sender.detach_now()
                     raise receiver.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 import uuid
@@ -22,11 +23,9 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.settings import Credential, SharedKey, SharedSignature
+from eventpump.settings import Credential, SharedKey, SharedSignature, TokenCredential, current_secret
 from eventpump.transport.requests import RequestLinks
 
-SAS_LIFETIME = 3600
-"""Seconds a signed token lives."""
 _LEAST_DELAY = 1.0
 """Seconds between renewals at least, however short a life a credential's tokens have."""
 
@@ -50,25 +49,36 @@ class Token:
 class TokenSource:
     """Makes tokens from a credential.
 
+    :param sas_lifetime: seconds a token signed with a key lives.
     :param now: the time in seconds since the Unix epoch.
     """
 
-    def __init__(self, credential: Credential, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, credential: Credential, *, sas_lifetime: float = 3600.0, now: Callable[[], float] = time.time
+    ) -> None:
         self._credential = credential
+        self._sas_lifetime = sas_lifetime
         self._now = now
 
     async def token(self, audience: str) -> Token:
         """Make a token for an audience. :raises AuthenticationError: the credential gives none, or an expired one."""
         credential = self._credential
         now = self._now()
-        if isinstance(credential, SharedKey):
-            expires_at = int(now) + SAS_LIFETIME
-            text = sas.generate(audience, credential.name, credential.key.get_secret_value(), expires_at)
-            return Token(text, SAS_TOKEN_TYPE, expires_at, SAS_LIFETIME * 0.75)
-        if isinstance(credential, SharedSignature):
-            if credential.expires_at <= now:
+        try:
+            secret = current_secret(credential)  # whatever `update` made of it by now
+        except ValueError as error:
+            raise AuthenticationError(f"the credential cannot be used: {error}", entity=audience) from None
+        if isinstance(secret, SharedKey):
+            expires_at = math.ceil(now + self._sas_lifetime)  # it is told in whole seconds
+            text = sas.generate(audience, secret.name, secret.key.get_secret_value(), expires_at)
+            return Token(text, SAS_TOKEN_TYPE, expires_at, self._sas_lifetime * 0.75)
+        if isinstance(secret, SharedSignature):
+            remaining = secret.expires_at - now
+            if remaining <= 0:
                 raise AuthenticationError("the shared access signature has expired", entity=audience)
-            return Token(credential.token.get_secret_value(), SAS_TOKEN_TYPE, credential.expires_at, None)
+            refresh_after = None if secret is credential else _refresh_after(remaining)
+            return Token(secret.token.get_secret_value(), SAS_TOKEN_TYPE, secret.expires_at, refresh_after)
+        assert isinstance(credential, TokenCredential)
         try:
             given = await credential.get_token(JWT_SCOPE)
             text, ends = str(given.token), float(given.expires_on)
@@ -86,12 +96,16 @@ class TokenSource:
         remaining = ends - self._now()
         if remaining <= 0:
             raise AuthenticationError("the credential gave an expired token", entity=audience)
-        # azure-identity hands out its cached token until five minutes before it ends.
-        return Token(text, JWT_TOKEN_TYPE, ends, remaining - 300 if remaining > 600 else remaining / 2)
+        return Token(text, JWT_TOKEN_TYPE, ends, _refresh_after(remaining))
 
     def has_ended(self, token: Token) -> bool:
         """Tell whether a token is past its end."""
         return token.expires_at <= self._now()
+
+
+def _refresh_after(remaining: float) -> float:
+    """Say when to ask again. azure-identity hands out its cached token until five minutes before its end."""
+    return remaining - 300 if remaining > 600 else remaining / 2
 
 
 class Authorizer:

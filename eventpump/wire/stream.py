@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from typing import Protocol, cast
 
@@ -13,6 +15,17 @@ CLOSE_TIMEOUT = 5.0
 _WRITE_BUFFER = 512 * 1024
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either: it could make the answers grow for ever."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Say why a stream failed, without what the library around it adds."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.replace('_', ' ').lower()}"
+    if isinstance(error, OSError):
+        # asyncio tells of a failed connect in words of its own, around the number.
+        has_words = error.errno is None or isinstance(error, socket.gaierror)
+        return (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error) or type(error).__name__
+    return str(error) or type(error).__name__
 
 
 class ConnectionHandler(Protocol):
@@ -125,7 +138,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
-        events = self.connection.receive_eof()
+        events = self.connection.receive_eof() if exc is None else self.connection.receive_eof(reason_of(exc))
         if events:
             self._handler.on_events(events)
         self._handler.on_closed(exc)
@@ -183,37 +196,3 @@ class ConnectionProtocol(asyncio.Protocol):
                 due = now + connection.heartbeat_interval
             wake = min(wake, due)
         self._timer = self._loop.call_at(wake, self._keep_deadlines)
-
-
-def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
-    """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
-
-    :param ca_file: CA certificates (PEM) to trust instead of the system's.
-    :raises OSError: the file cannot be read, or (`ssl.SSLError`) holds no certificate.
-    """
-    context = ssl.create_default_context(cafile=ca_file)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-async def dial(
-    connection: Connection,
-    handler: ConnectionHandler,
-    *,
-    host: str,
-    port: int,
-    tls: ssl.SSLContext | None,
-    server_hostname: str | None = None,
-) -> ConnectionProtocol:
-    """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
-
-    :raises OSError: no connection; `ssl.SSLError` for TLS.
-    """
-    _, protocol = await asyncio.get_running_loop().create_connection(
-        lambda: ConnectionProtocol(connection, handler),
-        host,
-        port,
-        ssl=tls,
-        server_hostname=(server_hostname or host) if tls is not None else None,
-    )
-    return protocol

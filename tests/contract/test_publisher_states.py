@@ -275,7 +275,7 @@ async def test_no_secret_reaches_an_error() -> None:
 
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", refuse)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

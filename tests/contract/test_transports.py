@@ -15,25 +15,33 @@ from eventpump.settings import connection_settings  # noqa: E402
 from eventpump.testing.conformance.transport import HUB, TransportContract, TransportHarness  # noqa: E402
 from eventpump.testing.transport import FakeHub, FakeTransport  # noqa: E402
 from eventpump.transport.native import NativeTransport  # noqa: E402
+from eventpump.transport.uamqp import UamqpTransport  # noqa: E402
+from tests.authority import Authority  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.ports import Transport
 
-    def _are_ports(native: NativeTransport, fake: FakeTransport) -> list[Transport]:
-        return [native, fake]
+    def _are_ports(native: NativeTransport, uamqp: UamqpTransport, fake: FakeTransport) -> list[Transport]:
+        return [native, uamqp, fake]
 
 
-class NativeHarness:
-    """Native transports to one emulator."""
+class EmulatorHarness:
+    """Transports to one emulator."""
 
-    def __init__(self, emulator: Emulator) -> None:
+    def __init__(self, emulator: Emulator, make: Callable[[], Transport]) -> None:
         self.emulator = emulator
-        self.transports: list[NativeTransport] = []
+        self.transports: list[Transport] = []
+        self._make = make
 
-    def new_transport(self) -> NativeTransport:
-        transport = NativeTransport(connection_settings(self.emulator.connection_string, HUB))
+    def new_transport(self) -> Transport:
+        transport = self._make()
         self.transports.append(transport)
         return transport
+
+    async def aclose(self) -> None:
+        self.emulator.faults.clear()
+        for transport in self.transports:
+            await transport.aclose()
 
     def hold(self, operation: str) -> Callable[[], None]:
         on = Performative.TRANSFER if operation == "transfer" else Performative.ATTACH
@@ -67,11 +75,34 @@ class TestNativeTransport(TransportContract):
     @pytest.fixture
     async def harness(self) -> AsyncIterator[TransportHarness]:
         async with Emulator({HUB: 4}) as emulator:
-            harness = NativeHarness(emulator)
+            settings = connection_settings(emulator.connection_string, HUB)
+            harness = EmulatorHarness(emulator, lambda: NativeTransport(settings))
             yield harness
-            emulator.faults.clear()
-            for transport in harness.transports:
-                await transport.aclose()
+            await harness.aclose()
+
+
+class TestWebSocketTransport(TransportContract):
+    """The native transport in WebSockets, to the emulator."""
+
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[TransportHarness]:
+        async with Emulator({HUB: 4}, ws_port=0) as emulator:
+            settings = connection_settings(emulator.ws_connection_string, HUB, transport_type="websocket")
+            harness = EmulatorHarness(emulator, lambda: NativeTransport(settings))
+            yield harness
+            await harness.aclose()
+
+
+class TestUamqpTransport(TransportContract):
+    """On TLS, which is all that uamqp speaks, to the emulator."""
+
+    @pytest.fixture
+    async def harness(self, authority: Authority) -> AsyncIterator[TransportHarness]:
+        async with Emulator({HUB: 4}, tls=authority.server("127.0.0.1")) as emulator:
+            settings = connection_settings(emulator.connection_string, HUB, ca_file=authority.file, transport="uamqp")
+            harness = EmulatorHarness(emulator, lambda: UamqpTransport(settings))
+            yield harness
+            await harness.aclose()
 
 
 class TestFakeTransport(TransportContract):

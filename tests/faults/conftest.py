@@ -14,6 +14,7 @@ pytest.register_assert_rewrite("tests.faults.evidence", "tests.faults.programs")
 
 from eventpump import Emulator  # noqa: E402
 from tests.faults.programs import Stage, emulator_of  # noqa: E402
+from tests.ways import Way  # noqa: E402
 
 _PATIENCE = 3.0
 
@@ -60,16 +61,16 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def emulator(nothing_left: None) -> AsyncIterator[Emulator]:
+async def emulator(nothing_left: None, way: Way) -> AsyncIterator[Emulator]:
     """The service, in this process, with four partitions."""
-    async with emulator_of(4) as started:
+    async with emulator_of(4, tls=way.tls) as started:
         yield started
 
 
 @pytest.fixture
-async def stage(nothing_left: None, emulator: Emulator, tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(nothing_left: None, emulator: Emulator, way: Way, tmp_path: Path) -> AsyncIterator[Stage]:
     """A test's hosts and journals, on the emulator in this process."""
-    stage = Stage(tmp_path, emulator.connection_string)
+    stage = Stage(tmp_path, emulator.connection_string, way.options)
     await stage.witness_checkpoints()
     yield stage
     await stage.aclose()

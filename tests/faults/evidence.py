@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eventpump import PartitionReader, ReceivedEvent
 
@@ -176,15 +176,20 @@ class Evidence:
         assert not late, f"{len(late)} events handed over by {host} without a lease, the first {late[0]}"
 
 
-async def read_log(connection_string: str, hub: str, consumer_group: str, ends: dict[str, int]) -> set[Fact]:
-    """Read a hub's partitions, each to an end given as the number that follows its last event."""
+async def read_log(
+    connection_string: str, hub: str, consumer_group: str, ends: dict[str, int], **options: Any
+) -> set[Fact]:
+    """Read a hub's partitions, each to an end given as the number that follows its last event.
+
+    :param options: of the readers.
+    """
     facts = set()
     for partition_id, end in ends.items():
         if end == 0:
             continue
         numbers = []
         async with PartitionReader(
-            connection_string, hub, partition_id=partition_id, consumer_group=consumer_group
+            connection_string, hub, partition_id=partition_id, consumer_group=consumer_group, **options
         ) as reader:
             async for event in reader:
                 numbers.append(event.sequence_number)

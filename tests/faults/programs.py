@@ -190,10 +190,12 @@ class Stage:
 
     :param directory: the test's own.
     :param connection_string: of the service, reached directly.
+    :param way: further options of whatever connects; see `tests/ways.py`.
     """
 
     directory: Path
     connection_string: str = ""
+    way: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     children: dict[str, ChildProcess] = field(default_factory=dict)
     reports: list[HostReport] = field(default_factory=list)
@@ -228,7 +230,7 @@ class Stage:
             host_name=host,
             hooks=[self.reported],
             retry=RETRY,
-            **{**HOST, **options},
+            **{**HOST, **self.way, **options},
         )
 
     def reported(self, report: HostReport) -> None:
@@ -249,7 +251,7 @@ class Stage:
             "journal": str(self.directory / f"{host}.journal"),
             "retry": RETRY.model_dump(),
             **settings,
-            "options": {**HOST, **settings.get("options", {})},
+            "options": {**HOST, **self.way, **settings.get("options", {})},
         }
         child = ChildProcess(sys.executable, "-m", "tests.faults.host_program", json.dumps(given), on_line=self._said)
         self.children[host] = child
@@ -339,7 +341,7 @@ class Stage:
 
     async def read_log(self, published: Publisher) -> set[Fact]:
         """Read everything the service holds, and check that all it has acknowledged is there."""
-        log = await read_log(self.connection_string, HUB, AUDIT, await published.ends())
+        log = await read_log(self.connection_string, HUB, AUDIT, await published.ends(), **self.way)
         published.check_kept(log)
         return log
 
@@ -385,7 +387,9 @@ class Publisher:
         self._ahead = ahead
         self._size = size
         self._pace = pace
-        self._producer = EventProducer(stage.connection_string, HUB, **{**CONNECTION, "retry": RETRY, **options})
+        self._producer = EventProducer(
+            stage.connection_string, HUB, **{**CONNECTION, **stage.way, "retry": RETRY, **options}
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.partitions = [str(number) for number in range(partitions)]

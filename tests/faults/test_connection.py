@@ -20,6 +20,9 @@ from eventpump.emulator.faults import DropConnection, LinkRole
 from eventpump.hooks import LinkFailed
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.faults.programs import CONNECTION, HUB, IDLE_TIMEOUT, RECONNECT, Publisher, Stage, run_for
+from tests.ways import over_both
+
+pytestmark = over_both()
 
 CUT_RECOVERY = 3.0
 """Seconds within which events flow again after a reset connection, which is noticed at once."""
@@ -162,7 +165,7 @@ async def test_a_send_that_is_not_answered_ends_in_time(stage: Stage, proxy: Fau
         HUB,
         custom_endpoint_address=proxy.address,
         retry=RetryOptions(max_retries=0),
-        **options,
+        **{**options, **stage.way},
     ) as producer:
         await producer.send(EventData(b"first"), partition_id="0")
         proxy.stall(Direction.TO_SERVICE)
@@ -179,7 +182,7 @@ async def test_a_lost_acknowledgement_stores_twice_rather_than_never(stage: Stag
         await publisher.publish("0", 20)
         assert await publisher.ends() == {"0": 40}
         await stage.read_log(publisher)
-    async with EventProducer(stage.connection_string, HUB, retry=RetryOptions(max_retries=0)) as producer:
+    async with EventProducer(stage.connection_string, HUB, retry=RetryOptions(max_retries=0), **stage.way) as producer:
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, partition="0")
         with pytest.raises(ConnectionLostError):
             await producer.send(EventData(b"x"), partition_id="0")

@@ -8,6 +8,9 @@ import time
 import pytest
 
 from tests.faults.programs import LEASE_DURATION, RENEW_INTERVAL, TAKE_OVER, Publisher, Stage
+from tests.ways import over_both
+
+pytestmark = over_both(is_long=True)
 
 BALANCE = 4 * RENEW_INTERVAL + 2.0
 """Seconds within which a host that joins owns its share."""

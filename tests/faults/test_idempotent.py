@@ -36,6 +36,9 @@ from eventpump.producer.batch import BatchState
 from eventpump.storage.publisher_state import SqlitePublisherStateStore
 from eventpump.testing.processes import EmulatorProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY, Progress, emulator_of, write_config
+from tests.ways import Way, over_both
+
+pytestmark = over_both()
 
 PARTITIONS = ("0", "1", "2", "3")
 QUICK = RetryOptions(max_retries=2, base_delay=0.005, max_delay=0.05)
@@ -75,10 +78,10 @@ def flat(batches: Iterable[list[str]]) -> list[str]:
     return [body for batch in batches for body in batch]
 
 
-async def stored(connection_string: str, partition_id: str) -> list[str]:
+async def stored(connection_string: str, partition_id: str, **options: Any) -> list[str]:
     """Read everything a partition holds."""
     reader = PartitionReader(
-        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION
+        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION, **options
     )
     async with reader:
         return [event.body_as_str() async for event in reader]
@@ -89,7 +92,12 @@ async def publish(
 ) -> None:
     """Send batches one after another, each again until it is known to be published."""
     for bodies in batches:
-        batch = await producer.create_batch(partition_id=partition_id)
+        batch = None
+        while batch is None:
+            try:
+                batch = await producer.create_batch(partition_id=partition_id)
+            except ServiceError:
+                continue  # the link was cut as often as it was tried
         for body in bodies:
             assert batch.try_add(EventData(body))
         while batch.starting_published_sequence_number is None:
@@ -139,20 +147,20 @@ async def while_disturbed(
 
 
 @pytest.mark.timeout(120)
-async def test_every_event_once_and_in_order(emulator: Emulator, seed: int, batches: int) -> None:
+async def test_every_event_once_and_in_order(emulator: Emulator, way: Way, seed: int, batches: int) -> None:
     """*No duplicate and no reorder*: with links and connections lost before, after and until later, at random."""
     expected = rows(batches)
-    async with producer_to(emulator.connection_string) as producer:
+    async with producer_to(emulator.connection_string, **way.options) as producer:
         sends = asyncio.gather(*(publish(producer, each, expected[each]) for each in PARTITIONS))
         await while_disturbed(emulator, random.Random(seed), batches, sends, may_be_late=True)
         for partition_id in PARTITIONS:
             await producer.settle(partition_id)
     for partition_id in PARTITIONS:
-        assert await stored(emulator.connection_string, partition_id) == flat(expected[partition_id])
+        assert await stored(emulator.connection_string, partition_id, **way.options) == flat(expected[partition_id])
 
 
 @pytest.mark.timeout(120)
-async def test_the_plain_producer_repeats(emulator: Emulator, seed: int, batches: int) -> None:
+async def test_the_plain_producer_repeats(emulator: Emulator, way: Way, seed: int, batches: int) -> None:
     """*At least once*: under the same faults the plain producer loses nothing, and stores some events twice."""
     expected = rows(batches)
 
@@ -165,19 +173,19 @@ async def test_the_plain_producer_repeats(emulator: Emulator, seed: int, batches
                 except ServiceError:
                     continue
 
-    async with producer_to(emulator.connection_string, idempotent=False) as producer:
+    async with producer_to(emulator.connection_string, **way.options, idempotent=False) as producer:
         sends = asyncio.gather(*(publish_plainly(producer, each) for each in PARTITIONS))
         await while_disturbed(emulator, random.Random(seed), batches, sends)
-    found = {each: await stored(emulator.connection_string, each) for each in PARTITIONS}
+    found = {each: await stored(emulator.connection_string, each, **way.options) for each in PARTITIONS}
     assert all(set(found[each]) == set(flat(expected[each])) for each in PARTITIONS)
     assert sum(map(len, found.values())) > sum(len(flat(each)) for each in expected.values())
 
 
-async def test_cancelled_at_random(emulator: Emulator, seed: int) -> None:
+async def test_cancelled_at_random(emulator: Emulator, way: Way, seed: int) -> None:
     """*No duplicate and no reorder*: callers that time out and try again, with the same batch, publish it once."""
     rng = random.Random(seed)
     expected: list[str] = []
-    async with producer_to(emulator.connection_string) as producer:
+    async with producer_to(emulator.connection_string, **way.options) as producer:
         for number in range(150):
             events = [EventData(f"{number}.{index}") for index in range(rng.randrange(1, 5))]
             expected += [f"{number}.{index}" for index in range(len(events))]
@@ -189,13 +197,13 @@ async def test_cancelled_at_random(emulator: Emulator, seed: int) -> None:
                         await producer.send(events, partition_id="0")
                 except (TimeoutError, PublishOutcomeUnknownError, ServiceError):
                     continue
-    assert await stored(emulator.connection_string, "0") == expected
+    assert await stored(emulator.connection_string, "0", **way.options) == expected
 
 
 @pytest.mark.parametrize("is_resent_first", [False, True])
-async def test_a_transfer_stored_late(emulator: Emulator, is_resent_first: bool) -> None:
+async def test_a_transfer_stored_late(emulator: Emulator, way: Way, is_resent_first: bool) -> None:
     """*No duplicate*: a transfer of a lost connection that arrives before or after its repeat is stored once."""
-    async with producer_to(emulator.connection_string) as producer:
+    async with producer_to(emulator.connection_string, **way.options) as producer:
         await producer.send(EventData("a"), partition_id="0")
         late = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
         attaching = emulator.faults.add(
@@ -211,12 +219,12 @@ async def test_a_transfer_stored_late(emulator: Emulator, is_resent_first: bool)
         late.remove()
         await producer.send(EventData("d"), partition_id="0")
         assert [event.published_sequence_number for event in events] == [2, 3]
-    assert await stored(emulator.connection_string, "0") == list("abcd")
+    assert await stored(emulator.connection_string, "0", **way.options) == list("abcd")
 
 
-async def test_server_busy(emulator: Emulator) -> None:
+async def test_server_busy(emulator: Emulator, way: Way) -> None:
     """*Recovery*: a throttled batch is waited for as long as the service asks, on the same link, and stored once."""
-    async with producer_to(emulator.connection_string) as producer:
+    async with producer_to(emulator.connection_string, **way.options) as producer:
         await producer.send(EventData("a"), partition_id="0")
         busy = emulator.faults.add(Reject(), role=LinkRole.PRODUCER)
         attaches = emulator.faults.add(Refuse("amqp:not-allowed"), on=Performative.ATTACH, role=LinkRole.PRODUCER)
@@ -225,12 +233,12 @@ async def test_server_busy(emulator: Emulator) -> None:
         assert time.monotonic() - started >= 4.0
         assert (busy.fired, attaches.fired) == (1, 0)
         attaches.remove()
-    assert await stored(emulator.connection_string, "0") == ["a", "b"]
+    assert await stored(emulator.connection_string, "0", **way.options) == ["a", "b"]
 
 
-async def test_closing_tells_what_stayed_in_doubt(emulator: Emulator) -> None:
+async def test_closing_tells_what_stayed_in_doubt(emulator: Emulator, way: Way) -> None:
     """*Tidy close*: with a service that takes no link any more, the deadline holds and the doubt is raised."""
-    producer = producer_to(emulator.connection_string)
+    producer = producer_to(emulator.connection_string, **way.options)
     await producer.send(EventData("a"), partition_id="0")
     emulator.faults.add(Refuse("amqp:link:detach-forced"), on=Performative.ATTACH, role=LinkRole.PRODUCER, count=None)
     emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
@@ -238,7 +246,7 @@ async def test_closing_tells_what_stayed_in_doubt(emulator: Emulator) -> None:
         with pytest.raises(PublishOutcomeUnknownError):
             await use
     emulator.faults.clear()
-    assert await stored(emulator.connection_string, "0") == ["a", "b"]
+    assert await stored(emulator.connection_string, "0", **way.options) == ["a", "b"]
 
 
 # ------------------------------------------------------------------------------------------------- the service dies
@@ -271,13 +279,15 @@ async def test_the_service_is_killed(service: EmulatorProcess, seed: int, reques
 
 
 @pytest.mark.parametrize("fence", [False, True], ids=["same level", "fenced"])
-async def test_a_publisher_that_dies_goes_on(emulator: Emulator, tmp_path: Path, fence: bool) -> None:
+async def test_a_publisher_that_dies_goes_on(emulator: Emulator, way: Way, tmp_path: Path, fence: bool) -> None:
     """*No duplicate*: every life asks how many of its events are published, and goes on from there."""
     bodies = [f"{number}" for number in range(60)]
     published = 0
     for life in range(6):
         store = SqlitePublisherStateStore(tmp_path / "states.db")
-        producer = producer_to(emulator.connection_string, name="feed", state_store=store, fence=fence and life > 0)
+        producer = producer_to(
+            emulator.connection_string, **way.options, name="feed", state_store=store, fence=fence and life > 0
+        )
         found = await producer.get_partition_publishing_properties("0")
         assert (found.events_published, found.owner_level) == (published, life if fence else 0)
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=4)
@@ -295,12 +305,15 @@ async def test_a_publisher_that_dies_goes_on(emulator: Emulator, tmp_path: Path,
             await producer.aclose(0.0)
         emulator.faults.clear()
         published += 9 + is_stored
-    assert await stored(emulator.connection_string, "0") == bodies[:published]
+    assert await stored(emulator.connection_string, "0", **way.options) == bodies[:published]
 
 
-async def test_a_service_without_memory_is_told(nothing_left: None) -> None:
+async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) -> None:
     """A service that has forgotten its producers refuses the id: said at once, with what is known."""
-    async with emulator_of(1) as emulator, producer_to(emulator.connection_string) as producer:
+    async with (
+        emulator_of(1, tls=way.tls) as emulator,
+        producer_to(emulator.connection_string, **way.options) as producer,
+    ):
         await producer.send(EventData("a"), partition_id="0")
         await emulator.restart()
         with pytest.raises(RequestRefusedError, match="not stored"):

@@ -13,6 +13,9 @@ from eventpump import CloseReason, Emulator, OwnershipLostError, PartitionReader
 from eventpump.hooks import LeaseLost, OutsideReader
 from eventpump.testing.proxy import FaultProxy
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for
+from tests.ways import over_both
+
+pytestmark = over_both(is_long=True)
 
 NOTICED = RENEW_INTERVAL + 0.5
 """Seconds after which a host knows, by its next renewal, that its lease is another's."""
@@ -153,7 +156,9 @@ async def test_a_link_stolen_from_outside_is_left_to_the_thief(stage: Stage, req
 
         async def stolen() -> None:
             await stage.progress.until_flowing(publisher.partitions, 20.0)
-            outsider = PartitionReader(stage.connection_string, HUB, partition_id="0", owner_level=1000, **CONNECTION)
+            outsider = PartitionReader(
+                stage.connection_string, HUB, partition_id="0", owner_level=1000, **CONNECTION, **stage.way
+            )
             async with outsider:
                 assert await outsider.read(max_wait_time=5.0)
                 await stage.progress.until(lambda: stage.count(OutsideReader, "0") == 1, 2.0)

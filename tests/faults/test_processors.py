@@ -25,6 +25,9 @@ from tests.faults.programs import (
     Stage,
     run_for,
 )
+from tests.ways import over_both
+
+pytestmark = over_both(is_long=True)
 
 OTHERS = ["1", "2", "3"]
 HAND_OVER = 2 * RENEW_INTERVAL + 1.0

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,30 +23,40 @@ from eventpump import (
     RetryOptions,
 )
 from eventpump.emulator.faults import Action, DropConnection, Hold, LinkRole, Reject
+from tests.ways import Served, Way, over_both
+
+pytestmark = over_both()
 
 RETRY = RetryOptions(max_retries=10, base_delay=0.01, max_delay=0.05)
 PARTITIONS = ("0", "1", "2", "3")
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Emulator]:
-    async with Emulator({"telemetry": 4}) as emulator:
-        yield emulator
+async def service(way: Way) -> AsyncIterator[Served]:
+    async with Emulator({"telemetry": 4}, tls=way.tls) as emulator:
+        yield Served(emulator, way.options)
 
 
-async def stored(service: Emulator, partition_id: str) -> list[ReceivedEvent]:
+def buffered(service: Served, **options: Any) -> BufferedProducer:
+    """Make a producer to the service."""
+    return BufferedProducer(service.connection_string, "telemetry", **{**service.options, **options})
+
+
+async def stored(service: Served, partition_id: str) -> list[ReceivedEvent]:
     """Read a partition to its end."""
-    reader = PartitionReader(service.connection_string, "telemetry", partition_id=partition_id, end="@latest")
+    reader = PartitionReader(
+        service.connection_string, "telemetry", partition_id=partition_id, end="@latest", **service.options
+    )
     async with reader:
         return [event async for event in reader]
 
 
-async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(service: Emulator) -> None:
+async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(service: Served) -> None:
     """Keys of buffered events and of gateway sends meet; readers see each key; its events are in order."""
     keys = [f"sensor-{number}" for number in range(20)]
     async with (
-        BufferedProducer(service.connection_string, "telemetry", max_batch_events=50) as producer,
-        EventProducer(service.connection_string, "telemetry") as plain,
+        buffered(service, max_batch_events=50) as producer,
+        EventProducer(service.connection_string, "telemetry", **service.options) as plain,
     ):
         for number in range(2000):
             await producer.send(EventData(str(number)), partition_key=keys[number % 20])
@@ -60,7 +71,7 @@ async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(servi
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_idempotent_events_arrive_once_through_every_fault(service: Emulator, seed: int) -> None:
+async def test_idempotent_events_arrive_once_through_every_fault(service: Served, seed: int) -> None:
     """Connections dropped before and after storing, messages refused: each event is there once, with its number.
 
     Partitions whose batches are in doubt hold up no other, and numbers count from the first event of the partition.
@@ -76,7 +87,13 @@ async def test_idempotent_events_arrive_once_through_every_fault(service: Emulat
         told[partition_id] += len(events)
 
     async with BufferedProducer(
-        service.connection_string, "telemetry", idempotent=True, retry=RETRY, max_batch_events=10, on_success=success
+        service.connection_string,
+        "telemetry",
+        **service.options,
+        idempotent=True,
+        retry=RETRY,
+        max_batch_events=10,
+        on_success=success,
     ) as producer:
         receipts = [
             await producer.send(EventData(str(number)), partition_key=str(number % 40)) for number in range(2000)
@@ -94,11 +111,11 @@ async def test_idempotent_events_arrive_once_through_every_fault(service: Emulat
         assert told[partition_id] == len(events)
 
 
-async def test_plain_events_arrive_at_least_once_through_lost_connections(service: Emulator) -> None:
+async def test_plain_events_arrive_at_least_once_through_lost_connections(service: Served) -> None:
     """Without idempotence a lost answer has its batch sent again, and no event is lost."""
     for after in (3, 5, 4):
         service.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=after)
-    async with BufferedProducer(service.connection_string, "telemetry", retry=RETRY, max_batch_events=10) as producer:
+    async with buffered(service, retry=RETRY, max_batch_events=10) as producer:
         receipts = [await producer.send(EventData(str(number)), partition_id="0") for number in range(500)]
         assert {await receipt for receipt in receipts} == {Published("0", None)}
     bodies = Counter(event.body_as_str() for event in await stored(service, "0"))
@@ -107,12 +124,10 @@ async def test_plain_events_arrive_at_least_once_through_lost_connections(servic
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_partition_that_hangs_holds_up_no_other(service: Emulator, *, idempotent: bool) -> None:
+async def test_a_partition_that_hangs_holds_up_no_other(service: Served, *, idempotent: bool) -> None:
     """With one partition silent and its part of the buffer full, thousands of events go to the others."""
     fault = service.faults.add(Hold(), role=LinkRole.PRODUCER, partition="0", count=None)
-    async with BufferedProducer(
-        service.connection_string, "telemetry", idempotent=idempotent, retry=RETRY, max_events=400
-    ) as producer:
+    async with buffered(service, idempotent=idempotent, retry=RETRY, max_events=400) as producer:
         stuck = [asyncio.ensure_future(producer.send(EventData("s"), partition_id="0")) for _ in range(500)]
         async with asyncio.timeout(30):
             last = [await producer.send(EventData("o"), partition_id=str(1 + number % 3)) for number in range(5000)]
@@ -124,12 +139,14 @@ async def test_a_partition_that_hangs_holds_up_no_other(service: Emulator, *, id
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_smaller_limit_than_the_batch_is_kept(*, idempotent: bool) -> None:
+async def test_a_smaller_limit_than_the_batch_is_kept(way: Way, *, idempotent: bool) -> None:
     """Where the service takes less in a message than a batch holds, batches go in parts, and too large events fail."""
-    async with (
-        Emulator({"telemetry": 1}, max_message_size=2000) as service,
-        BufferedProducer(service.connection_string, "telemetry", idempotent=idempotent, on_error=_ignore) as producer,
-    ):
+    async with Emulator({"telemetry": 1}, tls=way.tls, max_message_size=2000) as emulator:
+        await _keep_a_smaller_limit(Served(emulator, way.options), idempotent=idempotent)
+
+
+async def _keep_a_smaller_limit(service: Served, *, idempotent: bool) -> None:
+    async with buffered(service, idempotent=idempotent, on_error=_ignore) as producer:
         receipts = [await producer.send(EventData(f"{number:0150}")) for number in range(50)]
         large = await producer.send(EventData(b"l" * 2500))
         receipts += [await producer.send(EventData(f"{number:0150}")) for number in range(50, 100)]
@@ -145,7 +162,7 @@ async def test_a_smaller_limit_than_the_batch_is_kept(*, idempotent: bool) -> No
             assert [each.published_sequence_number for each in outcomes] == list(range(first, first + 100))
 
 
-async def test_options_that_cannot_work_are_refused(service: Emulator) -> None:
+async def test_options_that_cannot_work_are_refused(service: Served) -> None:
     """An unknown option, a bound of nothing, and pipelining with idempotence each name themselves."""
     for options, name in (
         ({"max_batch": 1}, "max_batch"),
@@ -154,7 +171,7 @@ async def test_options_that_cannot_work_are_refused(service: Emulator) -> None:
         ({"idempotent": True, "max_in_flight": 2}, "max_in_flight"),
     ):
         with pytest.raises(ConfigurationError, match=name):
-            BufferedProducer(service.connection_string, "telemetry", **options)  # type: ignore[arg-type] # wrong on purpose
+            buffered(service, **options)
 
 
 def _ignore(*_: object) -> None:

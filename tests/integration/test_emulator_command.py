@@ -100,6 +100,8 @@ async def test_a_closed_stdout_is_one_line() -> None:
         (("--hub", "a:1", "--hub", "A:2"), "twice"),
         (("--hub", "a:1", "--port", "x"), "--port"),
         (("--hub", "a:1", "--port", "65536"), "--port"),
+        (("--hub", "a:1", "--port", "0", "--ws-port", "x"), "--ws-port"),
+        (("--hub", "a:1", "--port", "0", "--ws-port", "{taken}"), "ws_port"),
         (("--hub", "a:1", "--host", "no.such.host.invalid"), "cannot listen on"),
         (("--config", "{tmp}/nothing.json"), "cannot be read"),
         (("--config", "{tmp}/broken.json"), "no JSON"),

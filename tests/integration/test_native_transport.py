@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +31,10 @@ from eventpump.settings import connection_settings
 from eventpump.testing.proxy import FaultProxy
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
+from tests.authority import Authority
 
 HUB = "telemetry"
 NAMESPACE = "example.servicebus.windows.net"
-
-
-@dataclass(frozen=True)
-class Authority:
-    """A certificate authority, and where its own certificate stands."""
-
-    ca: trustme.CA
-    file: Path
-
-    def server(self, *names: str, **options: Any) -> ssl.SSLContext:
-        """Make the TLS settings of a server with a certificate for these names."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca.issue_cert(*names, **options).configure_cert(context)
-        return context
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts unless told to."""
-    ca = trustme.CA()
-    file = tmp_path_factory.mktemp("tls") / "ca.pem"
-    ca.cert_pem.write_to_path(str(file))
-    return Authority(ca, file)
 
 
 @pytest.fixture

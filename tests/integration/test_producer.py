@@ -13,39 +13,42 @@ from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ClosedError, EntityNotFoundError, EventTooLargeError, RequestRefusedError, ServiceError
 from eventpump.testing.sink import PATIENCE
+from tests.ways import Served, Way, over_both
+
+pytestmark = over_both()
 
 HUB = "telemetry"
 QUICK = RetryOptions(base_delay=0.01, max_delay=0.05)
 
 
 @pytest.fixture
-async def emulator() -> AsyncIterator[Emulator]:
+async def emulator(way: Way) -> AsyncIterator[Served]:
     """A service of four partitions. When the test is over no task is left."""
-    async with Emulator({HUB: 4}) as started:
-        yield started
+    async with Emulator({HUB: 4}, tls=way.tls) as started:
+        yield Served(started, way.options)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.fixture
-async def producer(emulator: Emulator) -> AsyncIterator[EventProducer]:
+async def producer(emulator: Served) -> AsyncIterator[EventProducer]:
     """A producer that retries quickly."""
-    async with EventProducer(emulator.connection_string, HUB, retry=QUICK) as made:
+    async with EventProducer(emulator.connection_string, HUB, retry=QUICK, **emulator.options) as made:
         yield made
 
 
-async def stored(emulator: Emulator, partition_id: str) -> list[bytes]:
+async def stored(emulator: Served, partition_id: str) -> list[bytes]:
     """Read what a partition holds."""
     async with PartitionReader(
-        emulator.connection_string, HUB, partition_id=partition_id, end=EventPosition.latest()
+        emulator.connection_string, HUB, partition_id=partition_id, end=EventPosition.latest(), **emulator.options
     ) as reader:
         return [event.body async for event in reader]
 
 
-async def everything(emulator: Emulator) -> dict[str, list[bytes]]:
+async def everything(emulator: Served) -> dict[str, list[bytes]]:
     return {str(number): await stored(emulator, str(number)) for number in range(4)}
 
 
-async def test_an_event_a_list_and_a_batch(emulator: Emulator, producer: EventProducer) -> None:
+async def test_an_event_a_list_and_a_batch(emulator: Served, producer: EventProducer) -> None:
     """One event, several, and a batch each go as one message, in order; nothing at all sends nothing."""
     await producer.send(EventData(b"0"), partition_id="2")
     await producer.send([EventData(b"1"), EventData(b"2")], partition_id="2")
@@ -60,7 +63,7 @@ async def test_an_event_a_list_and_a_batch(emulator: Emulator, producer: EventPr
     assert await producer.get_partition_ids() == ("0", "1", "2", "3")
 
 
-async def test_a_key_leads_where_the_hash_says(emulator: Emulator, producer: EventProducer) -> None:
+async def test_a_key_leads_where_the_hash_says(emulator: Served, producer: EventProducer) -> None:
     """Events of a key, alone, listed or in a batch, all end in the partition of the service's hash, with their key."""
     keys = ["key0", "key1", "alphabet", "131", "é", "日本", ""]
     for key in keys:
@@ -73,14 +76,15 @@ async def test_a_key_leads_where_the_hash_says(emulator: Emulator, producer: Eve
     for key in keys:
         expected[str(partition_for_key(key, 4))] += [f"{key}-{letter}".encode() for letter in "abcd"]
     assert await everything(emulator) == expected
+    partition_id = str(partition_for_key("key0", 4))
     async with PartitionReader(
-        emulator.connection_string, HUB, partition_id=str(partition_for_key("key0", 4)), end="@latest"
+        emulator.connection_string, HUB, partition_id=partition_id, end="@latest", **emulator.options
     ) as reader:
         async for event in reader:
             assert event.partition_key == event.body_as_str().rpartition("-")[0]
 
 
-async def test_without_a_target_events_are_spread(emulator: Emulator, producer: EventProducer) -> None:
+async def test_without_a_target_events_are_spread(emulator: Served, producer: EventProducer) -> None:
     """The gateway takes events without partition or key, a message at a time to each partition."""
     for number in range(8):
         await producer.send([EventData(b"%d" % number), EventData(b"%d" % number)])
@@ -89,7 +93,7 @@ async def test_without_a_target_events_are_spread(emulator: Emulator, producer: 
 
 @pytest.mark.parametrize("key", [None, "a-key"])
 async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
-    emulator: Emulator, producer: EventProducer, key: str | None
+    emulator: Served, producer: EventProducer, key: str | None
 ) -> None:
     """A batch filled to its last byte is stored; it tells its size exactly; one byte more does not go in, or out."""
     batch = await producer.create_batch(partition_key=key)
@@ -134,19 +138,17 @@ async def test_an_event_that_no_batch_holds(producer: EventProducer) -> None:
     assert batch.try_add(EventData(bytes(900)))
 
 
-async def test_targets_that_do_not_exist(emulator: Emulator, producer: EventProducer) -> None:
+async def test_targets_that_do_not_exist(emulator: Served, producer: EventProducer) -> None:
     """An unknown partition or hub is an error at once, without retries."""
     with pytest.raises(RequestRefusedError):
         await producer.send(EventData(b"x"), partition_id="77")
-    async with EventProducer(emulator.connection_string, "nothere") as other:
+    async with EventProducer(emulator.connection_string, "nothere", **emulator.options) as other:
         with pytest.raises(EntityNotFoundError):
             await other.send(EventData(b"x"))
 
 
 @pytest.mark.parametrize("was_stored", [False, True])
-async def test_a_dropped_connection_loses_nothing(
-    emulator: Emulator, producer: EventProducer, was_stored: bool
-) -> None:
+async def test_a_dropped_connection_loses_nothing(emulator: Served, producer: EventProducer, was_stored: bool) -> None:
     """Cut before or after storing, a message is sent again: stored once, or twice, never not at all."""
     await producer.send(EventData(b"0"), partition_id="0")
     emulator.faults.add(DropConnection(stored=was_stored), role=LinkRole.PRODUCER)
@@ -155,7 +157,7 @@ async def test_a_dropped_connection_loses_nothing(
     assert await stored(emulator, "0") == [b"0", *[b"1"] * (2 if was_stored else 1), b"2"]
 
 
-async def test_sends_that_overlap_survive_faults(emulator: Emulator, producer: EventProducer) -> None:
+async def test_sends_that_overlap_survive_faults(emulator: Served, producer: EventProducer) -> None:
     """Of many sends at once, over all partitions, with links and connections lost meanwhile, none is lost."""
     for after in (20, 60):
         emulator.faults.add(DetachLink(), role=LinkRole.PRODUCER, after=after)
@@ -173,9 +175,10 @@ async def test_sends_that_overlap_survive_faults(emulator: Emulator, producer: E
     assert len(found) < 550
 
 
-async def test_closing_fails_sends_that_wait(emulator: Emulator) -> None:
+async def test_closing_fails_sends_that_wait(emulator: Served) -> None:
     """`aclose` ends sends at once: in flight, being attached, or waiting for a retry; later ones are refused."""
-    producer = EventProducer(emulator.connection_string, HUB, retry=RetryOptions(base_delay=60.0, max_delay=60.0))
+    slow = RetryOptions(base_delay=60.0, max_delay=60.0)
+    producer = EventProducer(emulator.connection_string, HUB, retry=slow, **emulator.options)
     await producer.send(EventData(b"x"), partition_id="0")
     hold = emulator.faults.add(Hold(), role=LinkRole.PRODUCER, partition="0")
     attach = emulator.faults.add(Hold(), on=Performative.ATTACH, role=LinkRole.PRODUCER, partition="1")

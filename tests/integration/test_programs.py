@@ -43,10 +43,13 @@ def test_the_example_test_passes() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest) -> None:
-    """The demo publishes, kills, adds, and finds every published event processed."""
+@pytest.mark.parametrize(
+    "carrier", [[], ["--transport", "uamqp"], ["--transport-type", "websocket"]], ids=["native", "uamqp", "websocket"]
+)
+def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, carrier: list[str]) -> None:
+    """The demo publishes, kills, adds, and finds every published event processed, whatever carries them."""
     size = ["--events", "200000"] if request.config.getoption("--long") else ["--events", "20000", "--seconds", "8"]
-    result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size)
+    result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size, *carrier)
     assert result.returncode == 0, result.stdout + result.stderr
     found = dict(
         re.findall(r"^(published|processed|lost|shared epochs|time to take over): ([\d,.]+)", result.stdout, re.M)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,7 +12,23 @@ import pytest_asyncio
 from eventpump import Emulator
 from eventpump.emulator.config import HubSpec
 from eventpump.testing.azurite import Azurite
+from tests.authority import Authority
+from tests.interop.matrix import Matrix
 from tests.interop.peers.driver import AzurePeer
+
+_MATRIX = Matrix()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _MATRIX.take(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if lines := list(_MATRIX.lines()):
+        terminalreporter.section("interop matrix")
+        for line in lines:
+            terminalreporter.line(line)
+
 
 _HUBS = 200
 _numbers = itertools.count()
@@ -47,10 +64,19 @@ async def azure_process() -> AsyncIterator[AzurePeer]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def azure(azure_process: AzurePeer, request: pytest.FixtureRequest) -> AsyncIterator[AzurePeer]:
     """azure-eventhub, for one test; what it wrote to stderr is shown where the test fails."""
-    since = azure_process.stderr_size
+    since = len(azure_process.stderr)
     yield azure_process
     await azure_process.forget()
-    request.node.add_report_section("teardown", "azure-eventhub's stderr", azure_process.stderr(since))
+    request.node.add_report_section("teardown", "azure-eventhub's stderr", azure_process.stderr[since:])
+
+
+@pytest.fixture(scope="session")
+def server_certificate(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificate and key of a server on loopback, for a program that reads them from a file."""
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    issued = authority.ca.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(file))
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from eventpump.amqp.types import Described
 PARTITIONS = ("0", "1", "2", "3")
 
 
-async def read_partition(emulator: Emulator, hub: str, partition: str) -> list[ReceivedEvent]:
-    """Read what a partition holds now, by our reader."""
+async def read_partition(emulator: Emulator, hub: str, partition: str, **connection: Any) -> list[ReceivedEvent]:
+    """Read what a partition holds now, by our reader. :param connection: its options."""
     async with PartitionReader(
-        emulator.connection_string, hub, partition_id=partition, position="-1", end="@latest"
+        emulator.connection_string, hub, partition_id=partition, position="-1", end="@latest", **connection
     ) as reader:
         return [event async for event in reader]
 

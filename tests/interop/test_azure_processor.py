@@ -124,7 +124,7 @@ async def test_its_processor_takes_over_from_a_killed_one(
     async with AzurePeer() as doomed:
         one = await join(doomed, emulator, hub, store)
         await one.until(lambda notes: notes.owned == set(PARTITIONS) and len(notes.received) > 8)
-        doomed.kill()
+        await doomed.child.kill()
     two = await join(azure, emulator, hub, store)
     await two.until(lambda notes: notes.owned == set(PARTITIONS))
     stream.stop()

@@ -13,7 +13,8 @@ import trustme
 
 from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.emulator.faults import CloseConnection, DetachLink, DropConnection, LinkRole
-from tests.interop.peers.driver import AzurePeer, PeerError, event
+from tests.interop.peers.driver import AzurePeer, event
+from tests.interop.peers.lines import PeerError
 from tests.interop.reading import PARTITIONS, read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

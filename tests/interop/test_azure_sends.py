@@ -14,7 +14,8 @@ from eventpump import Emulator, EventProcessor, MemoryLeaseStore, PartitionConte
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data
 from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.emulator.faults import LinkRole, Reject
-from tests.interop.peers.driver import AzurePeer, PeerError, annotated, event
+from tests.interop.peers.driver import AzurePeer, annotated, event
+from tests.interop.peers.lines import PeerError
 from tests.interop.reading import PARTITIONS, exact, read_hub, read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
@@ -241,6 +242,111 @@ def test_ports_and_tls(text: str, port: int, *, use_tls: bool) -> None:
     assert (made.port, made.use_tls) == (port, use_tls)
 
 
+@pytest.mark.parametrize(
+    ("text", "address", "port"),
+    [
+        (FULL, None, 443),
+        (FULL, "gateway.example.com", 443),
+        (FULL, "gateway.example.com:8443", 8443),
+        (FULL.replace(f"{NS}/", f"{NS}:8443/"), None, 8443),
+        (EMULATOR, None, 80),
+        (EMULATOR.replace("localhost", "localhost:8080"), None, 8080),
+    ],
+)
+def test_websocket_ports(text: str, address: str | None, port: int) -> None:
+    """A WebSocket goes to 443, or 80 without TLS, unless something names a port."""
+    made = connection_settings(text, "telemetry", transport_type="websocket", custom_endpoint_address=address)
+    assert (made.transport_type, made.port) == ("websocket", port)
+
+
+@pytest.mark.parametrize(
+    ("url", "made"),
+    [
+        ("http://proxy.test:3128", ("proxy.test", 3128, False, None, "")),
+        ("http://proxy.test:3128/", ("proxy.test", 3128, False, None, "")),
+        ("proxy.test:3128", ("proxy.test", 3128, False, None, "")),
+        ("PROXY.test", ("proxy.test", 80, False, None, "")),
+        ("https://proxy.test", ("proxy.test", 443, True, None, "")),
+        ("http://[::1]:3128", ("::1", 3128, False, None, "")),
+        ("http://me@proxy.test", ("proxy.test", 80, False, "me", "")),
+        ("me:word@proxy.test:1", ("proxy.test", 1, False, "me", "word")),
+        ("http://j%C3%BCrgen:p%40ss%3Aw@proxy.test", ("proxy.test", 80, False, "jürgen", "p@ss:w")),
+        ("http://me:a:b@proxy.test", ("proxy.test", 80, False, "me", "a:b")),
+    ],
+)
+def test_proxies(url: str, made: tuple[str, int, bool, str | None, str]) -> None:
+    """A proxy is a URL, of which all but the host may be left out; its username and password may be encoded."""
+    for given_url in (url, SecretStr(url)):
+        proxy = connection_settings(FULL, proxy=given_url).proxy
+        assert proxy is not None
+        assert (proxy.host, proxy.port, proxy.use_tls, proxy.username, proxy.password.get_secret_value()) == made
+
+
+def test_no_password_is_shown() -> None:
+    """Neither the password of a proxy nor of a key is in a repr."""
+    made = connection_settings(
+        FULL, proxy="http://US3R:S3CRET@proxy.test", client_cert_file=__file__, client_key_password="S3CRET"
+    )
+    for text in (repr(made), str(made), repr(made.proxy), f"{made.model_dump()}"):
+        assert "S3CRET" not in text
+    assert "US3R" not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("https_proxy", "no_proxy", "host"),
+    [
+        ("http://proxy.test:3128", None, "proxy.test"),
+        ("proxy.test:3128", "other.test", "proxy.test"),
+        (None, None, None),
+        ("", None, None),
+        ("http://proxy.test:3128", "*", None),
+        ("http://proxy.test:3128", NS, None),
+        ("http://proxy.test:3128", "other.test, .servicebus.windows.net", None),
+        ("http://proxy.test:3128", "servicebus.windows.net", None),
+        ("http://proxy.test:3128", "hub.windows.net", "proxy.test"),
+        ("http://proxy.test:3128", f"{NS}:5671", None),
+        ("http://proxy.test:3128", f"{NS}:443", "proxy.test"),
+    ],
+)
+@pytest.mark.parametrize("is_upper", [True, False])
+def test_the_environment(
+    monkeypatch: pytest.MonkeyPatch, https_proxy: str | None, no_proxy: str | None, host: str | None, is_upper: bool
+) -> None:
+    """With `trust_env`, `HTTPS_PROXY` names the proxy but for what `NO_PROXY` exempts, in capitals or small letters."""
+    for name, value in (("HTTPS_PROXY", https_proxy), ("NO_PROXY", no_proxy)):
+        monkeypatch.delenv(name.lower(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name if is_upper else name.lower(), value)
+    found = connection_settings(FULL, trust_env=True).proxy
+    assert (found and found.host) == host
+    assert connection_settings(FULL).proxy is None
+    given_proxy = connection_settings(FULL, trust_env=True, proxy="given.test").proxy
+    assert given_proxy is not None
+    assert given_proxy.host == "given.test"
+
+
+@pytest.mark.parametrize("exempt", ["::1", "[::1]:5671"])
+def test_an_exempt_address(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
+    """`NO_PROXY` may hold addresses of IPv6."""
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.test")
+    monkeypatch.setenv("NO_PROXY", exempt)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert connection_settings(FULL, custom_endpoint_address="[::1]", trust_env=True).proxy is None
+    assert connection_settings(FULL, custom_endpoint_address="[::2]", trust_env=True).proxy is not None
+
+
+def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment that cannot be used is an error that names the variable and shows nothing of it."""
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:SECRET@proxy.test:1080")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        connection_settings(FULL, trust_env=True)
+    assert_clean(caught.value, "HTTPS_PROXY")
+    assert connection_settings(FULL).proxy is None
+
+
 def test_from_a_namespace() -> None:
     """A namespace and a credential do as well as a connection string."""
     credential = AsyncCredential()
@@ -306,6 +412,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr(""))}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedKey("n", SecretStr("\ud800"))}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": SharedSignature(SecretStr("SECRET"))}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential("", "SECRET")}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential("n", "")}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential}, "credential"),
+    ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureSasCredential("SECRET")}, "credential"),
+    ({"connection_string": FULL, "sas_lifetime": 3}, "sas_lifetime"),
     (
         {"fully_qualified_namespace": FULL, "hub": "h", "credential": AsyncCredential()},
         "fully_qualified_namespace",
@@ -323,6 +434,32 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"connection_string": FULL, "custom_endpoint_address": "http://host"}, "custom_endpoint_address"),
     ({"connection_string": FULL, "ca_file": "/no/such/file"}, "ca_file"),
     ({"connection_string": EMULATOR, "hub": "h", "ca_file": __file__}, "ca_file"),
+    ({"connection_string": FULL, "transport_type": "udp"}, "transport_type"),
+    *(
+        ({"connection_string": FULL, "proxy": url}, "proxy")
+        for url in (
+            "",
+            5,
+            "http://",
+            "ftp://SECRET@proxy.test",
+            "socks5://proxy.test",
+            "http://proxy.test/SECRET",
+            "http://proxy.test?SECRET",
+            "http://pro xy.test",
+            "http://me:SECRET@proxy.test:port",
+            "http://me:SECRET@proxy.test:0",
+            "http://me:SECRET@proxy.test:99999",
+            "http://me:SECRET@-",
+            "http://me:SEC%0aRET@proxy.test",
+            "http://m%3Ae:SECRET@proxy.test",
+            "http://me:SECRET%ff@proxy.test",
+            "http://[::1",
+        )
+    ),
+    ({"connection_string": FULL, "client_cert_file": "/no/such/file"}, "client_cert_file"),
+    ({"connection_string": FULL, "client_key_file": __file__}, "client_key_file"),
+    ({"connection_string": FULL, "client_key_password": "SECRET"}, "client_key_password"),
+    ({"connection_string": EMULATOR, "hub": "h", "client_cert_file": __file__}, "client_cert_file"),
     ({"connection_string": FULL, "auth_timeout": 0}, "auth_timeout"),
     ({"connection_string": FULL, "operation_timeout": -1}, "operation_timeout"),
     ({"connection_string": FULL, "operation_timeout": "soon"}, "operation_timeout"),
@@ -331,7 +468,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"connection_string": FULL, "idle_timeout": None}, "idle_timeout"),
     ({"connection_string": FULL, "retry": {"max_retries": -1}}, "max_retries"),
     ({"connection_string": FULL, "retry": 3}, "retry"),
-    ({"connection_string": FULL, "transport": "uamqp"}, "transport"),
+    ({"connection_string": FULL, "transport": "pyamqp"}, "transport"),
+    ({"connection_string": EMULATOR, "hub": "h", "transport": "uamqp"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "transport_type": "websocket"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "proxy": "http://proxy.test:3128"}, "transport"),
+    ({"connection_string": FULL, "transport": "uamqp", "client_cert_file": __file__}, "transport"),
 ]
 
 
@@ -405,6 +546,15 @@ def test_secret_given_as_plain_text() -> None:
     assert KEY not in repr(SharedSignature(plain))
     with pytest.raises(ConfigurationError):
         SharedKey("Root", KEY.encode())  # type: ignore[arg-type]  # the point of the test
+
+
+def test_credentials_of_azure_core() -> None:
+    """Its named key and its signature are taken as they are, to follow their `update`, and shown by no repr."""
+    for credential in (AzureNamedKeyCredential("Root", KEY), AzureSasCredential(SIGNATURE)):
+        made = connection_settings(hub="telemetry", fully_qualified_namespace=NS, credential=credential)
+        assert made.credential is credential
+        assert KEY not in f"{made!r} {made}"
+        assert SIGNATURE not in f"{made!r} {made}"
 
 
 def test_survives_pickling() -> None:

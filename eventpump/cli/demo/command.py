@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from eventpump.cli.demo.view import Scene, Verdict, View, view_of
 from eventpump.errors import ConfigurationError
+from eventpump.settings import TransportName, TransportType
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -34,6 +36,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--partitions", type=int, default=8, metavar="N", help="partitions of each hub (default: %(default)s)")
     add("--seconds", type=float, default=24.0, metavar="S", help="time to publish them in (default: %(default)s)")
     add("--seed", type=int, default=7, help="of the made-up market (default: %(default)s)")
+    add("--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP")
+    add("--transport", choices=get_args(TransportName), default="native", help="the AMQP implementation of the hosts")
     add("--plain", action="store_true", help="lines instead of the live table")
     parser.set_defaults(run=run)
 
@@ -57,11 +61,24 @@ def run(args: argparse.Namespace) -> int:
     for name, low, high in (("events", 100, 50_000_000), ("partitions", 1, 32), ("seconds", 1, 3600)):
         if not low <= getattr(args, name) <= high:
             raise ConfigurationError(f"--{name}", f"must lie between {low} and {high}")
+    _check_transport(args)
     # What Spark's processes still write while they end is removed with the rest, or left to the system.
     with tempfile.TemporaryDirectory(prefix="eventpump-demo-", ignore_cleanup_errors=True) as folder:
         play = _play_of(args, Path(folder))
         view = view_of(play.scene, is_plain=args.plain or not sys.stdout.isatty())
         return 0 if asyncio.run(_run(play, view)).holds else 1
+
+
+def _check_transport(args: argparse.Namespace) -> None:
+    if args.spark and (args.transport, args.transport_type) != ("native", "tcp"):
+        raise ConfigurationError("--spark", "runs on the native transport over TCP")
+    if args.transport == "uamqp":
+        if args.transport_type == "websocket":
+            raise ConfigurationError("--transport", "uamqp is not carried by a WebSocket here")
+        if util.find_spec("trustme") is None:
+            raise ConfigurationError(
+                "--transport", "uamqp speaks TLS only, and a certificate needs: pip install trustme"
+            )
 
 
 def _play_of(args: argparse.Namespace, folder: Path) -> Play:

@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eventpump.assembly import ConnectionOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0
@@ -57,22 +58,26 @@ class LocalService:
         self.connection_string = ""
         """What clients connect with."""
 
-    async def start(self, hubs: Mapping[str, int]) -> None:
+    async def start(self, hubs: Mapping[str, int], tls: Sequence[str] = (), *, is_websocket: bool = False) -> None:
         """Start it, and wait until it accepts connections.
 
         :param hubs: names and partition counts.
+        :param tls: its arguments for TLS.
+        :param is_websocket: whether clients connect by WebSocket.
         :raises DemoError: it does not.
         """
+        ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
         process = self._process = await asyncio.create_subprocess_exec(
-            *python("eventpump.cli.main", "emulator", *arguments, "--port", "0"),
+            *python("eventpump.cli.main", "emulator", *arguments, *ports, *tls),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        line = (await process.stdout.readline()).decode().strip()
+        lines = [(await process.stdout.readline()).decode().strip() for _ in ports[::2]]
+        line = lines[-1]
         if not line.startswith("Endpoint="):
             reason = (await process.stderr.read()).decode(errors="replace").strip()
             raise DemoError(f"the local service did not start: {reason}")
@@ -145,12 +150,14 @@ class Fleet:
     """Everything the demo runs.
 
     :param folder: where leases, records and logs are kept.
+    :param options: how everybody connects.
     """
 
     folder: Path
     hub: str
     partitions: int
     lease_duration: float
+    options: ConnectionOptions
     hosts: list[HostProcess] = field(default_factory=list)
     _service: LocalService = field(default_factory=LocalService)
 
@@ -161,7 +168,24 @@ class Fleet:
 
     async def start_service(self) -> None:
         """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
-        await self._service.start({self.hub: self.partitions})
+        tls = self._certify() if self.options.get("transport") == "uamqp" else []
+        is_websocket = self.options.get("transport_type") == "websocket"
+        await self._service.start({self.hub: self.partitions}, tls, is_websocket=is_websocket)
+
+    def _certify(self) -> list[str]:
+        """Make a certificate for the service, which the hosts are told to trust: uamqp speaks TLS only.
+
+        :returns: the service's arguments.
+        """
+        import trustme  # only this needs it
+
+        authority, files = trustme.CA(), {name: self.folder / f"{name}.pem" for name in ("ca", "cert", "key")}
+        certificate = authority.issue_cert("127.0.0.1")
+        authority.cert_pem.write_to_path(str(files["ca"]))
+        certificate.cert_chain_pems[0].write_to_path(str(files["cert"]))
+        certificate.private_key_pem.write_to_path(str(files["key"]))
+        self.options["ca_file"] = str(files["ca"])
+        return ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])]
 
     async def start_host(self) -> HostProcess:
         """Start one more host."""
@@ -172,6 +196,7 @@ class Fleet:
                 *python(
                     "eventpump.cli.demo.host",
                     *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
+                    *("--options", json.dumps(self.options)),
                     *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),
                 ),
                 stdout=asyncio.subprocess.PIPE,

@@ -89,6 +89,7 @@ async def _run(args: argparse.Namespace) -> None:
         host_name=args.name,
         checkpoint_policy=CheckpointPolicy(every_seconds=1.0),
         track_last_enqueued=True,
+        **args.options,
     )
     async with host:
         report = asyncio.create_task(_report(processor, host))
@@ -108,6 +109,7 @@ def main() -> int:
     parser.add_argument("--leases", required=True, help="the SQLite file of the leases")
     parser.add_argument("--lease-duration", type=float, required=True, help="seconds")
     parser.add_argument("--records", required=True, help="the file to write processed events to")
+    parser.add_argument("--options", required=True, type=json.loads, help="how to connect (JSON)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     try:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
+from eventpump.assembly import ConnectionOptions
 from eventpump.cli.demo.exchange import TRADES, publish
 from eventpump.cli.demo.fleet import Fleet
 from eventpump.cli.demo.record import Record, digest, read_records
@@ -29,7 +30,8 @@ class Processing:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
-        self._fleet = Fleet(folder, TRADES, args.partitions, LEASE_DURATION)
+        options: ConnectionOptions = {"transport_type": args.transport_type, "transport": args.transport}
+        self._fleet = Fleet(folder, TRADES, args.partitions, LEASE_DURATION, options)
         self.scene = FleetScene(self._fleet, args.events)
         """What there is to see."""
         self._published: list[str] = []
@@ -50,7 +52,7 @@ class Processing:
             "every partition has an owner", lambda: all(map(fleet.owner, everything)), timeout=_SETTLE_TIMEOUT
         )
         view.happened("three hosts share the partitions")
-        async with EventProducer(fleet.connection_string, TRADES) as producer:
+        async with EventProducer(fleet.connection_string, TRADES, **fleet.options) as producer:
             async for sent in publish(producer, self._args.seed, self._args.events, self._args.seconds):
                 await self._act(sent, view)
             view.happened("everything is published")
@@ -110,6 +112,9 @@ class Processing:
         view.happened(f"{victim.name} was killed (SIGKILL); it had partitions {', '.join(self._orphans) or 'none'}")
 
     async def _stored(self, partition_id: str) -> list[Event]:
-        reader = PartitionReader(self._fleet.connection_string, TRADES, partition_id=partition_id, end="@latest")
+        fleet = self._fleet
+        reader = PartitionReader(
+            fleet.connection_string, TRADES, partition_id=partition_id, end="@latest", **fleet.options
+        )
         async with reader:
             return [(partition_id, event.sequence_number, digest(event.body)) async for event in reader]

@@ -4,26 +4,34 @@
 // What happens by itself comes as {"note": kind, ...}. The package is used as it is: unpatched, and with its default
 // settings but where a command gives others.
 //
-// Run with the package's directory as the only argument.
+// Run with the directories of @azure/event-hubs, of @azure/eventhubs-checkpointstore-blob, and of ws.
 
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 
-const require = createRequire(join(process.argv[2], "package.json"));
+const [eventHubs, checkpointStore, ws] = process.argv.slice(2).map((each) => createRequire(join(each, "package.json")));
 const {
   EventHubBufferedProducerClient,
   EventHubConsumerClient,
   EventHubProducerClient,
   earliestEventPosition,
-} = require("@azure/event-hubs");
+} = eventHubs("@azure/event-hubs");
+const { BlobCheckpointStore } = checkpointStore("@azure/eventhubs-checkpointstore-blob");
+const { ContainerClient } = checkpointStore("@azure/storage-blob");
+const WebSocket = ws("ws");
 
 const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const described = (error) => [error.code ?? error.name ?? "Error", String(error.message ?? error)];
 const clients = new Map();
 
+// What the package documents for AMQP over WebSockets.
+function clientOptions({ webSocket, ...options } = {}) {
+  return webSocket ? { ...options, webSocketOptions: { webSocket: WebSocket } } : options;
+}
+
 function outgoing({ body, ...rest }) {
-  return { body: Buffer.from(body, "base64"), ...rest };
+  return { body: typeof body === "string" ? Buffer.from(body, "base64") : body.value, ...rest };
 }
 
 function received(event) {
@@ -51,9 +59,10 @@ const verbs = {
         onSendEventsErrorHandler: ({ events, partitionId, error }) =>
           say({ note: "failed", partition: partitionId, count: events.length, error: described(error) }),
       };
-      clients.set(name, new EventHubBufferedProducerClient(connectionString, hub, { ...handlers, ...options }));
+      const all = clientOptions({ ...handlers, ...options });
+      clients.set(name, new EventHubBufferedProducerClient(connectionString, hub, all));
     } else {
-      clients.set(name, new EventHubProducerClient(connectionString, hub, options));
+      clients.set(name, new EventHubProducerClient(connectionString, hub, clientOptions(options)));
     }
   },
 
@@ -82,40 +91,69 @@ const verbs = {
     return { count: batch.count, size: batch.sizeInBytes };
   },
 
+  // Adds the event until the batch takes no more, and sends it.
+  async fillBatch({ name, event, target }) {
+    const batch = await clients.get(name).createBatch(target);
+    while (batch.tryAdd(outgoing(event)));
+    await clients.get(name).sendBatch(batch);
+    return { count: batch.count, size: batch.sizeInBytes, maxSize: batch.maxSizeInBytes };
+  },
+
   async describe({ name }) {
     const found = await clients.get(name).getEventHubProperties();
     return { name: found.name, partitionIds: found.partitionIds };
   },
 
-  async read({ connectionString, hub, group, partition, count }) {
-    const consumer = new EventHubConsumerClient(group, connectionString, hub);
-    const found = [];
-    try {
-      await new Promise((resolve, reject) => {
-        consumer.subscribe(
-          partition,
-          {
-            processEvents: async (events) => {
-              found.push(...events.map(received));
-              if (found.length >= count) {
-                resolve();
-              }
-            },
-            processError: async (error) => reject(error),
-          },
-          // Bodies as bytes: by default one that happens to be JSON comes parsed.
-          { startPosition: earliestEventPosition, skipParsingBodyAsJson: true },
-        );
-      });
-    } finally {
-      await consumer.close();
+  async describePartition({ name, partition }) {
+    return await clients.get(name).getPartitionProperties(partition);
+  },
+
+  // Reads one partition, or all of them that are its by balancing; what comes is noted, and checkpointed with a store.
+  async subscribe({ name, connectionString, hub, group, partition, store, client, options }) {
+    const [storage, container] = store ?? [];
+    const containerClient = store && new ContainerClient(storage, container);
+    const consumer = store
+      ? new EventHubConsumerClient(group, connectionString, hub, new BlobCheckpointStore(containerClient), clientOptions(client))
+      : new EventHubConsumerClient(group, connectionString, hub, clientOptions(client));
+    const handlers = {
+      processEvents: async (events, context) => {
+        say({
+          note: "received",
+          name,
+          partition: context.partitionId,
+          events: events.map(received),
+          newest: context.lastEnqueuedEventProperties ?? null,
+        });
+        if (store && events.length > 0) {
+          await context.updateCheckpoint(events.at(-1));
+        }
+      },
+      processError: async (error, { partitionId }) =>
+        say({ note: "error", name, partition: partitionId ?? "", error: described(error) }),
+      processInitialize: async ({ partitionId }) => say({ note: "initialized", name, partition: partitionId }),
+      processClose: async (reason, { partitionId }) => say({ note: "closed", name, partition: partitionId, reason }),
+    };
+    // Bodies as bytes: by default one that happens to be JSON comes parsed.
+    const all = { startPosition: earliestEventPosition, skipParsingBodyAsJson: true, ...options };
+    if (all.startPosition.enqueuedOn !== undefined) {
+      all.startPosition = { enqueuedOn: new Date(all.startPosition.enqueuedOn) };
     }
-    return found;
+    if (partition === null) {
+      consumer.subscribe(handlers, all);
+    } else {
+      consumer.subscribe(partition, handlers, all);
+    }
+    clients.set(name, consumer);
   },
 
   async close({ name }) {
-    await clients.get(name).close();
+    const client = clients.get(name);
     clients.delete(name);
+    await client.close();
+  },
+
+  async closeAll() {
+    await Promise.allSettled([...clients.keys()].map((name) => verbs.close({ name })));
   },
 };
 

@@ -1,36 +1,20 @@
-"""Runs a peer's process and talks to it."""
+"""Runs azure-eventhub in a process of its own, and talks to it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
-import json
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from tests.interop.peers.lines import LinePeer, PeerError
 from tests.interop.peers.values import pack, unpack
 
 PATIENCE = 20.0
 """Seconds to wait for what must come."""
-
-ROOT = Path(__file__).parents[3]
-_LINE_LIMIT = 64 * 1024 * 1024
-
-
-class PeerError(Exception):
-    """The peer's SDK raised. :param kind: its class. :param text: what it said."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-        self.text = text
 
 
 @dataclass
@@ -162,85 +146,31 @@ class PeerConsumer(PeerClient):
         return self.notes.errors[0]
 
 
-class AzurePeer:
-    """The process of the official SDK. An async context manager."""
+class AzurePeer(LinePeer):
+    """The process of the official SDK."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        super().__init__()
         self._notes: dict[str, Notes] = {}
-        self._changed = asyncio.Condition()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __aexit__
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._names = itertools.count(1)
 
-    async def __aenter__(self) -> Self:
-        command = [sys.executable, "-m", "tests.interop.peers.azure_peer"]
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=self._stderr, limit=_LINE_LIMIT
-        )
-        self._reading = asyncio.create_task(self._read())
-        return self
+    async def command(self) -> tuple[str, ...]:
+        """See the base."""
+        return sys.executable, "-m", "tests.interop.peers.azure_peer"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._reading is not None
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), PATIENCE)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
-        await self._reading
-        self._stderr.close()
-
-    def kill(self) -> None:
-        """Kill it, as kill -9 does."""
-        assert self._process is not None
-        self._process.kill()
-
-    def stderr(self, since: int = 0) -> str:
-        """Give what it wrote to stderr, from a position on."""
-        self._stderr.seek(since)
-        return self._stderr.read().decode(errors="replace")
-
-    @property
-    def stderr_size(self) -> int:
-        """How many bytes it wrote to stderr."""
-        return self._stderr.seek(0, 2)
+    def take(self, note: dict[str, Any]) -> None:
+        """See the base."""
+        self.notes(note["name"]).take(note)
 
     def notes(self, name: str) -> Notes:
         """Give the notes of a client."""
         return self._notes.setdefault(name, Notes(name))
 
-    async def call(self, verb: str, patience: float = PATIENCE, **arguments: Any) -> Any:
-        """Have something done. :raises PeerError: the SDK raised. :raises TimeoutError: no answer."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._process.stdin.write(json.dumps({"id": number, "do": verb, **arguments}).encode() + b"\n")
-        await self._process.stdin.drain()
-        return await asyncio.wait_for(answer, patience)
-
-    async def until(self, condition: Callable[[], bool], seen: Callable[[], str], patience: float) -> None:
-        """Wait for notes. :param seen: tells what came, for the failure."""
-        async with self._changed:
-            try:
-                async with asyncio.timeout(patience):
-                    await self._changed.wait_for(condition)
-            except TimeoutError:
-                raise AssertionError(f"not within {patience:.0f} s: {seen()}") from None
-
     async def producer(
         self, connection_string: str, hub: str, *, buffered: bool = False, **options: Any
     ) -> PeerProducer:
         """Open a producer."""
-        name = f"producer-{next(self._numbers)}"
+        name = f"producer-{next(self._names)}"
         await self.call(
             "open_producer",
             name=name,
@@ -267,7 +197,7 @@ class AzurePeer:
         :param client: options of the client.
         :param options: options of `receive_batch`.
         """
-        name = f"consumer-{next(self._numbers)}"
+        name = f"consumer-{next(self._names)}"
         await self.call(
             "open_consumer",
             name=name,
@@ -287,29 +217,6 @@ class AzurePeer:
     async def forget(self) -> None:
         """Have every client closed, later."""
         await self.call("forget")
-
-    async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while text := await self._process.stdout.readline():
-            if not text.endswith(b"\n"):
-                break  # it was killed while it spoke
-            line = json.loads(text)
-            if "note" in line:
-                async with self._changed:
-                    self.notes(line["name"]).take(line)
-                    self._changed.notify_all()
-                continue
-            answer = self._answers.pop(line["id"])
-            if answer.done():
-                continue
-            if "error" in line:
-                answer.set_exception(PeerError(*line["error"]))
-            else:
-                answer.set_result(line["result"])
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(PeerError("EOFError", "the peer ended"))
 
 
 def event(body: Any = b"", properties: dict[str, Any] | None = None, **standard: Any) -> dict[str, Any]:

@@ -6,29 +6,16 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from eventpump.testing.node import install_npm_package, node_binary
-from eventpump.testing.processes import ChildProcess
+from tests.interop.peers.lines import WS_VERSION, LinePeer, PeerError
 
-VERSION = "6.0.4"
-PATIENCE = 30.0
-"""Seconds to wait for what must come."""
-
+_PACKAGES = (("@azure/event-hubs", "6.0.4"), ("@azure/eventhubs-checkpointstore-blob", "2.0.0"), ("ws", WS_VERSION))
 _PROGRAM = Path(__file__).with_name("azure_peer.mjs")
-
-
-class JavaScriptError(Exception):
-    """The package threw. :param kind: its error's code or name. :param text: what it said."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-        self.text = text
 
 
 @dataclass(frozen=True)
@@ -45,6 +32,52 @@ class JavaScriptEvent:
     content_type: str | None
     correlation_id: Any
     annotations: list[str]
+
+
+@dataclass
+class Notes:
+    """What a consumer reported so far, in order. :ivar newest: a partition's newest event, where that is tracked."""
+
+    received: list[tuple[str, JavaScriptEvent]] = field(default_factory=list)
+    newest: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    errors: list[PeerError] = field(default_factory=list)
+    initialized: list[str] = field(default_factory=list)
+    closed: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies received."""
+        return [event.body for _, event in self.received]
+
+
+class JavaScriptConsumer:
+    """An EventHubConsumerClient with one subscription."""
+
+    def __init__(self, peer: JavaScriptPeer, name: str) -> None:
+        self._peer = peer
+        self._name = name
+        self.notes = peer.notes(name)
+
+    async def until(self, is_so: Callable[[Notes], bool]) -> Notes:
+        """Wait for the notes to meet a condition. :raises AssertionError: they do not in time."""
+        await self._peer.until(lambda: is_so(self.notes), lambda: repr(self.notes)[:2000])
+        return self.notes
+
+    async def receive(self, count: int) -> list[bytes]:
+        """Wait until it has received a number of events. :returns: the bodies of all."""
+        return (await self.until(lambda notes: len(notes.received) >= count)).bodies
+
+    async def error(self) -> PeerError:
+        """Wait for its first error."""
+        return (await self.until(lambda notes: bool(notes.errors))).errors[0]
+
+    async def describe_partition(self, partition: str) -> dict[str, Any]:
+        """Read about a partition."""
+        return dict(await self._peer.call("describePartition", name=self._name, partition=partition))
+
+    async def close(self) -> None:
+        """Close it, and wait until it is."""
+        await self._peer.call("close", name=self._name)
 
 
 class JavaScriptProducer:
@@ -66,12 +99,16 @@ class JavaScriptProducer:
         await self._do("flush")
 
     async def send(self, events: Sequence[dict[str, Any]], **target: str) -> None:
-        """Send a list of events. :raises JavaScriptError: the package threw."""
+        """Send a list of events. :raises PeerError: the package threw."""
         await self._do("send", events=list(events), target=target)
 
     async def send_in_batch(self, events: Sequence[dict[str, Any]], **target: str) -> dict[str, int]:
         """Send a batch made by `createBatch`. :returns: its count and size."""
         return dict(await self._do("sendInBatch", events=list(events), target=target))
+
+    async def fill_batch(self, event: dict[str, Any], **target: str) -> dict[str, int]:
+        """Fill a batch with one event and send it. :returns: its count, its size, and the size it may have."""
+        return dict(await self._do("fillBatch", event=event, target=target))
 
     async def describe(self) -> dict[str, Any]:
         """Read about the hub."""
@@ -82,93 +119,121 @@ class JavaScriptProducer:
         await self._do("close")
 
 
-class JavaScriptPeer:
-    """The process of the package. An async context manager.
+class JavaScriptPeer(LinePeer):
+    """The process of the package.
 
+    :param ca_file: CA certificates (PEM) it trusts beside Node's own.
     :ivar sent: partition and count of each batch a buffered producer reported as sent.
     :ivar failed: the same of those it gave up, with the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ca_file: Path | None = None) -> None:
+        super().__init__()
         self.sent: list[tuple[str, int]] = []
-        self.failed: list[tuple[str, int, JavaScriptError]] = []
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._child: ChildProcess | None = None
+        self.failed: list[tuple[str, int, PeerError]] = []
+        self._ca_file = ca_file
+        self._names = itertools.count(1)
+        self._notes: dict[str, Notes] = {}
 
-    async def __aenter__(self) -> Self:
-        package = await asyncio.to_thread(install_npm_package, "@azure/event-hubs", VERSION)
-        self._child = ChildProcess(str(node_binary()), str(_PROGRAM), str(package), on_line=self._take)
-        await self._child.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._child is not None
-        await self._child.kill()
+    async def command(self) -> tuple[str, ...]:
+        """See the base."""
+        packages = [await asyncio.to_thread(install_npm_package, *package) for package in _PACKAGES]
+        return str(node_binary()), str(_PROGRAM), *map(str, packages)
 
     @property
-    def stderr(self) -> str:
-        """What it wrote to stderr."""
-        return "" if self._child is None else self._child.stderr
+    def environment(self) -> Mapping[str, str]:
+        """See the base."""
+        return {} if self._ca_file is None else {"NODE_EXTRA_CA_CERTS": str(self._ca_file)}
 
-    async def call(self, verb: str, **arguments: Any) -> Any:
-        """Have something done. :raises JavaScriptError: the package threw. :raises TimeoutError: no answer."""
-        assert self._child is not None
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        await self._child.tell(json.dumps({"id": number, "do": verb, **arguments}))
-        return await asyncio.wait_for(answer, PATIENCE)
+    def notes(self, name: str) -> Notes:
+        """Give the notes of a consumer."""
+        return self._notes.setdefault(name, Notes())
+
+    def take(self, note: dict[str, Any]) -> None:
+        """See the base."""
+        partition = note["partition"]
+        match note["note"]:
+            case "sent":
+                self.sent.append((partition, note["count"]))
+            case "failed":
+                self.failed.append((partition, note["count"], PeerError(*note["error"])))
+            case "received":
+                notes = self.notes(note["name"])
+                notes.received += ((partition, _event(each)) for each in note["events"])
+                notes.newest[partition] = note["newest"]
+            case "error":
+                self.notes(note["name"]).errors.append(PeerError(*note["error"]))
+            case "initialized":
+                self.notes(note["name"]).initialized.append(partition)
+            case "closed":
+                self.notes(note["name"]).closed.append((partition, note["reason"]))
 
     async def producer(
         self, connection_string: str, hub: str, *, kind: str = "plain", **options: Any
     ) -> JavaScriptProducer:
         """Open a producer, "plain" or "buffered", with options as the package spells them."""
-        name = f"producer-{next(self._numbers)}"
+        name = f"producer-{next(self._names)}"
         await self.call("open", name=name, kind=kind, connectionString=connection_string, hub=hub, options=options)
         return JavaScriptProducer(self, name)
+
+    async def consumer(
+        self,
+        connection_string: str,
+        hub: str,
+        partition: str | None = None,
+        *,
+        group: str = "$Default",
+        store: tuple[str, str] | None = None,
+        client: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> JavaScriptConsumer:
+        """Open a consumer and have it receive: one partition, or (None) those that balancing gives it.
+
+        :param store: an Azure Storage connection string and a container, for a checkpoint store.
+        :param client: options of the client, as the package spells them, and `webSocket`.
+        :param options: options of the subscription. It starts at the beginning unless they say otherwise.
+        """
+        name = f"consumer-{next(self._names)}"
+        await self.call(
+            "subscribe",
+            name=name,
+            connectionString=connection_string,
+            hub=hub,
+            group=group,
+            partition=partition,
+            store=store,
+            client=client or {},
+            options=options,
+        )
+        return JavaScriptConsumer(self, name)
 
     async def read(
         self, connection_string: str, hub: str, partition: str, count: int, *, group: str = "$Default"
     ) -> list[JavaScriptEvent]:
         """Read a partition from its beginning, until there are so many events."""
-        found = await self.call(
-            "read", connectionString=connection_string, hub=hub, group=group, partition=partition, count=count
-        )
-        return [
-            JavaScriptEvent(
-                base64.b64decode(each["body"]),
-                each["sequenceNumber"],
-                each["offset"],
-                each["enqueuedTime"],
-                each["partitionKey"],
-                each["properties"],
-                each["messageId"],
-                each["contentType"],
-                each["correlationId"],
-                each["annotations"],
-            )
-            for each in found
-        ]
-
-    def _take(self, text: str) -> None:
-        line = json.loads(text)
-        if "note" in line:
-            if line["note"] == "sent":
-                self.sent.append((line["partition"], line["count"]))
-            else:
-                self.failed.append((line["partition"], line["count"], JavaScriptError(*line["error"])))
-            return
-        answer = self._answers.pop(line["id"])
-        if answer.done():
-            return
-        if "error" in line:
-            answer.set_exception(JavaScriptError(*line["error"]))
-        else:
-            answer.set_result(line["result"])
+        consumer = await self.consumer(connection_string, hub, partition, group=group)
+        await consumer.receive(count)
+        await consumer.close()
+        assert consumer.notes.errors == []
+        return [event for _, event in consumer.notes.received]
 
 
-def event(body: bytes, **fields: Any) -> dict[str, Any]:
-    """Describe an EventData, with fields as the package spells them."""
-    return {"body": base64.b64encode(body).decode(), **fields}
+def _event(each: dict[str, Any]) -> JavaScriptEvent:
+    body = each["body"]
+    return JavaScriptEvent(
+        base64.b64decode(body) if isinstance(body, str) else json.dumps(body["value"]).encode(),
+        each["sequenceNumber"],
+        each["offset"],
+        each["enqueuedTime"],
+        each["partitionKey"],
+        each["properties"],
+        each["messageId"],
+        each["contentType"],
+        each["correlationId"],
+        each["annotations"],
+    )
+
+
+def event(body: Any, **fields: Any) -> dict[str, Any]:
+    """Describe an EventData, with fields as the package spells them. A body that is not bytes is a JavaScript value."""
+    return {"body": base64.b64encode(body).decode() if isinstance(body, bytes) else {"value": body}, **fields}

@@ -47,6 +47,19 @@ def test_bad_tokens_are_denied(text: object, audience: str, code: int) -> None:
     assert "sig=" not in denial.description
 
 
+def test_a_key_that_is_replaced() -> None:
+    """From then on only the new key signs, with the rights of the rule; what was granted before stays."""
+    ring = KeyRing([AccessRule("reader", "old", Right.LISTEN)])
+    ring.replace_key("reader", "new")
+    denied = ring.check_token(token(name="reader", key="old"), SAS_TOKEN_TYPE, "sb://h/hub", NOW)
+    assert isinstance(denied, Denial)
+    grant = ring.check_token(token(name="reader", key="new"), SAS_TOKEN_TYPE, "sb://h/hub", NOW)
+    assert isinstance(grant, Grant)
+    assert grant.rights is Right.LISTEN
+    with pytest.raises(KeyError):
+        ring.replace_key("nobody", "new")
+
+
 def test_an_unknown_name_looks_like_a_wrong_key() -> None:
     """Nobody learns from outside which key names exist."""
     answers = [

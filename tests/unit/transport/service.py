@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,8 +31,9 @@ from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import ConnectionSettings, Credential, SharedKey, connection_settings
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.sink import RecordingSink
-from eventpump.transport.links import NativeReceiveLink, NativeSendLink
+from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 from eventpump.transport.native import NativeTransport
+from eventpump.wire.route import Route
 from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol
 
 KEY = "c2VjcmV0LWtleQ=="
@@ -266,9 +266,7 @@ class Service:
         """The newest connection."""
         return self.connections[-1]
 
-    async def dial(
-        self, connection: Connection, handler: ConnectionHandler, *, host: str, port: int, tls: ssl.SSLContext | None
-    ) -> ConnectionProtocol:
+    async def dial(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
         """See :class:`eventpump.transport.connection.Dial`."""
         self.attempts.append(asyncio.get_running_loop().time())
         if self.script.connect is not None:
@@ -315,14 +313,14 @@ def address_of(link: Link) -> str:
 
 async def open_reader(
     transport: NativeTransport, partition_id: str = "0", sink: RecordingSink | None = None, **options: Any
-) -> tuple[NativeReceiveLink, RecordingSink]:
+) -> tuple[ClientReceiveLink, RecordingSink]:
     """Open a receive link."""
     sink = sink or RecordingSink()
     spec = ReceiveLinkSpec("telemetry", "$Default", partition_id, EARLIEST, **options)
     return await transport.open_receive_link(spec, sink), sink
 
 
-async def open_sender(transport: NativeTransport, partition_id: str = "0") -> NativeSendLink:
+async def open_sender(transport: NativeTransport, partition_id: str = "0") -> ClientSendLink:
     """Open a send link; its address, at the service, is `Partitions/<id>`."""
     return await transport.open_send_link(SendLinkSpec("telemetry", partition_id))
 

@@ -24,7 +24,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.testing.sink import RecordingSink
-from eventpump.transport.links import NativeSendLink
+from eventpump.transport.links import ClientSendLink
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event
 
@@ -357,7 +357,7 @@ async def test_the_end_of_a_link_fails_what_waits(service: Service, transport: N
         await link.send(event())
 
 
-async def _open_at_last(transport: NativeTransport) -> NativeSendLink:
+async def _open_at_last(transport: NativeTransport) -> ClientSendLink:
     """Open a link. A token being put is shared: who asks next waits for the same answer, and may hear of its end."""
     for _ in range(2):
         with suppress(ServiceError):

@@ -27,7 +27,7 @@ RETRY = RetryOptions(base_delay=1.0, max_delay=8.0)
 
 
 async def refused() -> None:
-    raise ConnectionRefusedError(111, "Connection refused")
+    raise ConnectionLostError("cannot connect: Connection refused")
 
 
 async def never() -> None:

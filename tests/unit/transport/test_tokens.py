@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from pydantic import SecretStr
 
 from eventpump.amqp.message import Message, Properties
@@ -30,10 +31,7 @@ def now() -> float:
 
 def wall() -> float:
     """The time the transports of the service see."""
-    return EPOCH + now()
-
-
-EPOCH = time.time()
+    return time.time() + now()
 
 
 @dataclass
@@ -170,6 +168,62 @@ async def test_an_expired_signature_is_not_put(service: Service) -> None:
         assert caught.value.recovery is Recovery.GIVE_UP
         assert token not in str(caught.value)
     assert len(service.tokens) == 1
+    await transport.aclose()
+
+
+async def test_a_rotated_key_signs_the_next_token(service: Service) -> None:
+    """The token after `update` is signed with the new key under its new name; a useless one is an error of its own."""
+    credential = AzureNamedKeyCredential("first", "key-one")
+    transport = service.transport(credential=credential)
+    link = await open_sender(transport)
+    await asyncio.sleep(100)
+    credential.update("second", "key-two")
+    await asyncio.sleep(2700)
+    tokens = [sas.parse(put.token) for _, put in service.tokens]
+    assert [token.key_name for token in tokens] == ["first", "second"]
+    assert sas.verify(tokens[0], "key-one", wall())
+    assert sas.verify(tokens[1], "key-two", wall())
+    assert link.is_attached
+    credential.update("second", "")
+    service.connection.drop()
+    await settle()
+    with pytest.raises(AuthenticationError, match="needs a name and a key") as caught:
+        await open_sender(transport)
+    assert caught.value.recovery is Recovery.GIVE_UP
+    await transport.aclose()
+
+
+async def test_signed_tokens_live_as_long_as_told(service: Service) -> None:
+    """`sas_lifetime` is the life of each signed token, and three quarters of it the time until the next."""
+    transport = service.transport(sas_lifetime=120.0)
+    await open_sender(transport)
+    await asyncio.sleep(200)
+    assert [round(sas.parse(put.token).expires_at - time.time() - at) for at, put in service.tokens] == pytest.approx(
+        [120] * 3, abs=1
+    )
+    assert [round(at - service.tokens[0][0]) for at, _ in service.tokens] == pytest.approx([0, 90, 180], abs=2)
+    await transport.aclose()
+
+
+async def test_a_signature_is_taken_as_it_is_by_then(service: Service) -> None:
+    """A signature exchanged by `update` is put in time; one that is not ends, and the next who asks is told so."""
+    first, second = (sas.generate(AUDIENCE, "key", KEY, int(wall()) + life) for life in (1000, 3000))
+    credential = AzureSasCredential(first)
+    transport = service.transport(credential=credential)
+    await open_sender(transport)
+    await asyncio.sleep(600)
+    credential.update(second)
+    await asyncio.sleep(200)
+    assert [put.token for _, put in service.tokens] == [first, second]
+    await asyncio.sleep(2201)
+    assert {put.token for _, put in service.tokens[1:]} == {second}
+    with pytest.raises(AuthenticationError, match="expired") as caught:
+        await open_sender(transport, "1")
+    assert second not in str(caught.value)
+    credential.update("no signature")
+    with pytest.raises(AuthenticationError, match="begins with") as caught:
+        await open_sender(transport, "1")
+    assert "no signature" not in str(caught.value)
     await transport.aclose()
 
 

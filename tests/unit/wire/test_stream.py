@@ -1,13 +1,11 @@
-"""The shell of a connection: deadlines on virtual time, slow and silent peers; and real sockets with TLS."""
+"""The shell of a connection: deadlines on virtual time, slow and silent peers."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import trustme
 
 from eventpump.amqp.connection import (
     AMQP_HEADER,
@@ -15,20 +13,16 @@ from eventpump.amqp.connection import (
     SASL_HEADER,
     Closed,
     Connection,
-    ConnectionConfig,
     Event,
-    LinkAttached,
-    Messages,
     Opened,
     Role,
-    SaslRequested,
-    SessionBegun,
 )
-from eventpump.amqp.performatives import Begin, Close, Flow, Open, SaslInit, Source, Target
+from eventpump.amqp.performatives import Begin, Close, Flow, Open, SaslInit
 from eventpump.testing.clock import VirtualClock
 from eventpump.wire import stream
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol, client_tls, dial
+from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol
 from tests.unit.amqp.pair import config, frame, only
+from tests.unit.wire.ends import Recorder
 
 
 class MemoryTransport(asyncio.Transport):
@@ -107,35 +101,6 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._protocol.connection_lost, ConnectionAbortedError() if cut else None)
 
 
-class Recorder:
-    """A handler that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.writable = 0
-        self.closed: list[Exception | None] = []
-        self.gone = asyncio.Event()
-        self.engine: Connection | None = None
-
-    def on_events(self, events: list[Event]) -> None:
-        assert not self.closed
-        self.events += events
-        for event in events:
-            if isinstance(event, SaslRequested):
-                assert self.engine is not None
-                self.engine.sasl_outcome(ok=True)
-            elif isinstance(event, LinkAttached) and event.link.is_remote_initiated:
-                event.link.accept()
-                event.link.set_credit(100)
-
-    def on_writable(self) -> None:
-        self.writable += 1
-
-    def on_closed(self, error: Exception | None) -> None:
-        self.closed.append(error)
-        self.gone.set()
-
-
 OPENING = SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + AMQP_HEADER
 
 
@@ -143,8 +108,7 @@ def serve(
     *, idle_timeout: float | None = None, peer_idle_ms: int | None = None, opened: bool = True
 ) -> tuple[ConnectionProtocol, MemoryTransport, Recorder]:
     """Give a server's end whose peer is written by hand."""
-    handler = Recorder()
-    handler.engine = Connection(config(idle_timeout=idle_timeout), Role.SERVER)
+    handler = Recorder(Connection(config(idle_timeout=idle_timeout), Role.SERVER))
     protocol = ConnectionProtocol(handler.engine, handler)
     transport = MemoryTransport(protocol)
     if opened:
@@ -245,15 +209,15 @@ async def test_broken_rules_are_told() -> None:
     assert b"amqp:connection:framing-error" in transport.written
 
 
-@pytest.mark.parametrize("way", ["finish", "close", "eof", "idle"])
-async def test_peer_that_does_not_read(clock: VirtualClock, way: str) -> None:
+@pytest.mark.parametrize("end", ["finish", "close", "eof", "idle"])
+async def test_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
     """The last bytes wait for a peer that does not read, but not for ever, however the connection ended."""
     protocol, transport, handler = serve(idle_timeout=60.0)
     transport.read(on=False)
     protocol.connection.output.append(b"x" * 100)
     protocol.flush()
     began = clock.monotonic()
-    match way:
+    match end:
         case "finish":
             protocol.connection.close()
             protocol.finish()
@@ -280,8 +244,7 @@ async def test_finished_by_its_handler(clock: VirtualClock) -> None:
             if any(isinstance(event, Opened) for event in events):
                 protocol.finish()
 
-    handler = Finishing()
-    handler.engine = Connection(config(idle_timeout=60.0), Role.SERVER)
+    handler = Finishing(Connection(config(idle_timeout=60.0), Role.SERVER))
     protocol = ConnectionProtocol(handler.engine, handler)
     transport = MemoryTransport(protocol)
     protocol.data_received(OPENING)
@@ -358,7 +321,6 @@ async def test_flush_soon() -> None:
 async def test_refused_credential() -> None:
     """A refused client gets the outcome, and the stream ends."""
     protocol, transport, handler = serve(opened=False)
-    assert handler.engine is not None
     engine = handler.engine
     refuse: Any = lambda *, ok: Connection.sasl_outcome(engine, ok=False)  # noqa: E731 - whatever is asked
     engine.sasl_outcome = refuse  # type: ignore[method-assign]  # this server trusts nobody
@@ -369,124 +331,3 @@ async def test_refused_credential() -> None:
 
 
 # -------------------------------------------------------------------------------------------- real sockets
-
-
-async def start(handler: Recorder, tls: ssl.SSLContext | None = None) -> tuple[asyncio.Server, int]:
-    """Serve one engine on a loopback port."""
-    handler.engine = Connection(config(container_id="you"), Role.SERVER)
-    engine = handler.engine
-    server = await asyncio.get_running_loop().create_server(
-        lambda: ConnectionProtocol(engine, handler), "127.0.0.1", 0, ssl=tls
-    )
-    return server, server.sockets[0].getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    """A certificate authority of our own."""
-    return trustme.CA()
-
-
-class Client(Recorder):
-    """A client that attaches one sender and sends one large message; `done` is set when the stream is gone."""
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__()
-        self.engine = Connection(ConnectionConfig(container_id="me", hostname="localhost"), Role.CLIENT)
-        self.engine.start()
-        self.payload = payload
-        self.protocol: ConnectionProtocol | None = None
-
-    def on_events(self, events: list[Event]) -> None:
-        super().on_events(events)
-        assert self.engine is not None
-        for event in events:
-            match event:
-                case Opened():
-                    self.engine.begin()
-                case SessionBegun(session):
-                    session.attach("up", is_receiver=False, source=Source(), target=Target("there"))
-                case _ if type(event).__name__ == "CreditChanged":
-                    cast("Any", event).link.send(self.payload, settled=True)
-                    self.engine.close()
-                case _:
-                    pass
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("is_tls", [False, True])
-async def test_loopback(authority: trustme.CA, is_tls: bool, tmp_path: Any) -> None:
-    """Over real sockets, plain and TLS, a message of many frames arrives, and both ends close in order."""
-    server_tls = client_context = None
-    if is_tls:
-        server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        authority.issue_cert("localhost").configure_cert(server_tls)
-        ca_file = tmp_path / "ca.pem"
-        authority.cert_pem.write_to_path(str(ca_file))
-        client_context = client_tls(str(ca_file))
-    service = Recorder()
-    server, port = await start(service, server_tls)
-    client = Client(bytes(range(256)) * 20_000)
-    assert client.engine is not None
-    async with asyncio.timeout(20):
-        protocol = await dial(
-            client.engine, client, host="127.0.0.1", port=port, tls=client_context, server_hostname="localhost"
-        )
-        await protocol.wait_closed()
-        server.close()
-        await server.wait_closed()
-        await service.gone.wait()
-    assert only(service.events, Messages).payloads == [client.payload]
-    assert only(client.events, Closed).error is None
-    assert only(service.events, Closed).error is None
-
-
-@pytest.mark.real_time
-async def test_untrusted_certificate(authority: trustme.CA) -> None:
-    """A certificate of an authority that is not trusted is an error, and leaves no stream."""
-    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(server_tls)
-    service = Recorder()
-    server, port = await start(service, server_tls)
-    client = Client(b"")
-    assert client.engine is not None
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await dial(client.engine, client, host="localhost", port=port, tls=client_tls())
-    server.close()
-
-
-@pytest.mark.real_time
-async def test_nobody_listens() -> None:
-    """A port nobody listens on is an `OSError`."""
-    service = Recorder()
-    server, port = await start(service)
-    server.close()
-    await server.wait_closed()
-    client = Client(b"")
-    assert client.engine is not None
-    with pytest.raises(OSError, match=str(port)):
-        await dial(client.engine, client, host="127.0.0.1", port=port, tls=None)
-
-
-@pytest.mark.real_time
-async def test_server_gone() -> None:
-    """A stream cut by the server is told as a lost connection."""
-    service = Recorder()
-    engine = service.engine = Connection(config(), Role.SERVER)
-
-    class Cutting(ConnectionProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self.abort()
-
-    server = await asyncio.get_running_loop().create_server(lambda: Cutting(engine, service), "127.0.0.1", 0)
-    client = Client(b"")
-    assert client.engine is not None
-    protocol = await dial(client.engine, client, host="127.0.0.1", port=server.sockets[0].getsockname()[1], tls=None)
-    async with asyncio.timeout(20):
-        await protocol.wait_closed()
-    error = only(client.events, Closed).error
-    assert error is not None
-    assert error.condition == "amqp:connection:forced"
-    assert len(client.closed) == 1
-    server.close()

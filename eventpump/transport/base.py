@@ -1,0 +1,218 @@
+"""What every connection of this client has in common, whichever AMQP implementation carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import platform
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from eventpump.amqp.performatives import AmqpError, Source, Target
+from eventpump.dialect.conditions import error_for
+from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.settings import ConnectionSettings
+
+if TYPE_CHECKING:
+    from eventpump.transport.links import ClientLink, ClientSendLink
+
+
+class Asked(NamedTuple):
+    """When something was asked of the service, and how much it had said until then."""
+
+    at: float
+    heard: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """What a link is attached with.
+
+    :param max_message_size: the largest message accepted, in bytes; None for any.
+    """
+
+    name: str
+    source: Source
+    target: Target
+    max_message_size: int | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+    desired_capabilities: Sequence[str] = ()
+
+
+def snd_settle_mode(*, is_receiver: bool) -> int:
+    """Say how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
+
+    The service settles events as it sends them, whatever is asked for (wire reference 5.1).
+    """
+    return 1 if is_receiver else 0
+
+
+class LinkHandle(Protocol):
+    """A link as its AMQP implementation has it; :class:`eventpump.amqp.link.Link` is one."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether both ends are attached."""
+
+    @property
+    def credit(self) -> int:
+        """How many messages may be sent now."""
+
+    @property
+    def drain(self) -> bool:
+        """Whether the peer asked to use up the credit it gave."""
+
+    @property
+    def remote_max_message_size(self) -> int | None:
+        """The largest message the peer takes, in bytes; None where it sets no limit."""
+
+    @property
+    def remote_properties(self) -> Mapping[Any, Any]:
+        """The link properties the peer attached with."""
+
+    def set_credit(self, credit: int) -> None:
+        """Let the peer send so many more."""
+
+    def send(self, payload: bytes, *, message_format: int = 0) -> int:
+        """Send a message. :returns: the delivery id its outcome will name."""
+
+    def settle(self, first: int, last: int, outcome: Any) -> None:
+        """Settle deliveries of the peer."""
+
+    def drained(self) -> None:
+        """Give the credit back."""
+
+    def detach(self) -> None:
+        """Detach, for good."""
+
+
+@cache
+def connection_properties() -> dict[str, str]:
+    """Give the properties of the AMQP open: who this client is."""
+    try:
+        version = metadata.version("eventpump")
+    except metadata.PackageNotFoundError:  # run from a checkout or an archive
+        version = "0"
+    return {
+        "product": "eventpump",
+        "version": version,
+        "framework": f"Python {platform.python_version()}",
+        "platform": platform.system(),
+        "user-agent": f"eventpump/{version} Python/{platform.python_version()} ({platform.platform()})"[:512],
+    }
+
+
+class BaseConnection(ABC):
+    """A connection of this client; once closed or lost it stays so.
+
+    Every method belongs to the event loop it was opened on.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.container_id = f"eventpump-{uuid.uuid4().hex}"
+        self.error: ServiceError | None = None
+        """Why the connection is over; None while it is not."""
+        self.was_of_use = False
+        """Whether a link was ever attached."""
+        self._loop = asyncio.get_running_loop()
+        self._names = itertools.count()
+        self._heard = 0
+        self._unanswered: Asked | None = None
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether links can be attached."""
+
+    @property
+    @abstractmethod
+    def is_paused(self) -> bool:
+        """Whether the peer is slow to read."""
+
+    @abstractmethod
+    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
+        """Attach a link; the owner learns what comes of it.
+
+        :raises ServiceError: the connection is over, or full.
+        """
+
+    @abstractmethod
+    def flush_soon(self) -> None:
+        """Send what is queued, soon."""
+
+    @abstractmethod
+    def queued(self, size: int) -> None:
+        """Send what is queued, a message of so many bytes among it, soon; at once where it is much."""
+
+    @abstractmethod
+    def hold_back(self, link: ClientSendLink) -> None:
+        """Have a link called, in the order of asking, once the peer reads again."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drop the connection at once."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close in order; a peer that does not answer in time is dropped. Cancelled, the connection is dropped.
+
+        Links still open, and what waits on them, fail with a `ConnectionLostError` to give up on.
+        """
+
+    @abstractmethod
+    def _lose(self, error: ServiceError) -> None:
+        """Tell everybody that the connection is over. Once."""
+
+    def new_name(self, node: str) -> str:
+        """Give a link name that is unique on this connection, and in the service's logs."""
+        return f"{self.container_id}-{next(self._names)}-{node.strip('$').replace('/', '-')}"
+
+    def asked(self) -> Asked:
+        """Note that an answer is due from now on; see :meth:`unanswered`."""
+        return Asked(self._loop.time(), self._heard)
+
+    def unanswered(self, asked: Asked) -> bool:
+        """Learn that no answer came in time.
+
+        A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
+        even if something before it still sends heartbeats: the connection is dropped.
+
+        :returns: whether it was.
+        """
+        if self.error is not None or asked.heard != self._heard:
+            return self.error is not None
+        if self._unanswered is None or self._unanswered.heard != self._heard:
+            self._unanswered = asked
+        if self._loop.time() - self._unanswered.at < self.settings.idle_timeout:
+            return False
+        self._lose(ConnectionLostError("the service answers nothing any more"))
+        self.abort()
+        return True
+
+    def passing(self, error: ServiceError) -> ServiceError:
+        """Take the end of a connection that was of use for one that may pass.
+
+        Silence of ours, a token, a quota of connections: what worked until now may work again, and a reason that lasts
+        is told anew, by whatever is refused then.
+        """
+        if not self.was_of_use or error.recovery is not Recovery.GIVE_UP:
+            return error
+        return ConnectionLostError(error.description, condition=error.condition, tracking_id=error.tracking_id)
+
+
+def end_error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
+    """Make the error of what a peer ended.
+
+    :param error: what the peer said; None where it said nothing.
+    :param lost: what ended.
+    :param otherwise: what to say where the peer said nothing.
+    """
+    if error is None:
+        return error_for(None, otherwise, entity=entity, lost=lost)
+    return error_for(str(error.condition), error.description, entity=entity, lost=lost)

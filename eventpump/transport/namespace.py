@@ -1,0 +1,260 @@
+"""The way to one namespace, over the connection of any AMQP implementation. One carries all links of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from eventpump.amqp.message import Message
+from eventpump.amqp.performatives import Source, Target
+from eventpump.core.backoff import Backoff
+from eventpump.dialect import management
+from eventpump.dialect.addresses import audience, consumer_address, producer_address
+from eventpump.dialect.filters import source_filter
+from eventpump.dialect.names import (
+    CBS_NODE,
+    EPOCH,
+    GEOREPLICATION,
+    MANAGEMENT_NODE,
+    RECEIVER_NAME,
+    RUNTIME_METRIC,
+)
+from eventpump.errors import ClosedError, ProtocolError, ServiceError
+from eventpump.ports import (
+    HubProperties,
+    PartitionProperties,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    SendLinkSpec,
+)
+from eventpump.settings import ConnectionSettings
+from eventpump.transport.base import BaseConnection, LinkSpec
+from eventpump.transport.links import ClientReceiveLink, ClientSendLink
+from eventpump.transport.requests import RequestLinks
+from eventpump.transport.tokens import Authorizer, TokenSource
+
+_T = TypeVar("_T")
+
+
+class _Live:
+    """A connection, with what serves requests on it."""
+
+    def __init__(self, connection: BaseConnection, source: TokenSource, rng: random.Random) -> None:
+        self.connection = connection
+        self.management = RequestLinks(connection, MANAGEMENT_NODE)
+        self.authorizer = Authorizer(
+            source, RequestLinks(connection, CBS_NODE), auth_timeout=connection.settings.auth_timeout, rng=rng
+        )
+
+        self.is_proven = False
+
+    async def aclose(self) -> None:
+        """End it in order. Cancelled, it is dropped."""
+        try:
+            await self.authorizer.aclose()
+        except asyncio.CancelledError:
+            self.connection.abort()
+            raise
+        await self.connection.aclose()
+
+    async def drop(self) -> None:
+        """Clear away what is over already."""
+        self.connection.abort()
+        await self.authorizer.aclose()
+
+
+class NamespaceTransport(ABC):
+    """The way to one namespace: `eventpump.ports.Transport`.
+
+    :param settings: where to connect, and as whom.
+    :param rng: spreads the back-off.
+    :param now: the time in seconds since the Unix epoch, for tokens.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        rng: random.Random | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._rng = rng or random.Random()
+        self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
+        self._backoff = Backoff(settings.retry.base_delay, settings.retry.max_delay)
+        self._not_before = 0.0
+        self._live: _Live | None = None
+        self._connecting: asyncio.Task[_Live] | None = None
+        self._is_closed = False
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """See the port."""
+        return self._settings.fully_qualified_namespace
+
+    # ------------------------------------------------------------------------------------------- links
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
+        """See the port."""
+        live = await self._connected()
+        resource = self._audience(spec.hub, spec.consumer_group)
+        await live.authorizer.authorize(resource)
+        address = consumer_address(spec.hub, spec.consumer_group, spec.partition_id)
+        link = ClientReceiveLink(
+            live.connection, sink, entity=address, on_expired=partial(live.authorizer.forget, resource)
+        )
+        name = live.connection.new_name(address)
+        properties: dict[str, object] = {}
+        if spec.owner_level is not None:
+            properties[EPOCH] = spec.owner_level
+        if spec.receiver_name is not None:
+            properties[RECEIVER_NAME] = spec.receiver_name
+        await link.attach(
+            LinkSpec(
+                name,
+                Source(address=address, filter=source_filter(spec.position)),
+                Target(address=name),
+                max_message_size=spec.max_message_size,
+                properties=properties,
+                desired_capabilities=[GEOREPLICATION, *([RUNTIME_METRIC] if spec.track_last_enqueued else [])],
+            )
+        )
+        self._succeeded(live)
+        return link
+
+    async def open_send_link(self, spec: SendLinkSpec) -> ClientSendLink:
+        """See the port."""
+        live = await self._connected()
+        resource = self._audience(spec.hub)
+        await live.authorizer.authorize(resource)
+        address = producer_address(spec.hub, spec.partition_id)
+        link = ClientSendLink(live.connection, entity=address, on_expired=partial(live.authorizer.forget, resource))
+        name = live.connection.new_name(address)
+        await link.attach(
+            LinkSpec(
+                name,
+                Source(address=name),
+                Target(address=address),
+                properties=spec.properties,
+                desired_capabilities=[GEOREPLICATION, *spec.desired_capabilities],
+            )
+        )
+        self._succeeded(live)
+        return link
+
+    def _audience(self, hub: str, consumer_group: str | None = None) -> str:
+        return audience(self._settings.fully_qualified_namespace, hub, consumer_group=consumer_group)
+
+    # --------------------------------------------------------------------------------------- directory
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """See the port."""
+        facts = await self._read(
+            hub, partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
+        )
+        return HubProperties(facts.name, facts.created_at, facts.partition_ids)
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """See the port."""
+        facts = await self._read(
+            hub,
+            partial(management.partition_request, hub, partition_id),
+            partial(management.parse_partition_response, hub=hub, partition_id=partition_id),
+        )
+        return PartitionProperties(
+            facts.hub,
+            facts.partition_id,
+            facts.beginning_sequence_number,
+            facts.last_enqueued_sequence_number,
+            facts.last_enqueued_offset,
+            facts.last_enqueued_time,
+            facts.is_empty,
+        )
+
+    async def _read(self, hub: str, make: Callable[..., Message], parse: Callable[[Message], _T]) -> _T:
+        live = await self._connected()
+        token = await live.authorizer.authorize(self._audience(hub))
+        name = str(uuid.uuid4())
+        answer = await live.management.request(
+            lambda reply_to: make(message_id=name, reply_to=reply_to, security_token=token),
+            name,
+            timeout=self._settings.operation_timeout,
+        )
+        try:
+            facts = parse(answer)
+        except ProtocolError as error:
+            raise ServiceError(error.description, condition=error.condition, entity=hub) from error
+        self._succeeded(live)
+        return facts
+
+    # -------------------------------------------------------------------------------------- connection
+
+    async def _connected(self) -> _Live:
+        """Give the live connection, or make one. Those who come meanwhile share the attempt and its failure."""
+        if self._is_closed:
+            raise ClosedError("transport")
+        if self._live is not None and self._live.connection.is_alive:
+            return self._live
+        task = self._connecting
+        if task is None:
+            task = self._connecting = asyncio.create_task(self._connect(), name="connect")
+            task.add_done_callback(self._connected_or_not)
+        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
+        if task.cancelled():
+            raise ClosedError("transport")
+        return task.result()
+
+    def _connected_or_not(self, task: asyncio.Task[_Live]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # told to those who waited, if any still do
+
+    @abstractmethod
+    async def _open(self) -> BaseConnection:
+        """Connect, and wait for the service's open. Cancelled, nothing is left.
+
+        :raises ServiceError: no connection, or refused.
+        :raises ConfigurationError: the CA file cannot be used.
+        """
+
+    async def _connect(self) -> _Live:
+        loop = asyncio.get_running_loop()
+        if self._live is not None:
+            await self._live.drop()
+        await asyncio.sleep(self._not_before - loop.time())
+        try:
+            connection = await self._open()
+        finally:
+            # The next attempt comes no sooner, should this one fail, or what it brings; see `_succeeded`.
+            self._not_before = loop.time() + self._backoff.next(self._rng)
+        self._live = _Live(connection, self._source, self._rng)
+        return self._live
+
+    def _succeeded(self, live: _Live) -> None:
+        """Learn that a connection is of use: the waits before further ones begin small again."""
+        if not live.is_proven:
+            live.is_proven = True
+            self._backoff.reset()
+            soon = asyncio.get_running_loop().time() + self._rng.uniform(0, self._settings.retry.base_delay)
+            self._not_before = min(self._not_before, soon)
+
+    async def aclose(self) -> None:
+        """See the port. Cancelled, the connection is dropped instead of closed in order."""
+        self._is_closed = True
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
+            try:
+                await asyncio.wait({connecting})
+            except asyncio.CancelledError:
+                if self._live is not None:
+                    self._live.connection.abort()
+                raise
+        if self._live is not None:
+            await self._live.aclose()

@@ -1,0 +1,19 @@
+"""The transport on uamqp, for those who have reason to use that AMQP stack. What it cannot do: docs/transports.md."""
+
+from __future__ import annotations
+
+from eventpump.transport.base import BaseConnection
+from eventpump.transport.namespace import NamespaceTransport
+from eventpump.transport.uamqp_connection import UamqpConnection
+
+
+class UamqpTransport(NamespaceTransport):
+    """The way to one namespace over AMQP on TLS, with uamqp: `eventpump.ports.Transport`.
+
+    :param settings: where to connect, and as whom.
+    :param rng: spreads the back-off.
+    :param now: the time in seconds since the Unix epoch, for tokens.
+    """
+
+    async def _open(self) -> BaseConnection:
+        return await UamqpConnection.open(self._settings)

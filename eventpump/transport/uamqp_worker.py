@@ -1,0 +1,517 @@
+"""The thread that a connection of uamqp lives in.
+
+uamqp is made for one thread, calls back while it works, and has nothing to wait on. So each connection has a thread of
+its own, which alone touches what is uamqp's: it takes what the event loop asks for, has uamqp work, tells the event
+loop what came of it, and looks again, soon after something happened and at most twenty times a second while nothing
+does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
+from eventpump.amqp.types import Array, Symbol
+from eventpump.core.pace import Pace
+from eventpump.errors import EventError, ProtocolError
+from eventpump.transport.base import LinkSpec, snd_settle_mode
+from eventpump.transport.uamqp_codec import from_message, from_value, to_message, to_value
+from eventpump.transport.uamqp_door import SASLAnonymous, c_uamqp
+
+_SHORTEST: Final = 0.0002
+_LONGEST: Final = 0.05
+"""Seconds between looks: right after something happened, and while nothing does."""
+SESSIONS: Final = 4
+"""uamqp begins a session only as the connection opens, so all there will be are made before."""
+HANDLES: Final = 255
+"""Links per session: the service takes no more (wire reference 2.3)."""
+_WINDOW: Final = 65_536
+_MAX_FRAME_SIZE: Final = 65_536
+_BATCH: Final = 256
+"""Messages after which the event loop gets them, though uamqp has more at hand."""
+
+# States of uamqp's connections, senders and receivers, and results of its sends. A connection that uamqp gave up is
+# discarding: it waits for an answer to its close.
+_OPENED: Final = 9
+_DISCARDING: Final = 12
+_ENDED: Final = (13, 14)
+_OPENING: Final = 2
+_OPEN: Final = 3
+_ERROR: Final = 5
+_OK: Final = 1
+
+Ask = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class LinkOwner(Protocol):
+    """Who is told, in the event loop, what comes of a link."""
+
+    def on_attached(self, max_message_size: int | None, properties: Mapping[Any, Any]) -> None:
+        """Both ends are attached."""
+
+    def on_messages(self, payloads: list[bytes]) -> None:
+        """Messages arrived."""
+
+    def on_outcome(self, delivery_id: int, outcome: Any) -> None:
+        """A message was settled; or not sent, where the outcome is an error."""
+
+    def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
+        """The link is over. :param is_free: whether another can take its place in the session."""
+
+
+class ConnectionOwner(Protocol):
+    """Who is told, in the event loop, what comes of a connection."""
+
+    def on_told(self, told: list[Ask]) -> None:
+        """Take what happened, in order. Called in the event loop."""
+
+    def on_opened(self) -> None:
+        """The service opened."""
+
+    def on_closed(self, error: AmqpError | None) -> None:
+        """The service closed."""
+
+    def on_lost(self, reason: str | None) -> None:
+        """The stream ended, or uamqp gave up."""
+
+    def on_ended(self) -> None:
+        """The thread is at its end. Nothing comes after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to connect, and as whom.
+
+    :param hostname: of the AMQP open.
+    :param idle_timeout: seconds.
+    :param ca_file: certificates (PEM) to trust.
+    """
+
+    host: str
+    port: int
+    hostname: str
+    container_id: str
+    idle_timeout: float
+    ca_file: str
+    properties: Mapping[str, str]
+
+
+class Worker:
+    """A connection of uamqp in a thread of its own. Made, started and asked in the event loop.
+
+    :param post: hands what happened to the event loop, from any thread; an error means that there is none any more.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, owner: ConnectionOwner, post: Callable[[Callable[..., None], Any], Any]
+    ) -> None:
+        self._endpoint = endpoint
+        self._owner = owner
+        self._post = post
+        self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._told: list[Ask] = []
+        self._doubts: list[Callable[[], None]] = []
+        self._pace = Pace(_SHORTEST, _LONGEST)
+        self._is_over = False
+        self._sessions: list[_Session] = []
+        self._links: dict[int, _Link] = {}
+        self._gone: list[_Link] = []
+        self._kept: list[_Link] = []
+        self._auth: Any = None
+        self._connection: Any = None
+        # A daemon, because uamqp may be stuck in a connect when the interpreter ends.
+        self._thread = threading.Thread(target=self._run, name=f"uamqp {endpoint.host}:{endpoint.port}", daemon=True)
+
+    # ------------------------------------------------------------------------- called in the event loop
+
+    def start(self) -> None:
+        """Connect."""
+        self._thread.start()
+
+    def attach(self, handle: int, session: int, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> None:
+        """Attach a link. :param handle: what it is called by from now on."""
+        self._asked.put((self._attach, (handle, session, owner, spec, is_receiver)))
+
+    def set_credit(self, handle: int, credit: int) -> None:
+        """Let the service send so many more messages."""
+        self._asked.put((self._set_credit, (handle, credit)))
+
+    def send(self, handle: int, delivery_id: int, payload: bytes, message_format: int) -> None:
+        """Send a message."""
+        self._asked.put((self._send, (handle, delivery_id, payload, message_format)))
+
+    def detach(self, handle: int) -> None:
+        """Detach a link."""
+        self._asked.put((self._detach, (handle,)))
+
+    def stop(self) -> None:
+        """End the connection, and the thread."""
+        self._asked.put((self._stop, ()))
+
+    def join(self) -> None:
+        """Wait for the thread, which has told its owner that it is at its end."""
+        self._thread.join()
+
+    # -------------------------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while not self._is_over:
+                is_asked = self._take(self._pace.wait)
+                if not self._is_over:
+                    self._connection.do_work()
+                    self._settle_doubts()
+                    self._clear()
+                self._pace.looked(found=self.flush() or is_asked)
+        except Exception as error:
+            # Whatever uamqp fails with, and it says little: the connection is of no use any more.
+            self.tell(self._owner.on_lost, f"uamqp failed: {error}")
+        finally:
+            self._is_over = True
+            try:
+                self._destroy()
+            finally:
+                self.tell(self._owner.on_ended)
+                self.flush()
+
+    def _open(self) -> None:
+        endpoint = self._endpoint
+        self._auth = SASLAnonymous(endpoint.host, port=endpoint.port, verify=endpoint.ca_file)
+        connection = self._connection = c_uamqp.create_connection(
+            self._auth.sasl_client.get_client(), endpoint.hostname.encode(), endpoint.container_id.encode(), self
+        )
+        connection.subscribe_to_close_event(self)
+        connection.idle_timeout = int(endpoint.idle_timeout * 1000)
+        connection.max_frame_size = _MAX_FRAME_SIZE
+        connection.properties = to_value({Symbol(key): value for key, value in endpoint.properties.items()})
+        before = _open_sockets()
+        self._sessions = [_Session(connection) for _ in range(SESSIONS)]  # the first begins to connect
+        for descriptor in _open_sockets() - before:
+            _send_at_once(descriptor, endpoint.port)
+
+    def _take(self, wait: float) -> bool:
+        """Do what was asked, waiting for it at most so many seconds. :returns: whether there was anything."""
+        try:
+            action, arguments = self._asked.get(timeout=wait)
+        except queue.Empty:
+            return False
+        action(*arguments)
+        for _ in range(self._asked.qsize()):
+            action, arguments = self._asked.get_nowait()
+            action(*arguments)
+        return True
+
+    def tell(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Have the event loop told, soon."""
+        self._told.append((what, arguments))
+
+    def doubt(self, settle: Callable[[], None]) -> None:
+        """Have something looked at again when uamqp has done its work, which may tell more of it."""
+        self._doubts.append(settle)
+
+    def flush(self) -> bool:
+        """Tell the event loop what happened. :returns: whether anything did."""
+        told, self._told = self._told, []
+        if not told:
+            return False
+        for link in self._links.values():
+            link.batch = None
+        try:
+            self._post(self._owner.on_told, told)
+        except RuntimeError:
+            self._is_over = True  # the event loop was closed before the connection
+        return True
+
+    # ---- what was asked
+
+    def _attach(self, handle: int, session: int, owner: LinkOwner, spec: LinkSpec, is_receiver: bool) -> None:
+        self._links[handle] = _Link(self, handle, self._sessions[session], owner, spec, is_receiver=is_receiver)
+
+    def _set_credit(self, handle: int, credit: int) -> None:
+        if (link := self._links.get(handle)) is not None:
+            link.set_credit(credit)
+
+    def _send(self, handle: int, delivery_id: int, payload: bytes, message_format: int) -> None:
+        if (link := self._links.get(handle)) is not None:
+            link.send(delivery_id, payload, message_format)
+
+    def _detach(self, handle: int) -> None:
+        if (link := self._links.get(handle)) is not None:
+            link.detach()
+
+    def _stop(self) -> None:
+        self._is_over = True
+
+    def lose(self, reason: str | None = None) -> None:
+        """End the connection, which the service did not close."""
+        if not self._is_over:
+            self.tell(self._owner.on_lost, reason)
+            self._is_over = True
+
+    # ---- the end of things
+
+    def link_gone(self, link: _Link, *, is_free: bool) -> None:
+        """Learn that a link is over; it is freed when uamqp is not at work on it, or else with the connection."""
+        if self._links.pop(link.handle, None) is not None:
+            (self._gone if is_free else self._kept).append(link)
+
+    def _settle_doubts(self) -> None:
+        doubts, self._doubts = self._doubts, []
+        for settle in doubts:
+            settle()
+
+    def _clear(self) -> None:
+        for link in self._gone:
+            link.destroy()
+        self._gone.clear()
+
+    def _destroy(self) -> None:
+        """Free everything, each before what it stands on."""
+        self._gone += [*self._links.values(), *self._kept]
+        self._links.clear()
+        self._kept.clear()
+        self._clear()
+        for session in self._sessions:
+            session.destroy()
+        if self._connection is not None:
+            self._connection.destroy()
+        if self._auth is not None:
+            self._auth.close()
+
+    # ---- called by uamqp
+
+    def _state_changed(self, previous: int, new: int) -> None:
+        if self._is_over or new == previous:
+            return
+        if new == _OPENED:
+            self.tell(self._owner.on_opened)
+        elif new == _DISCARDING:
+            self.doubt(lambda: self.lose("uamqp gave it up: silence, or what it cannot read"))
+        elif new in _ENDED:
+            self.doubt(self.lose)  # where the service closed, that comes next
+
+    def _io_error(self) -> None:
+        self.lose()
+
+    def _close_received(self, error: Any) -> None:
+        if not self._is_over:
+            self.tell(self._owner.on_closed, _amqp_error(error))
+            self._is_over = True
+
+
+class _Session:
+    """A session of uamqp. It tells of attaches by what came with them, and not which link they are of."""
+
+    def __init__(self, connection: Any) -> None:
+        self.properties: Mapping[Any, Any] = {}
+        """What the service attached the last link with. A link that changes state takes it, in the same moment."""
+        self.session = c_uamqp.create_session(connection, self)
+        self.session.incoming_window = _WINDOW
+        self.session.outgoing_window = _WINDOW
+        self.session.handle_max = HANDLES - 1
+        self.session.begin()
+
+    def destroy(self) -> None:
+        self.session.destroy()
+
+    def _attach_received(self, source: Any, target: Any, properties: Any, error: str | None = None) -> None:
+        self.properties = {} if properties is None else from_value(properties)
+
+
+class _Link:
+    """A link of uamqp, with its sender or receiver."""
+
+    def __init__(
+        self, worker: Worker, handle: int, session: _Session, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool
+    ) -> None:
+        self.handle = handle
+        self.batch: list[bytes] | None = None
+        self._worker = worker
+        self._session = session
+        self._owner = owner
+        self._sends: set[_Send] = set()
+        self._is_receiver = is_receiver
+        self._is_failed = False
+        self._was_open = False
+        self._is_detaching = False
+        self._is_over = False
+        link = self._link = c_uamqp.create_link(
+            session.session,
+            spec.name.encode(),
+            is_receiver,
+            to_value(spec.source.described()),
+            to_value(spec.target.described()),
+        )
+        link.subscribe_to_detach_event(self)
+        link.send_settle_mode = snd_settle_mode(is_receiver=is_receiver)
+        link.receive_settle_mode = 0
+        if spec.max_message_size is not None:
+            link.max_message_size = spec.max_message_size
+        if spec.properties:
+            link.set_attach_properties(to_value({Symbol(key): value for key, value in spec.properties.items()}))
+        if spec.desired_capabilities:
+            symbols = [Symbol(name) for name in spec.desired_capabilities]
+            link.set_desired_capabilities(to_value(Array(symbols, of=Symbol)))
+        if is_receiver:
+            link.set_prefetch_count(0)
+            self._end = c_uamqp.create_message_receiver(link, self)
+            self._end.open(self)
+        else:
+            self._end = c_uamqp.create_message_sender(link, self)
+            self._end.open()
+
+    def set_credit(self, credit: int) -> None:
+        self._link.reset_link_credit(credit, False)
+
+    def send(self, delivery_id: int, payload: bytes, message_format: int) -> None:
+        try:
+            message = to_message(payload, message_format)
+        except (EventError, ProtocolError) as error:
+            self._worker.tell(self._owner.on_outcome, delivery_id, error)
+            return
+        send = _Send(self, delivery_id)
+        self._sends.add(send)
+        if not self._end.send(message, 0, send):
+            self.settled(send, None)
+
+    def settled(self, send: _Send, outcome: Any) -> None:
+        if outcome is None:
+            # The end of its link, which uamqp may tell later, or a failure of uamqp's own. It may call back once more,
+            # so what it calls stays until the link is destroyed.
+            self._worker.doubt(lambda: self._lost("it did not send a message"))
+            return
+        self._sends.discard(send)
+        if not self._is_over:
+            self._worker.tell(self._owner.on_outcome, send.delivery_id, outcome)
+
+    def detach(self) -> None:
+        self._is_detaching = True
+        self._end.close()
+
+    def destroy(self) -> None:
+        self._is_over = True
+        self._end.destroy()
+        self._link.destroy()
+
+    # ---- called by uamqp
+
+    def _state_changed(self, previous: int, new: int) -> None:
+        if self._is_over:
+            return
+        if previous == _OPENING and new == _OPEN:
+            self._was_open = True
+            size = self._link.peer_max_message_size
+            self._worker.tell(self._owner.on_attached, size or None, self._session.properties)
+        elif previous == _OPEN and new == _ERROR:
+            # A detach, or the end of the connection, is told apart from this. What is left is the end of the session,
+            # and a message that uamqp cannot decode, which is not skipped.
+            self._is_failed = True
+            self._worker.doubt(lambda: self._lost("uamqp cannot decode a message, or the service ended a session"))
+
+    def _lost(self, reason: str) -> None:
+        if not (self._is_over or self._is_detaching):
+            self._worker.lose(reason)
+
+    def _detach_received(self, error: Any) -> None:
+        self._over(_amqp_error(error))
+
+    def _message_received(self, message: Any) -> None:
+        if self._is_failed:
+            return  # it comes after one that was not handed over
+        raw = from_message(message)
+        if self.batch is None:
+            self.batch = [raw]
+            self._worker.tell(self._owner.on_messages, self.batch)
+        else:
+            self.batch.append(raw)
+            if len(self.batch) >= _BATCH:
+                self._worker.flush()
+
+    def _over(self, error: AmqpError | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        # uamqp does not answer the detach of a receiver that was refused. Freed, its handle would be used again, while
+        # the service still takes it for attached.
+        is_free = self._was_open or self._is_detaching or not self._is_receiver
+        self._worker.tell(self._owner.on_detached, error, is_free)
+        self._worker.link_gone(self, is_free=is_free)
+
+
+class _Send:
+    """A message on its way."""
+
+    def __init__(self, link: _Link, delivery_id: int) -> None:
+        self.delivery_id = delivery_id
+        self._link = link
+
+    def _on_message_sent(self, _context: Any, result: int, delivery_state: Any = None) -> None:
+        self._link.settled(self, _outcome(result, delivery_state))
+
+
+def _outcome(result: int, state: Any) -> Any:
+    """Tell an outcome by what uamqp leaves of it: the result, and the fields without what they are fields of.
+
+    :returns: None where there was none: the message, or its link, failed here.
+    """
+    if result == _OK:
+        return Accepted()
+    match state:
+        case None:
+            return None
+        case []:
+            return Released()
+        case [[condition, *more], *_]:
+            return Rejected(_error(condition, more[0] if more else None))
+        case [bool() | None, bool() | None, *_]:
+            return Modified()
+        case _:
+            return Rejected()
+
+
+def _open_sockets() -> set[int]:
+    """Give the descriptors of the sockets this process has open; none where the system does not tell."""
+    try:
+        names = os.listdir("/dev/fd")
+    except OSError:
+        return set()
+    return {descriptor for descriptor in map(int, names) if _is_socket(descriptor)}
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # what the listing itself was read through is among the names, and closed by now
+
+
+def _send_at_once(descriptor: int, port: int) -> None:
+    """Have a socket that leads to a port send without delay, which does no harm whoever's it is.
+
+    uamqp writes a frame in pieces, and has no such option: without it the second piece waits until the service has
+    acknowledged the first, 40 ms and more per flow.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as stream:
+            if stream.getpeername()[1] == port:
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        return  # it is closed by now, or no socket
+
+
+def _amqp_error(error: Any) -> AmqpError | None:
+    return None if error is None else _error(error.condition, error.description)
+
+
+def _error(condition: bytes, description: bytes | None) -> AmqpError:
+    return AmqpError(
+        condition.decode("ascii", "replace"), None if description is None else description.decode("utf-8", "replace")
+    )

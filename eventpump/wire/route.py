@@ -1,0 +1,122 @@
+"""The way to a service: TCP, by way of an HTTP proxy or not, TLS on it or not, and AMQP on that or in a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from eventpump.amqp.connection import Connection
+from eventpump.errors import ConnectionLostError, Recovery
+from eventpump.settings import ProxySettings
+from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol, reason_of
+from eventpump.wire.tunnel import TunnelHandshake, TunnelProtocol
+
+_P = TypeVar("_P", bound=asyncio.Protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where to connect, and how.
+
+    :param host: of the service; its certificate must be for this name.
+    :param port: of the service.
+    :param tls: how the service is verified; None for a connection without TLS.
+    :param is_websocket: AMQP in a WebSocket (wire reference 2.1).
+    :param proxy: tunnels to the service; None for none.
+    :param proxy_tls: how a proxy is verified that is reached over TLS itself.
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    is_websocket: bool = False
+    proxy: ProxySettings | None = None
+    proxy_tls: ssl.SSLContext | None = None
+
+    def __str__(self) -> str:
+        way = "" if self.proxy is None else f" by way of the proxy {self.proxy.host}:{self.proxy.port}"
+        return f"{self.host}:{self.port}{way}"
+
+
+def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
+    """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
+
+    :param ca_file: CA certificates (PEM) to trust instead of the system's.
+    :raises OSError: the file cannot be read, or (`ssl.SSLError`) holds no certificate.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
+    """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
+
+    :raises ServiceError: no connection.
+    """
+    if route.is_websocket:
+        # Only this needs aiohttp, which takes long to import.
+        from eventpump.wire import websocket
+
+        return await websocket.connect(lambda: ConnectionProtocol(connection, handler), route)
+    return await open_stream(lambda: ConnectionProtocol(connection, handler), route)
+
+
+async def open_stream(make: Callable[[], _P], route: Route) -> _P:
+    """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
+
+    :raises ServiceError: no connection; it says which part of the way failed.
+    """
+    loop = asyncio.get_running_loop()
+    name = route.host if route.tls is not None else None
+    proxy = route.proxy
+    if proxy is None:
+        with _converted(f"{route.host}:{route.port}"):
+            _, protocol = await loop.create_connection(
+                make, route.host, route.port, ssl=route.tls, server_hostname=name
+            )
+            return protocol
+    handshake = TunnelHandshake(proxy, route.host, route.port)
+    with _converted(f"the proxy {proxy.host}:{proxy.port}"):
+        _, tunnel = await loop.create_connection(
+            lambda: TunnelProtocol(handshake),
+            proxy.host,
+            proxy.port,
+            ssl=route.proxy_tls if proxy.use_tls else None,
+            server_hostname=proxy.host if proxy.use_tls else None,
+        )
+    stream = await tunnel.opened()
+    protocol = make()
+    if route.tls is None:
+        stream.set_protocol(protocol)
+        protocol.connection_made(stream)
+        stream.resume_reading()
+        return protocol
+    with _converted(str(route)):
+        secured = await loop.start_tls(stream, protocol, route.tls, server_hostname=name)
+    if secured is None:
+        raise ConnectionLostError(f"cannot connect to {route}: the tunnel ended")
+    protocol.connection_made(secured)
+    return protocol
+
+
+@contextlib.contextmanager
+def _converted(where: str) -> Iterator[None]:
+    """Make what a stream fails with an error of ours."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        # Trying again cannot help: it is another server, or one that this client was not told to trust.
+        raise ConnectionLostError(
+            f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
+        ) from error
+    except ssl.SSLError as error:
+        raise ConnectionLostError(f"cannot connect to {where}: {reason_of(error)}") from error
+    except OSError as error:
+        # asyncio says no more of a peer that hangs up in the handshake.
+        reason = "it was closed in the TLS handshake" if type(error) is ConnectionResetError and not error.args else ""
+        raise ConnectionLostError(f"cannot connect to {where}: {reason or reason_of(error)}") from error

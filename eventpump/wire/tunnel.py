@@ -1,0 +1,128 @@
+"""A tunnel through an HTTP proxy: the client's side of CONNECT (RFC 9110, 9.3.6), without I/O, and its shell."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http
+import re
+from typing import Final, cast
+
+from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery, ServiceError
+from eventpump.settings import ProxySettings
+
+_HEAD_LIMIT: Final = 64 * 1024
+"""Bytes of an answer's head. More is no answer."""
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n")
+_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
+
+
+def refusal(who: str, status: int) -> ServiceError:
+    """Make an error of an HTTP status that is no success.
+
+    What the server may do better next time is worth a reconnect; what it holds against the request is not.
+
+    :param who: whose answer it is.
+    """
+    try:
+        text = f"{who} answered {status} {http.HTTPStatus(status).phrase}"
+    except ValueError:
+        text = f"{who} answered {status}"
+    lasts = status < 500 and status not in {408, 425, 429}
+    return ConnectionLostError(text, recovery=Recovery.GIVE_UP if lasts else Recovery.RECONNECT)
+
+
+class TunnelHandshake:
+    """Asks a proxy for a tunnel, and reads its answer.
+
+    :param proxy: the proxy.
+    :param host: where the tunnel leads.
+    :param port: where the tunnel leads.
+    """
+
+    def __init__(self, proxy: ProxySettings, host: str, port: int) -> None:
+        self._proxy = proxy
+        self._who = f"the proxy {proxy.host}:{proxy.port}"
+        self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._head = b""
+
+    def request(self) -> bytes:
+        """Give the request."""
+        lines = [f"CONNECT {self._authority} HTTP/1.1", f"Host: {self._authority}"]
+        if self._proxy.username is not None:
+            pair = f"{self._proxy.username}:{self._proxy.password.get_secret_value()}"
+            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    def receive(self, data: bytes) -> bool:
+        """Take bytes of the answer. :returns: whether the tunnel is open. :raises ServiceError: it will not be."""
+        self._head += data
+        # What is no answer is told as soon as it can be seen: more of it may never come.
+        if not b"HTTP/1."[: len(self._head)] == self._head[:7]:
+            raise self._no_answer()
+        end = _HEAD_END.search(self._head)
+        if end is None:
+            if len(self._head) > _HEAD_LIMIT:
+                raise self._no_answer()
+            return False
+        status_line = _STATUS_LINE.match(self._head)
+        if status_line is None:
+            raise self._no_answer()
+        status = int(status_line[1])
+        if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            did = "asks for a username and password" if self._proxy.username is None else "refused the credentials"
+            raise AuthenticationError(f"{self._who} {did} (407 Proxy Authentication Required)")
+        if not 200 <= status < 300:
+            raise refusal(self._who, status)
+        if end.end() < len(self._head):
+            # In AMQP, and in TLS, the client speaks first.
+            raise ConnectionLostError(f"{self._who} sent more than an answer to CONNECT")
+        return True
+
+    def receive_eof(self) -> ServiceError:
+        """Give the error of an answer that ended early."""
+        return ConnectionLostError(f"{self._who} closed the connection instead of answering CONNECT")
+
+    def _no_answer(self) -> ServiceError:
+        return ConnectionLostError(f"{self._who} does not answer in HTTP")
+
+
+class TunnelProtocol(asyncio.Protocol):
+    """Opens a tunnel on a stream to its proxy, for whoever takes the stream over then."""
+
+    def __init__(self, handshake: TunnelHandshake) -> None:
+        self._handshake = handshake
+        self._transport: asyncio.Transport | None = None
+        self._opened: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+    async def opened(self) -> asyncio.Transport:
+        """Wait until it is open. Failed or cancelled, the stream is dropped.
+
+        :returns: the stream, to be taken over; it is not read until then.
+        :raises ServiceError: the proxy refused, or is none.
+        """
+        try:
+            return await self._opened
+        except BaseException:
+            if self._transport is not None:
+                self._transport.abort()
+            raise
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._handshake.request())
+
+    def data_received(self, data: bytes) -> None:
+        if self._opened.done():
+            return
+        try:
+            if self._handshake.receive(data):
+                assert self._transport is not None
+                self._transport.pause_reading()  # what comes now, an end too, is for whoever takes over
+                self._opened.set_result(self._transport)
+        except ServiceError as error:
+            self._opened.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(self._handshake.receive_eof())

@@ -1,0 +1,51 @@
+"""Our own client in each of the ways it speaks AMQP, for what every one of them must hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpump.assembly import make_transport
+from eventpump.ports import Transport
+from eventpump.settings import connection_settings
+
+
+@dataclass(frozen=True)
+class ClientKind:
+    """A way our client speaks AMQP.
+
+    :param uses_tls: whether it speaks nothing but TLS.
+    :param uses_web_socket: whether AMQP goes in a WebSocket.
+    :param options: of the connection.
+    """
+
+    name: str
+    uses_tls: bool = False
+    uses_web_socket: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def transport(self, connection_string: str, hub: str, ca_file: Path, **options: Any) -> Transport:
+        """Make a transport to a service."""
+        trust: dict[str, Any] = {"ca_file": ca_file} if self.uses_tls else {}
+        return make_transport(connection_settings(connection_string, hub, **self.options, **trust, **options))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+NATIVE_TCP = ClientKind("native TCP")
+NATIVE_WEBSOCKET = ClientKind("native WebSocket", uses_web_socket=True, options={"transport_type": "websocket"})
+UAMQP = ClientKind("uamqp", uses_tls=True, options={"transport": "uamqp"})
+CLIENTS = (NATIVE_TCP, NATIVE_WEBSOCKET, UAMQP)
+
+
+def need_uamqp() -> None:
+    """Skip the test, with the reason, where there is no uamqp."""
+    if importlib.util.find_spec("uamqp") is None:
+        version = ".".join(map(str, sys.version_info[:2]))
+        pytest.skip(f"uamqp is not installed; for Python {version} there may be no build of it")

@@ -1,0 +1,151 @@
+"""The watch over credentials sees each way one could leak: planted there, each fails the test that planted it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+_TESTS = """
+import asyncio, logging, subprocess, sys
+from dataclasses import dataclass
+import pytest
+from pydantic import SecretStr
+from eventpump import errors
+from eventpump.dialect import sas
+from eventpump.dialect.requests import SecretText
+
+KEY = "SAS_KEY" + "_VALUE"
+URI = "sb://host/hub"
+SAS = sas.generate(URI, "name", "another key", 2_000_000_000)
+SIGNATURE = sas.parse(SAS).signature
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJhIiwiZXhwIjoxfQ.c2lnbmF0dXJlLW9mLWE"
+log = logging.getLogger("eventpump.transport")
+
+def child(program):
+    return [sys.executable, "-c", program]
+
+async def run(program):
+    process = await asyncio.create_subprocess_exec(*child(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    await process.communicate()
+
+@dataclass
+class Holder:
+    key: str
+Holder.__module__ = "eventpump.settings"
+
+@pytest.fixture
+def held():
+    yield Holder(KEY)
+
+@pytest.fixture
+def late():
+    yield
+    log.debug("closing with %s", KEY)
+
+def test_log_of_the_key():
+    log.debug("using %s", KEY)
+
+def test_log_of_a_signature():
+    logging.getLogger("asyncio").debug("signed %s", SIGNATURE)
+
+def test_log_of_a_sas():
+    log.info(SAS)
+
+def test_log_of_a_web_token():
+    log.debug("put %s", TOKEN)
+
+def test_log_of_a_key_of_its_own():
+    secret = SecretStr("a key nobody could guess")
+    log.debug(secret.get_secret_value())
+
+def test_log_of_a_token_of_its_own():
+    token = SecretText("opaque-token-4711")
+    log.debug("put %s", str(token))
+
+def test_log_of_a_traceback():
+    try:
+        raise OSError(KEY)
+    except OSError:
+        log.exception("failed")
+
+def test_error_text():
+    with pytest.raises(errors.AuthenticationError):
+        raise errors.AuthenticationError(f"refused {KEY}")
+
+def test_repr(held):
+    pass
+
+def test_fixture(late):
+    pass
+
+def test_output_of_a_child():
+    subprocess.run(child("print('SAS_KEY' + '_VALUE')"), capture_output=True, check=True)
+
+def test_text_of_a_child():
+    subprocess.run(child("print('SAS_KEY' + '_VALUE')"), capture_output=True, check=True, text=True)
+
+def test_output_of_an_awaited_child():
+    asyncio.run(run("import sys; sys.stderr.write('SAS_KEY'); sys.stderr.flush(); sys.stderr.write('_VALUE')"))
+
+def test_log_of_a_child():
+    asyncio.run(run("import logging; logging.getLogger('x').debug('SAS_KEY' + '_VALUE')"))
+
+def test_connection_string_in_a_log():
+    log.debug("Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=4711-0815")
+"""
+
+_INNOCENT = """
+import asyncio, logging, subprocess, sys
+
+def test_innocent():
+    logging.getLogger("eventpump").debug("the key, SharedAccessKey=***, sig=..., and a SharedAccessSignature of none")
+    string = "Endpoint=sb://h:1;SharedAccessKeyName=n;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+    subprocess.run([sys.executable, "-c", f"print({string!r})"], capture_output=True, check=True)
+
+def test_levels_are_as_they_were(caplog):
+    logging.getLogger("eventpump").debug("not seen")
+    logging.getLogger("eventpump").warning("seen")
+    assert [record.message for record in caplog.records] == ["seen"]
+    child = "import logging; logging.debug('not seen'); logging.warning('seen')"
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+    assert done.stderr == "WARNING:root:seen\\n"
+"""
+
+
+def _run(directory: Path, program: str) -> list[str]:
+    """Run tests under the watch in a process of their own. :returns: what pytest said of each."""
+    tests, settings, said = (directory / name for name in ("test_planted.py", "pytest.ini", "said"))
+    tests.write_text(program)
+    (directory / "conftest.py").write_text("from tests.conftest import *")
+    settings.write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "-rA"]
+    options = ["--rootdir", str(directory), "--confcutdir", str(directory), "--import-mode=importlib"]
+    # The watch over this run need not see what is planted there.
+    environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_LEAK_LOGS"}
+    with said.open("w") as output:
+        subprocess.run(
+            [*command, *options, "-c", settings, tests], cwd=ROOT, stdout=output, env=environment, check=False
+        )
+    lines = (line.split(" - ")[0] for line in said.read_text().splitlines())
+    return [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked"))]
+
+
+def test_every_planted_leak_is_found(tmp_path: Path) -> None:
+    """The test that leaks passes in itself and fails at its end, for each source and each kind of secret."""
+    said = _run(tmp_path, _TESTS)
+    names = [line.split("(")[0].removeprefix("def ") for line in _TESTS.splitlines() if line.startswith("def test_")]
+    for name in names:
+        assert [line.split()[0] for line in said if line.endswith(f"::{name}")] == ["PASSED", "ERROR"], name
+
+
+def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
+    """What is masked, and a connection string printed for the user, is none; who sees which record is as it was."""
+    said = _run(tmp_path, _INNOCENT)
+    assert [line.split("::")[0].split()[0] for line in said if not line.startswith("looked")] == ["PASSED", "PASSED"]
+    (looked,) = (line for line in said if line.startswith("looked"))
+    assert "log of a child" in looked
+    assert "output" in looked

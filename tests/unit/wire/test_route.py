@@ -1,0 +1,249 @@
+"""The way to a service on real sockets: TCP, TLS and WebSockets, by a proxy or not; and what it fails with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from eventpump.amqp.connection import Closed, Connection, Messages, Role
+from eventpump.errors import ConnectionLostError, Recovery
+from eventpump.settings import ProxySettings
+from eventpump.wire.route import Route, client_tls, dial
+from eventpump.wire.stream import ConnectionProtocol
+from eventpump.wire.websocket import WebSocketServer
+from tests.authority import Authority
+from tests.unit.amqp.pair import config, only
+from tests.unit.wire.ends import Client, Recorder
+
+pytestmark = pytest.mark.real_time
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OPEN = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def served(
+    make: Callable[[], ConnectionProtocol], *, tls: ssl.SSLContext | None, is_websocket: bool
+) -> AsyncIterator[int]:
+    """Serve on loopback. :returns: the port."""
+    if is_websocket:
+        websockets = await WebSocketServer.start(make, "127.0.0.1", 0, tls=tls)
+        yield websockets.port
+        await websockets.aclose()
+    else:
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, ssl=tls)
+        yield server.sockets[0].getsockname()[1]
+        server.close()
+        await server.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[int]:
+    """Serve bytes on loopback. :returns: the port."""
+
+    async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(answer_and_close, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+def saying(data: bytes) -> Answer:
+    """Make a server that answers any request with the same bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(data)
+        await writer.drain()
+
+    return answer
+
+
+async def lost(route: Route) -> ConnectionLostError:
+    """Dial. :returns: the error it ends with, before or after the stream is there."""
+    client = Client()
+    async with asyncio.timeout(20):
+        try:
+            protocol = await dial(client.engine, client, route)
+        except ConnectionLostError as refused:
+            return refused
+        await protocol.wait_closed()
+    error = only(client.events, Closed).error
+    assert error is not None
+    return ConnectionLostError(str(error.description))
+
+
+@pytest.mark.parametrize("is_websocket", [False, True], ids=["tcp", "websocket"])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+async def test_loopback(authority: Authority, is_tls: bool, is_websocket: bool) -> None:
+    """Over real sockets a message of many frames arrives, and both ends close in order."""
+    service = Recorder(Connection(config(container_id="you"), Role.SERVER))
+    client = Client(bytes(range(256)) * 20_000)
+    tls = authority.server("localhost") if is_tls else None
+    async with (
+        asyncio.timeout(20),
+        served(lambda: ConnectionProtocol(service.engine, service), tls=tls, is_websocket=is_websocket) as port,
+    ):
+        route = Route("localhost", port, client_tls(str(authority.file)) if is_tls else None, is_websocket)
+        protocol = await dial(client.engine, client, route)
+        await protocol.wait_closed()
+        await service.gone.wait()
+    assert only(service.events, Messages).payloads == [client.payload]
+    assert only(client.events, Closed).error is None
+    assert only(service.events, Closed).error is None
+    assert client.closed == service.closed == [None]
+
+
+@pytest.mark.parametrize("is_websocket", [False, True], ids=["tcp", "websocket"])
+async def test_server_gone(is_websocket: bool) -> None:
+    """A stream cut by the server is told as a lost connection, once."""
+    service = Recorder(Connection(config(), Role.SERVER))
+
+    class Cutting(ConnectionProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.abort()
+
+    client = Client()
+    make = lambda: Cutting(service.engine, service)  # noqa: E731 - it is one expression
+    async with asyncio.timeout(20), served(make, tls=None, is_websocket=is_websocket) as port:
+        protocol = await dial(client.engine, client, Route("127.0.0.1", port, is_websocket=is_websocket))
+        await protocol.wait_closed()
+    error = only(client.events, Closed).error
+    assert error is not None
+    assert error.condition == "amqp:connection:forced"
+    assert len(client.closed) == 1
+
+
+async def test_untrusted_certificate(authority: Authority) -> None:
+    """A certificate of an authority that is not trusted is an error to give up on."""
+    service = Recorder(Connection(config(), Role.SERVER))
+    make = lambda: ConnectionProtocol(service.engine, service)  # noqa: E731 - it is one expression
+    async with served(make, tls=authority.server("localhost"), is_websocket=False) as port:
+        error = await lost(Route("localhost", port, client_tls()))
+    assert str(error).startswith(f"the certificate of localhost:{port} was refused: ")
+    assert error.recovery is Recovery.GIVE_UP
+
+
+async def test_nobody_listens() -> None:
+    """A port nobody listens on is an error worth another try; of the two ends it names the one that is missing."""
+    async with answering(saying(OPEN)) as port:
+        pass
+    error = await lost(Route("127.0.0.1", port))
+    assert str(error) == f"cannot connect to 127.0.0.1:{port}: Connection refused"
+    assert error.recovery is Recovery.RECONNECT
+    error = await lost(Route("127.0.0.1", 1, proxy=ProxySettings.parse(f"127.0.0.1:{port}")))
+    assert str(error) == f"cannot connect to the proxy 127.0.0.1:{port}: Connection refused"
+
+
+def test_tls_is_verified_whatever_is_asked_for(authority: Authority) -> None:
+    """TLS is 1.2 at least, host names and certificates are verified; of the system's authorities or of one's own."""
+    for context in (client_tls(), client_tls(str(authority.file))):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+        assert context.check_hostname
+        assert context.verify_mode is ssl.CERT_REQUIRED
+    assert len(client_tls(str(authority.file)).get_ca_certs()) == 1
+
+
+async def test_an_alert_is_told(authority: Authority) -> None:
+    """What TLS refuses after the handshake is told in its words, not as a stream that ended."""
+    tls = authority.server("127.0.0.1")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    authority.ca.configure_trust(tls)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # By hand, because a server of asyncio does not send its alert.
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        handshake = tls.wrap_bio(incoming, outgoing, server_side=True)
+        while True:
+            try:
+                handshake.do_handshake()
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                incoming.write(await reader.read(65_536))
+            except ssl.SSLError:
+                break
+        writer.write(outgoing.read())
+        writer.write_eof()
+        await reader.read()
+
+    async with answering(refuse) as port:
+        for is_websocket in (False, True):
+            error = await lost(Route("127.0.0.1", port, client_tls(str(authority.file)), is_websocket))
+            assert "TLS: tlsv13 alert certificate required" in str(error)
+
+
+async def test_a_peer_that_ends_the_handshake(authority: Authority) -> None:
+    """A peer that hangs up where TLS begins is told as such, by a proxy or not."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+
+    async def open_and_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(OPEN)(reader, writer)
+        await reader.read(10)
+
+    tls = client_tls(str(authority.file))
+    async with answering(hang_up) as port, answering(open_and_hang_up) as proxy:
+        error = await lost(Route("127.0.0.1", port, tls))
+        assert str(error) == f"cannot connect to 127.0.0.1:{port}: it was closed in the TLS handshake"
+        error = await lost(Route("ns.test", 443, tls, proxy=ProxySettings.parse(f"127.0.0.1:{proxy}")))
+        where = f"ns.test:443 by way of the proxy 127.0.0.1:{proxy}"
+        assert str(error) == f"cannot connect to {where}: it was closed in the TLS handshake"
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+async def test_a_tunnel_that_ends_at_once(authority: Authority, is_tls: bool) -> None:
+    """A proxy that opens a tunnel and closes it in the same breath leaves no stream that nobody is told of."""
+    async with answering(saying(OPEN)) as port:
+        tls = client_tls(str(authority.file)) if is_tls else None
+        error = await lost(Route("ns.test", 443, tls, proxy=ProxySettings.parse(f"127.0.0.1:{port}")))
+    assert error.recovery is Recovery.RECONNECT
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_websocket"),
+    [("tunnel", False), ("tls", False), ("tunnel", True), ("tls", True), ("handshake", True)],
+)
+async def test_cancelled_on_the_way(authority: Authority, stage: str, is_websocket: bool) -> None:
+    """Cancelled while it waits for the proxy, for TLS or for a WebSocket, it leaves no stream behind."""
+    reached = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if stage != "tunnel":
+            writer.write(OPEN)
+            await reader.readexactly(1)
+        reached.set()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+
+    tls = client_tls(str(authority.file)) if stage == "tls" else None
+    async with asyncio.timeout(20), answering(wait) as port:
+        client = Client()
+        route = Route("ns.test", 443, tls, is_websocket, ProxySettings.parse(f"127.0.0.1:{port}"))
+        dialling = asyncio.create_task(dial(client.engine, client, route))
+        await reached.wait()
+        dialling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        await ended.wait()
+    assert client.closed in ([], [None])
+
+
+def test_a_route_says_where_it_leads() -> None:
+    """In errors a route is its service, and its proxy without credentials."""
+    assert str(Route("ns.test", 5671)) == "ns.test:5671"
+    route = Route("ns.test", 443, proxy=ProxySettings.parse("http://me:S3CRET@proxy.test:3128"))
+    assert str(route) == "ns.test:443 by way of the proxy proxy.test:3128"
+    assert "S3CRET" not in repr(route)

@@ -1,0 +1,73 @@
+"""The ways a test's client can go to the service: over the native transport, or over uamqp."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from eventpump.emulator.faults import Faults
+from eventpump.emulator.server import Emulator
+from tests.authority import Authority
+
+WAYS = ("native", "uamqp")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A transport.
+
+    :ivar tls: what the service has to serve with; uamqp speaks TLS only.
+    :ivar options: keyword arguments of whatever connects.
+    """
+
+    name: str
+    tls: ssl.SSLContext | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, authority: Authority) -> Way:
+        """Make a way to a service on this machine."""
+        if name == "native":
+            return cls(name)
+        options = {"transport": name, "ca_file": str(authority.file)}
+        return cls(name, authority.server("127.0.0.1"), options)
+
+
+def over_both(*, is_long: bool = False) -> pytest.MarkDecorator:
+    """Run tests that use the fixture `way` over both transports.
+
+    :param is_long: over uamqp in the long form only: what is tested is above the transport.
+    """
+    return pytest.mark.over_both(is_long=is_long)
+
+
+def ways_of(mark: pytest.Mark | None, *, is_long: bool) -> tuple[str, ...]:
+    """Say which ways a test with such a mark goes."""
+    if mark is None or (mark.kwargs["is_long"] and not is_long):
+        return WAYS[:1]
+    return WAYS
+
+
+@dataclass(frozen=True)
+class Served:
+    """An emulator, and how to reach it.
+
+    :ivar options: keyword arguments of whatever connects.
+    """
+
+    emulator: Emulator
+    options: Mapping[str, Any]
+
+    @property
+    def connection_string(self) -> str:
+        """Where it is."""
+        return self.emulator.connection_string
+
+    @property
+    def faults(self) -> Faults:
+        """What it does wrong."""
+        return self.emulator.faults
