@@ -67,7 +67,7 @@ _NULL, _SMALL_LONG, _LONG, _TIMESTAMP = 0x40, 0x55, 0x81, 0x83
 _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encode()
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
-_NO_ITEMS: Final = pa.array([], pa.string())
+_NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
