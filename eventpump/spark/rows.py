@@ -50,14 +50,7 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
         "systemProperties": _MAP,
     }
 )
-"""The source's columns in their order, all nullable, as Microsoft's Scala connector has them; see `DDL`."""
-
-DDL: Final = (
-    "body BINARY, partition STRING, offset STRING, sequenceNumber BIGINT, enqueuedTime TIMESTAMP, publisher STRING, "
-    "partitionKey STRING, properties MAP<STRING, STRING>, systemProperties MAP<STRING, STRING>"
-)
-"""The same as Spark writes it."""
-
+"""The columns of :data:`eventpump.spark.schema.COLUMN_TYPES` in Arrow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
