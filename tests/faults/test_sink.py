@@ -174,7 +174,7 @@ async def test_a_killed_process_is_continued(
     command = [sys.executable, "-m", PROGRAM, emulator.connection_string, str(tmp_path), str(batches)]
     kills = 0
     while True:
-        deadly = rng.randrange(40) if kills < (12 if request.config.getoption("--long") else 3) else -1
+        deadly = rng.randrange(40) if kills < (6 if request.config.getoption("--long") else 3) else -1
         async with ChildProcess(*command, str(deadly)) as program:
             code = await program.wait()
             assert code in (0, -9), program.stderr
