@@ -279,13 +279,15 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End all its processes."""
-        for job in self.scene.jobs:
-            with suppress(ProcessLookupError):
-                job.kill()
-            await ended(job.process)
-            if job.reader is not None:
-                await job.reader
-        await self._service.stop()
+        try:
+            for job in self.scene.jobs:
+                with suppress(ProcessLookupError):
+                    job.kill()
+                await ended(job.process)
+                if job.reader is not None:
+                    await job.reader
+        finally:
+            await self._service.stop()
 
     # ------------------------------------------------------------------------------------------------- the job
 
