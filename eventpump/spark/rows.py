@@ -247,7 +247,7 @@ class _Batch:
         )
         is_text = TEXT_KINDS[kind]
         items = self._cut(at, begin, end, ~is_text, pa.string())
-        other = ~is_text & (kind != _NULL)
+        other = ~is_text
         if other.any():
             texts = self._other_texts(at[other].tolist(), end[other].tolist())
             items = pc.replace_with_mask(items, pa.array(other), pa.array(texts, pa.string()))

@@ -240,6 +240,16 @@ def test_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
     assert _rows([_event(1, **body)], ["body"]) == [{"body": expected}]
 
 
+@pytest.mark.parametrize("moment", [0, -1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1, -(2**63)])
+def test_times_beyond_the_calendar_are_its_ends(moment: int) -> None:
+    """An enqueued time that no `datetime` holds is the nearest that one does, as the general decoder says."""
+    raw = _event(1)
+    at = raw.index(ENQUEUED_TIME.encode()) + len(ENQUEUED_TIME) + 1
+    far = raw[:at] + moment.to_bytes(8, "big", signed=True) + raw[at + 8 :]
+    row = _expected(far)
+    assert _rows([raw, far], ["enqueuedTime"])[1] == {"enqueuedTime": row["enqueuedTime"]}
+
+
 def test_usual_messages_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the usual forms, mixed and with any of the columns, never meet the general decoder."""
     messages = [
