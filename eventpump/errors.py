@@ -278,9 +278,6 @@ class DataLossError(EventPumpError):
         self.partition_id = partition_id
         self.problem = problem
 
-    def __reduce__(self) -> tuple[type[DataLossError], tuple[str, str, str]]:
-        return DataLossError, (self.hub, self.partition_id, self.problem)
-
 
 class StoreError(EventPumpError):
     """A store failed, as distinct from losing a race, which is a return value.

@@ -25,7 +25,8 @@ from benchmarks.sides.stages import make_messages
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
 from eventpump.spark.receive import ReceiveCounters, counters
-from eventpump.spark.rows import COLUMNS, DDL, PackedEvents, RowEncoder
+from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder
+from eventpump.spark.schema import ddl
 
 SLOTS = 2
 _BATCH = 8192
@@ -106,7 +107,7 @@ class InMemory(DataSource):
 
     def schema(self) -> str:
         """The same columns as our source."""
-        return DDL
+        return ddl()
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Make the reader."""
@@ -179,7 +180,7 @@ class Obvious(DataSource):
 
     def schema(self) -> str:
         """The same columns as our source."""
-        return DDL
+        return ddl()
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Make the reader."""
@@ -272,9 +273,7 @@ def _stream(
             "events": events,
             "perbatch": per_batch,
         }
-    fields = {part.split(" ", 1)[0]: part for part in DDL.replace("STRING, STRING", "STRING;STRING").split(", ")}
-    schema = ", ".join(fields[column] for column in columns).replace(";", ", ")
-    return reader.options(**{name: str(value) for name, value in options.items()}).schema(schema).load()
+    return reader.options(**{name: str(value) for name, value in options.items()}).schema(ddl(columns)).load()
 
 
 def _to_nowhere(frame: DataFrame) -> StreamingQuery:

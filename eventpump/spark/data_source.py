@@ -39,10 +39,10 @@ class EventPumpDataSource(DataSource):
         :raises ConfigurationError: an option cannot work.
         """
         from eventpump.spark.options import SourceOptions
-        from eventpump.spark.rows import DDL
+        from eventpump.spark.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
 
         options = SourceOptions.from_options(self.options)
-        return DDL if options.include_properties else DDL.partition(", properties ")[0]
+        return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make what reads a batch. :raises ConfigurationError: an option or a column cannot work."""

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
-_LARGER_MAP: Final = 6
-"""Bytes that a map of properties takes more in its larger form."""
+_LARGER_FORMS: Final = 12
+"""Bytes that the map of properties, and what holds the event, take more in their larger forms."""
 _STAGING: Final = "staging~"
 """The directory beside a ledger's sinks; none of them is spelled with a tilde."""
 
@@ -281,11 +281,7 @@ class ForeachBatchWriter:
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
-        reserved = 0
-        if plan.is_stamped:
-            stamp = plan.stamp(max(plan.partition_ids, key=len), _LAST_ROW)
-            reserved = len(section(APPLICATION_PROPERTIES, {STAMP: stamp})) + _LARGER_MAP
-        task = EncodeTask(columns, len(plan.partitions), self._message_limit(), reserved)
+        task = EncodeTask(columns, len(plan.partitions), self._message_limit(), stamp_room(plan))
         names = encoded_names(len(columns.order_by))
         kinds = [IntegerType(), *(frame.schema[name].dataType for name in columns.order_by), BinaryType()]
         return _selected(frame, columns).mapInArrow(
@@ -327,6 +323,14 @@ class ForeachBatchWriter:
         store, sink = self._store(), directory_name(sink_id)
         staged.discard(spark, staged.batch_directory(self.settings.staging, sink, batch_id))
         worker.run(store.delete(f"{sink}/{staged.record_name(batch_id)}"))
+
+
+def stamp_room(plan: Plan) -> int:
+    """Give what a stamp adds to an event at most, in bytes."""
+    if not plan.is_stamped:
+        return 0
+    stamp = plan.stamp(max(plan.partition_ids, key=len), _LAST_ROW)
+    return len(section(APPLICATION_PROPERTIES, {STAMP: stamp})) + _LARGER_FORMS
 
 
 def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:

@@ -501,6 +501,9 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
     if isinstance(concluded, Done):
+        # Spark repeats its newest batch only: a query that is at an earlier one is not where the ledger is.
+        if (yield ReadRecord(plan_name(batch.batch_id + 1))) is not None:
+            raise _behind(batch, batch.batch_id + 1)
         return concluded
     plan = yield from _read(batch, name, Plan)
     if plan is None and concluded is not None:
@@ -578,6 +581,14 @@ def _check(batch: Batch, record: _BatchRecord, name: str) -> None:
         )
 
 
+def _behind(batch: Batch, newest: int) -> ConfigurationError:
+    return ConfigurationError(
+        "sink_id",
+        f"{batch.sink.sink_id!r} is at batch {newest}, and the query at {batch.batch_id}: it is another query, or its "
+        "checkpoint is older than the ledger; take another sink_id to publish these batches",
+    )
+
+
 def _make_plan(batch: Batch) -> Procedure[Plan]:
     prior = yield from _prior(batch)
     tails = yield ReadTails()
@@ -625,11 +636,7 @@ def _prior(batch: Batch) -> Procedure[Done | None]:
     assert isinstance(names, Sequence)
     begun = sorted({found for found in map(batch_of, names) if found is not None})
     if begun and begun[-1] > batch.batch_id:
-        raise ConfigurationError(
-            "sink_id",
-            f"{batch.sink.sink_id!r} is at batch {begun[-1]}, and the query at {batch.batch_id}: its checkpoint is "
-            "older than the ledger; take another sink_id to publish these batches again",
-        )
+        raise _behind(batch, begun[-1])
     earlier = [each for each in begun if each < batch.batch_id]
     if earlier and (yield from _find_done(batch, earlier[-1])) is None:
         raise ConfigurationError(

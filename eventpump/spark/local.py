@@ -15,6 +15,9 @@ from eventpump.spark.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LONGEST_SOCKET_DIRECTORY = 60
+"""Characters; a socket's name of 42 goes behind it, and macOS takes 103 in all."""
+
 _LOGGING = """\
 appenders=file
 appender.file.type=File
@@ -67,7 +70,7 @@ def local_session(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(temporary),
-        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.enabled": str(len(str(temporary)) <= _LONGEST_SOCKET_DIRECTORY).lower(),
         "spark.python.unix.domain.socket.dir": str(temporary),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",

@@ -50,14 +50,7 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
         "systemProperties": _MAP,
     }
 )
-"""The source's columns in their order, all nullable, as Microsoft's Scala connector has them; see `DDL`."""
-
-DDL: Final = (
-    "body BINARY, partition STRING, offset STRING, sequenceNumber BIGINT, enqueuedTime TIMESTAMP, publisher STRING, "
-    "partitionKey STRING, properties MAP<STRING, STRING>, systemProperties MAP<STRING, STRING>"
-)
-"""The same as Spark writes it."""
-
+"""The columns of :data:`eventpump.spark.schema.COLUMN_TYPES` in Arrow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
@@ -67,7 +60,7 @@ _NULL, _SMALL_LONG, _LONG, _TIMESTAMP = 0x40, 0x55, 0x81, 0x83
 _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encode()
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
-_NO_ITEMS: Final = pa.array([], pa.string())
+_NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -254,7 +247,7 @@ class _Batch:
         )
         is_text = TEXT_KINDS[kind]
         items = self._cut(at, begin, end, ~is_text, pa.string())
-        other = ~is_text & (kind != _NULL)
+        other = ~is_text
         if other.any():
             texts = self._other_texts(at[other].tolist(), end[other].tolist())
             items = pc.replace_with_mask(items, pa.array(other), pa.array(texts, pa.string()))

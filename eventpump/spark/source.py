@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -30,8 +29,10 @@ from eventpump.spark.offsets import (
     plan_tasks,
 )
 from eventpump.spark.options import SourceOptions
-from eventpump.spark.receive import read_ranges
-from eventpump.spark.rows import COLUMNS, DDL
+from eventpump.spark.schema import COLUMN_TYPES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -74,11 +75,10 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
     :raises ConfigurationError: a column is none of ours, or of another type, or must not be null.
     """
-    types = _spark_types()
     for field in schema.fields:
-        wanted = types.get(field.name)
+        wanted = COLUMN_TYPES.get(field.name)
         if wanted is None:
-            spelling = {name.lower(): name for name in COLUMNS}
+            spelling = {name.lower(): name for name in COLUMN_TYPES}
             nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
             hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
             raise ConfigurationError("schema", f"there is no column {field.name}{hint}")
@@ -87,14 +87,6 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         if not field.nullable:
             raise ConfigurationError("schema", f"column {field.name} must be nullable")
     return tuple(schema.fieldNames())
-
-
-def _spark_types() -> dict[str, str]:
-    """Take the columns' types out of their DDL."""
-    starts = [DDL.index(f"{name} ") for name in COLUMNS]
-    ends = [*(start - len(", ") for start in starts[1:]), len(DDL)]
-    parts = (DDL[start:end].partition(" ") for start, end in zip(starts, ends, strict=True))
-    return {name: of_type for name, _, of_type in parts}
 
 
 class _Reader:
@@ -110,6 +102,8 @@ class _Reader:
         :raises DataLossError: events are gone, and that is to fail.
         :raises ServiceError: the service refused, or another reader took a partition: Spark tries the task again.
         """
+        from eventpump.spark.receive import read_ranges  # what makes rows is for executors, and takes long to load
+
         task = partition.value
         assert isinstance(task, SourcePartition)
         options = self._options

@@ -138,6 +138,34 @@ def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub,
     assert all(len(each) > 10 for each in sink.stored().values())
 
 
+@pytest.mark.parametrize("large", ["false", "true"])
+def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str, long: None) -> None:
+    """What orders rows comes through the shuffle as it is, staged too, in any time zone and form of Arrow."""
+    names = ("moment", "day", "amount", "part", "local", "words", "span", "body")
+    rows = spark.range(20).selectExpr(
+        "CAST(100 + id AS STRING) AS body",
+        "0 AS partition",
+        "timestamp_seconds(id DIV 8 * 100000) AS moment",
+        "date_add(date'2020-01-01', CAST(id DIV 4 AS INT)) AS day",
+        "CAST(id AS DECIMAL(20, 3)) AS amount",
+        "named_struct('a', CAST(id AS DOUBLE), 'b', CAST(id AS STRING)) AS part",
+        "CAST(timestamp_seconds(id) AS TIMESTAMP_NTZ) AS local",
+        "array(id) AS words",
+        "make_dt_interval(0, 0, 0, id) AS span",
+    )
+    settings = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.execution.arrow.useLargeVarTypes": large}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        sink.writer(order_by=names, staging=True)(rows, 0)
+    finally:
+        for name, known in before.items():
+            assert known is not None
+            spark.conf.set(name, known)
+    assert sink.stored()["0"] == list(range(100, 120))
+
+
 def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHub) -> None:
     """With `stamp` every event names its sink, batch, partition and place."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 7)

@@ -26,6 +26,9 @@ from eventpump.dialect.hashing import partition_for_key
 from eventpump.dialect.sealing import SealedBatch, numbered_size
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, hashed
+from eventpump.spark.foreach_batch import stamp_room
+from eventpump.spark.ledger import PackingLimits, PartitionPlan, Plan, Sink
+from eventpump.spark.publish import stamped
 
 TEXT = StringType()
 MAP = MapType(TEXT, TEXT)
@@ -180,3 +183,25 @@ def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> N
     assert SealedBatch.seal([event], idempotent=True).size == limit
     with pytest.raises(EventError, match=f"row 0 .*: the event takes {limit + 1} bytes, and a message {limit} at most"):
         encoder(columns, limit=limit).encode(rows(limit - room + 1))
+
+
+@given(
+    st.integers(0, 300) | st.integers(65_400, 65_600),
+    st.dictionaries(st.text("abc", min_size=1, max_size=120), st.text("x", max_size=120), max_size=3),
+    st.text("sß", min_size=1, max_size=100),
+    st.integers(0, 10**9),
+)
+def test_a_stamp_takes_no_more_than_is_reserved_for_it(
+    size: int, properties: dict[str, str], sink_id: str, row: int
+) -> None:
+    """Whatever an event is, with its stamp it is as large at most as the encoder took it to be."""
+    entry = PartitionPlan(
+        partition_id="31", producer_id=1, owner_level=0, next_number=0, is_fresh=True, tail=-1, nothing=0
+    )
+    sink = Sink(sink_id=sink_id, namespace="n", hub="h")
+    plan = Plan(
+        sink=sink, query_id=None, run_id="r", batch_id=7, partitions=(entry,), limits=PackingLimits(), is_stamped=True
+    )
+    event = EventData(b"x" * size, properties=properties).encode()
+    sealed = [SealedBatch.seal([each], idempotent=True).size for each in (event, stamped(event, plan.stamp("31", row)))]
+    assert sealed[1] - sealed[0] <= stamp_room(plan)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from eventpump import EventData
 from eventpump.spark.data_source import register
 from eventpump.spark.rows import COLUMNS
+from eventpump.spark.schema import COLUMN_TYPES
 from tests.spark.reading import HubReading
 from tests.spark.service import SparkService
 
@@ -83,7 +84,7 @@ def test_every_event_comes_as_it_was_published(spark: SparkSession, service: Spa
 def test_the_schema_is_the_connectors(filled: HubReading) -> None:
     """All columns in the connector's order, nullable; without properties where they are not wanted."""
     schema = filled.batch(None).schema
-    assert schema.fieldNames() == list(COLUMNS)
+    assert schema.fieldNames() == list(COLUMN_TYPES) == list(COLUMNS)
     assert [field.dataType.simpleString() for field in schema] == [
         "binary", "string", "string", "bigint", "timestamp", "string", "string", "map<string,string>",
         "map<string,string>",

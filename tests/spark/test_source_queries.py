@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from eventpump.emulator.faults import DetachLink, LinkRole
+from eventpump.emulator.faults import Action, DetachLink, DropConnection, LinkRole
 from eventpump.spark.data_source import register
 from tests.spark.reading import BODIES, HubReading, Key, keys_of
 from tests.spark.service import SparkService
@@ -205,3 +206,56 @@ def test_a_link_that_is_lost_amid_a_batch_changes_nothing(reading: HubReading) -
     reading.run_now(startingPosition="earliest")
     assert fault.fired == 2
     assert reading.rows == everything
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.timeout(600)
+def test_whatever_happens_every_event_is_read_once(
+    reading: HubReading, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+) -> None:
+    """Runs with limits, lost links and connections, killed workers, failed sinks and added partitions, by chance."""
+    if not request.config.getoption("--long"):
+        pytest.skip("with --long")
+    service, hub, rng = reading.service, reading.hub, random.Random(seed)
+    expected: dict[str, list[bytes]] = {"0": [], "1": []}
+    marks = str(tmp_path)
+
+    for turn in range(6):
+        for partition_id, found in expected.items():
+            made = bodies(1000 * turn, rng.randrange(60))
+            service.publish(hub, made, partition_id)
+            found += made
+        kills, fails = rng.random() < 0.5, rng.random() < 0.3
+
+        def trip(batches: Iterator[pa.RecordBatch], mark: str = os.path.join(marks, f"turn-{turn}")) -> Any:
+            for batch in batches:
+                if not os.path.exists(mark):
+                    with open(mark, "w"):
+                        pass
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield batch
+
+        def note(frame: DataFrame, batch_id: int, kills: bool = kills, fails: bool = fails) -> None:
+            reading.note(frame.mapInArrow(trip, BODIES) if kills else frame, batch_id)
+            if fails:
+                raise RuntimeError("the sink failed")
+
+        action: Action = DetachLink() if rng.random() < 0.5 else DropConnection()
+        fault = service.add_fault(action, role=LinkRole.CONSUMER, hub=hub, after=rng.randrange(40))
+        options = {"maxEventsPerTrigger": rng.choice([7, 40, 1000]), "partitionsPerTask": rng.choice([1, 3])}
+        with reading.query(note, available_now=True, startingPosition="earliest", **options) as query:
+            try:
+                assert query.awaitTermination(120)
+            except StreamingQueryException:
+                assert fails
+        service.call(fault.remove)
+        if rng.random() < 0.4:
+            service.add_partitions(hub, 1)
+            expected[str(len(expected))] = []
+        if rng.random() < 0.3:
+            service.drop_connections()
+    reading.run_now()
+    for partition_id, found in expected.items():
+        assert [key for key in reading.rows if key[0] == partition_id] == [
+            (partition_id, number, body) for number, body in enumerate(found)
+        ]

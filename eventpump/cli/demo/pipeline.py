@@ -31,7 +31,7 @@ _KILL_AT = 0.4
 _MARKET_PACE = 0.2
 """Milliseconds of the market's time from one trade to the next, about."""
 _WINDOWS = 40
-_PATIENCE = 120.0
+_PATIENCE = 240.0
 _STATES = {"starting": "yellow", "running": "green", "killed": "bold red", "ended": "dim"}
 
 
@@ -92,7 +92,9 @@ class SparkJob:
         if "began" in facts:
             self.begun = facts["began"]
         if "ended" in facts:
-            self.finished, self.begun = facts["ended"], None
+            self.finished = facts["ended"]
+            # Spark tells the end of a batch from another thread: the next one may have begun by then.
+            self.begun = None if self.begun == self.finished else self.begun
             self.rate = facts["rate"]
             # Before the first trade it is the beginning of 1970.
             self.watermark = "" if (facts["watermark"] or "").startswith("1970") else facts["watermark"] or ""
@@ -277,13 +279,15 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End all its processes."""
-        for job in self.scene.jobs:
-            with suppress(ProcessLookupError):
-                job.kill()
-            await ended(job.process)
-            if job.reader is not None:
-                await job.reader
-        await self._service.stop()
+        try:
+            for job in self.scene.jobs:
+                with suppress(ProcessLookupError):
+                    job.kill()
+                await ended(job.process)
+                if job.reader is not None:
+                    await job.reader
+        finally:
+            await self._service.stop()
 
     # ------------------------------------------------------------------------------------------------- the job
 
@@ -337,7 +341,9 @@ class Pipeline:
         assert stdin is not None
         stdin.write(json.dumps(ends).encode() + b"\n")
         await stdin.drain()
-        await self._until("every trade is read, and every bar published", lambda: self._job.is_done)
+        await self._until(
+            "every trade is read, and every bar published", lambda: self._job.is_done and self._job.is_over
+        )
 
     async def _until(self, what: str, is_so: Callable[[], bool]) -> None:
         """Wait until something is so. :raises DemoError: the job failed, or it takes too long."""

@@ -31,8 +31,12 @@ def _progress(start: int, end: int) -> RangeProgress:
     return RangeProgress(SequenceRange("0", start, end))
 
 
+_runs = st.tuples(st.integers(0, 30), st.integers(1, 30)).map(lambda run: list(range(run[0], run[0] + run[1])))
+_gappy = st.sets(st.integers(0, 60), min_size=1).map(sorted)
+
+
 @given(
-    numbers=st.sets(st.integers(0, 60), min_size=1).map(sorted),
+    numbers=_runs | _gappy,
     bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
     sizes=st.lists(st.integers(1, 9), min_size=70, max_size=70),
 )

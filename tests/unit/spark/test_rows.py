@@ -240,6 +240,16 @@ def test_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
     assert _rows([_event(1, **body)], ["body"]) == [{"body": expected}]
 
 
+@pytest.mark.parametrize("moment", [0, -1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1, -(2**63)])
+def test_times_beyond_the_calendar_are_its_ends(moment: int) -> None:
+    """An enqueued time that no `datetime` holds is the nearest that one does, as the general decoder says."""
+    raw = _event(1)
+    at = raw.index(ENQUEUED_TIME.encode()) + len(ENQUEUED_TIME) + 1
+    far = raw[:at] + moment.to_bytes(8, "big", signed=True) + raw[at + 8 :]
+    row = _expected(far)
+    assert _rows([raw, far], ["enqueuedTime"])[1] == {"enqueuedTime": row["enqueuedTime"]}
+
+
 def test_usual_messages_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the usual forms, mixed and with any of the columns, never meet the general decoder."""
     messages = [
@@ -269,6 +279,42 @@ def test_columns_that_are_not_read_are_not_decoded() -> None:
     ]
     with pytest.raises(EventError, match="partition 7, event 1: "):
         _rows([_event(0), damaged], ["properties"])
+
+
+def _with_section(code: int, kind: int, count: int, content: bytes) -> bytes:
+    """Make a usual event with a section written by hand, its size being that of its content."""
+    raw = _event(1)
+    at = raw.index(b"\x00\x53\x75")
+    return raw[:at] + bytes((0, 0x53, code, kind, len(content) + 1, count)) + content + raw[at:]
+
+
+_A, _ONE, _TWO = encode("a"), encode("1"), encode("2")
+
+
+def test_a_name_that_stands_twice_is_a_key_once() -> None:
+    """Of two values under one name the later is given, as a dictionary has it: Spark's maps have a key once."""
+    raw = _with_section(0x74, 0xC1, 4, _A + _ONE + _A + _TWO)
+    assert _rows([_event(0), raw, _event(2)], ["properties"])[1] == {"properties": {"a": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "count", "content"),
+    [
+        (0x74, 0xC1, 2, _A + _ONE + b"\x40\x40"), (0x74, 0xC1, 3, _A + _ONE + _A), (0x74, 0xC1, 4, _A + _ONE),
+        (0x74, 0xC1, 2, _A + b"\xa1\x03zz"), (0x74, 0xC1, 2, _A + b"\xb1\x00\x00\x00\x09zz"), (0x74, 0xC1, 2, _A),
+        (0x73, 0xC0, 1, _ONE + b"\x40"), (0x73, 0xC0, 2, _ONE), (0x73, 0xC0, 1, b"\xa1\x03zz"),
+        (0x73, 0xC0, 14, b"\x40" * 14),
+    ],
+)  # fmt: skip
+def test_a_map_or_list_that_does_not_fit_its_items_is_an_error(
+    code: int, kind: int, count: int, content: bytes
+) -> None:
+    """Items beyond their section, and sections beyond their items, are refused as the general decoder refuses them."""
+    raw = _with_section(code, kind, count, content)
+    with pytest.raises(EventError):
+        _ = ReceivedEvent(raw).system_properties
+    with pytest.raises(EventError):
+        _rows([_event(0), raw, _event(2)], ["properties" if code == 0x74 else "systemProperties"])
 
 
 def test_no_rows_are_a_batch_too() -> None:
