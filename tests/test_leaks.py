@@ -146,7 +146,7 @@ def test_every_planted_leak_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
-    """What is masked or meant for the user is none, nor a trace of his own words; who sees which record is as it was."""
+    """What is masked or meant for the user is none, nor a trace of his words; who sees which record is as it was."""
     said = _run(tmp_path, _INNOCENT)
     assert [line.split("::")[0].split()[0] for line in said if not line.startswith("looked")] == ["PASSED"] * 3
     (looked,) = (line for line in said if line.startswith("looked"))
