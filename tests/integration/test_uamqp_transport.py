@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Message, Properties
+from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.types import Char, Int, Symbol, Timestamp
+from eventpump.core.pace import Pace
 from eventpump.emulator.faults import CloseConnection, DetachLink, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConnectionLostError, EntityNotFoundError, EventError, LinkDetachedError, Recovery
@@ -28,7 +30,7 @@ from eventpump.settings import connection_settings
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from eventpump.transport.uamqp import UamqpTransport
-from eventpump.transport.uamqp_worker import HANDLES, SESSIONS
+from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 from tests.authority import Authority
 
 HUB = "telemetry"
@@ -187,6 +189,39 @@ def test_a_loop_that_ends_takes_the_thread_along(authority: Authority) -> None:
     for thread in threads():
         thread.join(PATIENCE)
     assert threads() == []
+
+
+async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority: Authority) -> None:
+    """A connection opens and ends though its thread would look only once a minute by itself."""
+    loop = asyncio.get_running_loop()
+    opened, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
+
+    class Owner:
+        def on_told(self, told: list[Ask]) -> None:
+            for what, arguments in told:
+                what(*arguments)
+
+        def on_opened(self) -> None:
+            opened.set_result(None)
+
+        def on_closed(self, error: AmqpError | None) -> None:
+            raise AssertionError("nobody closes")
+
+        def on_lost(self, reason: str | None) -> None:
+            lost.set_result(reason)
+
+        def on_ended(self) -> None:
+            ended.set_result(None)
+
+    endpoint = Endpoint("127.0.0.1", emulator.port, "127.0.0.1", "slow", 60.0, str(authority.file), {})
+    worker = Worker(endpoint, Owner(), loop.call_soon_threadsafe, pace=Pace(60.0, 60.0))
+    worker.start()
+    async with asyncio.timeout(PATIENCE):
+        await opened
+        emulator.drop_connections()
+        await lost
+        await ended
+    worker.join()
 
 
 # ----------------------------------------------------------------------------------------------------- messages
