@@ -8,6 +8,7 @@ does. Where uamqp's socket can be found, what comes in on it ends the wait.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class Endpoint:
 class Worker:
     """A connection of uamqp in a thread of its own. Made, started and asked in the event loop.
 
-    :param post: hands what happened to the event loop, from any thread; an error means that there is none any more.
+    :param loop: the owner's; once it is closed, so is the connection.
     :param pace: the waits between looks.
     """
 
@@ -112,13 +113,13 @@ class Worker:
         self,
         endpoint: Endpoint,
         owner: ConnectionOwner,
-        post: Callable[[Callable[..., None], Any], Any],
+        loop: asyncio.AbstractEventLoop,
         *,
         pace: Pace | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._owner = owner
-        self._post = post
+        self._loop = loop
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self._told: list[Ask] = []
         self._doubts: list[Callable[[], None]] = []
@@ -174,7 +175,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self._open()
-            while not self._is_over:
+            while not (self._is_over or self._loop.is_closed()):
                 is_asked = self._take(self._pace.wait)
                 if not self._is_over:
                     self._connection.do_work()
@@ -234,9 +235,9 @@ class Worker:
         for link in self._links.values():
             link.batch = None
         try:
-            self._post(self._owner.on_told, told)
+            self._loop.call_soon_threadsafe(self._owner.on_told, told)
         except RuntimeError:
-            self._is_over = True  # the event loop was closed before the connection
+            self._is_over = True  # the event loop was closed meanwhile
         return True
 
     # ---- what was asked
