@@ -236,8 +236,9 @@ async def test_closed_while_it_connects_it_leaves_no_thread(authority: Authority
     await server.wait_closed()
 
 
-async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority: Authority) -> None:
-    """A connection opens and ends though its thread would look only once a minute by itself."""
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "stopped"])
+async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority: Authority, is_lost: bool) -> None:
+    """A connection opens, is lost, or does as it is told, though its thread looks once a minute by itself."""
     loop = asyncio.get_running_loop()
     opened, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
 
@@ -263,8 +264,11 @@ async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority:
     worker.start()
     async with asyncio.timeout(PATIENCE):
         await opened
-        emulator.drop_connections()
-        await lost
+        if is_lost:
+            emulator.drop_connections()
+            await lost
+        else:
+            worker.stop()
         await ended
     worker.join()
 
