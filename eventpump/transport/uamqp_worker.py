@@ -9,6 +9,7 @@ does. Where uamqp's socket can be found, what comes in on it ends the wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -334,7 +335,11 @@ class _Session:
         self.session.destroy()
 
     def _attach_received(self, source: Any, target: Any, properties: Any, error: str | None = None) -> None:
-        self.properties = {} if properties is None else from_value(properties)
+        # An error raised to uamqp is lost, and these would be another link's then.
+        self.properties = {}
+        if properties is not None:
+            with contextlib.suppress(ProtocolError):
+                self.properties = from_value(properties)
 
 
 class _Link:
@@ -437,7 +442,13 @@ class _Link:
     def _message_received(self, message: Any) -> None:
         if self._is_failed:
             return  # it comes after one that was not handed over
-        raw = from_message(message)
+        try:
+            raw = from_message(message)
+        except (ValueError, ProtocolError):
+            # Raised to uamqp it would be lost, and the event with it.
+            self._is_failed = True
+            self._worker.doubt(lambda: self._lost("uamqp cannot encode a message that it received"))
+            return
         if self.batch is None:
             self.batch = [raw]
             self._worker.tell(self._owner.on_messages, self.batch)
