@@ -513,7 +513,7 @@ class ConnectionSettings(SettingsModel):
     hub: HubName
     credential: Annotated[Credential, PlainValidator(_check_credential)] = Field(repr=False)
     auth_timeout: Seconds = 60.0
-    sas_lifetime: float = Field(default=3600.0, ge=4, le=86_400)
+    sas_lifetime: float = Field(default=3600.0, ge=2, le=86_400)
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
     retry: RetryOptions = RetryOptions()

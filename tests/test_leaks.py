@@ -106,6 +106,9 @@ def test_innocent():
     string = "Endpoint=sb://h:1;SharedAccessKeyName=n;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
     subprocess.run([sys.executable, "-c", f"print({string!r})"], capture_output=True, check=True)
 
+def test_a_trace_of_what_the_user_says():
+    logging.getLogger("py4j.clientserver").debug("Command to send: SAS_KEY_VALUE")
+
 def test_levels_are_as_they_were(caplog):
     logging.getLogger("eventpump").debug("not seen")
     logging.getLogger("eventpump").warning("seen")
@@ -116,22 +119,23 @@ def test_levels_are_as_they_were(caplog):
 """
 
 
-def _run(directory: Path, program: str) -> list[str]:
-    """Run tests under the watch in a process of their own. :returns: what pytest said of each."""
+def _run(directory: Path, program: str, *, hooks: str = "") -> list[str]:
+    """Run tests under the watch in a process of their own. :returns: what pytest said of each, and its exit code."""
     tests, settings, said = (directory / name for name in ("test_planted.py", "pytest.ini", "said"))
     tests.write_text(program)
-    (directory / "conftest.py").write_text("from tests.conftest import *")
+    (directory / "conftest.py").write_text("from tests.conftest import *\n" + hooks)
     settings.write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "-rA"]
     options = ["--rootdir", str(directory), "--confcutdir", str(directory), "--import-mode=importlib"]
     # The watch over this run need not see what is planted there.
     environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_LEAK_LOGS"}
     with said.open("w") as output:
-        subprocess.run(
+        done = subprocess.run(
             [*command, *options, "-c", settings, tests], cwd=ROOT, stdout=output, env=environment, check=False
         )
     lines = (line.split(" - ")[0] for line in said.read_text().splitlines())
-    return [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked"))]
+    told = [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked", "in the "))]
+    return [*told, f"exit code {done.returncode}"]
 
 
 def test_every_planted_leak_is_found(tmp_path: Path) -> None:
@@ -143,9 +147,19 @@ def test_every_planted_leak_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
-    """What is masked, and a connection string printed for the user, is none; who sees which record is as it was."""
+    """What is masked or meant for the user is none, nor a trace of his words; who sees which record is as it was."""
     said = _run(tmp_path, _INNOCENT)
-    assert [line.split("::")[0].split()[0] for line in said if not line.startswith("looked")] == ["PASSED", "PASSED"]
+    assert [line.split()[0] for line in said if "::" in line] == ["PASSED"] * 3
+    assert said[-1] == "exit code 0"
     (looked,) = (line for line in said if line.startswith("looked"))
     assert "log of a child" in looked
     assert "output" in looked
+
+
+def test_a_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
+    """What shows itself when all tests have passed still makes the run fail, and is told."""
+    hooks = "def pytest_sessionfinish():\n    import logging\n    logging.debug('late ' + 'SAS_KEY' + '_VALUE')\n"
+    said = _run(tmp_path, "def test_nothing():\n    pass\n", hooks=hooks)
+    assert [line.split()[0] for line in said if "::" in line] == ["PASSED"]
+    assert "in the log: root DEBUG late SAS_[...]" in said
+    assert said[-1] == "exit code 1"

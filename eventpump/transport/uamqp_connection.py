@@ -128,7 +128,7 @@ class UamqpConnection(BaseConnection):
                 properties=connection_properties(),
             ),
             self,
-            self._loop.call_soon_threadsafe,
+            self._loop,
         )
 
     @classmethod

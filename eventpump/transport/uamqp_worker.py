@@ -1,17 +1,16 @@
 """The thread that a connection of uamqp lives in.
 
-uamqp is made for one thread, calls back while it works, and has nothing to wait on. So each connection has a thread of
-its own, which alone touches what is uamqp's: it takes what the event loop asks for, has uamqp work, tells the event
+uamqp is made for one thread, calls back while it works, and gives nothing to wait on. So each connection has a thread
+of its own, which alone touches what is uamqp's: it takes what the event loop asks for, has uamqp work, tells the event
 loop what came of it, and looks again, soon after something happened and at most twenty times a second while nothing
-does.
+does. Where uamqp's socket can be found, what comes in on it ends the wait.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import contextlib
 import queue
-import socket
-import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from eventpump.errors import EventError, ProtocolError
 from eventpump.transport.base import LinkSpec, snd_settle_mode
 from eventpump.transport.uamqp_codec import from_message, from_value, to_message, to_value
 from eventpump.transport.uamqp_door import SASLAnonymous, c_uamqp
+from eventpump.transport.uamqp_watch import Watch, open_sockets
 
 _SHORTEST: Final = 0.0002
 _LONGEST: Final = 0.05
@@ -106,19 +106,26 @@ class Endpoint:
 class Worker:
     """A connection of uamqp in a thread of its own. Made, started and asked in the event loop.
 
-    :param post: hands what happened to the event loop, from any thread; an error means that there is none any more.
+    :param loop: the owner's; once it is closed, so is the connection.
+    :param pace: the waits between looks.
     """
 
     def __init__(
-        self, endpoint: Endpoint, owner: ConnectionOwner, post: Callable[[Callable[..., None], Any], Any]
+        self,
+        endpoint: Endpoint,
+        owner: ConnectionOwner,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        pace: Pace | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._owner = owner
-        self._post = post
+        self._loop = loop
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self._told: list[Ask] = []
         self._doubts: list[Callable[[], None]] = []
-        self._pace = Pace(_SHORTEST, _LONGEST)
+        self._pace = pace or Pace(_SHORTEST, _LONGEST)
+        self._watch = Watch()
         self._is_over = False
         self._sessions: list[_Session] = []
         self._links: dict[int, _Link] = {}
@@ -137,23 +144,28 @@ class Worker:
 
     def attach(self, handle: int, session: int, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> None:
         """Attach a link. :param handle: what it is called by from now on."""
-        self._asked.put((self._attach, (handle, session, owner, spec, is_receiver)))
+        self._ask(self._attach, (handle, session, owner, spec, is_receiver))
 
     def set_credit(self, handle: int, credit: int) -> None:
         """Let the service send so many more messages."""
-        self._asked.put((self._set_credit, (handle, credit)))
+        self._ask(self._set_credit, (handle, credit))
 
     def send(self, handle: int, delivery_id: int, payload: bytes, message_format: int) -> None:
         """Send a message."""
-        self._asked.put((self._send, (handle, delivery_id, payload, message_format)))
+        self._ask(self._send, (handle, delivery_id, payload, message_format))
 
     def detach(self, handle: int) -> None:
         """Detach a link."""
-        self._asked.put((self._detach, (handle,)))
+        self._ask(self._detach, (handle,))
+
+    def _ask(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._asked.put((action, arguments))
+        if self._asked.qsize() == 1:
+            self._watch.wake()  # or it was woken for what stands before this
 
     def stop(self) -> None:
         """End the connection, and the thread."""
-        self._asked.put((self._stop, ()))
+        self._ask(self._stop, ())
 
     def join(self) -> None:
         """Wait for the thread, which has told its owner that it is at its end."""
@@ -164,13 +176,15 @@ class Worker:
     def _run(self) -> None:
         try:
             self._open()
-            while not self._is_over:
+            while not (self._is_over or self._loop.is_closed()):
                 is_asked = self._take(self._pace.wait)
                 if not self._is_over:
                     self._connection.do_work()
                     self._settle_doubts()
                     self._clear()
-                self._pace.looked(found=self.flush() or is_asked)
+                has_told = self.flush()
+                self._watch.looked(found=has_told)
+                self._pace.looked(found=has_told or is_asked)
         except Exception as error:
             # Whatever uamqp fails with, and it says little: the connection is of no use any more.
             self.tell(self._owner.on_lost, f"uamqp failed: {error}")
@@ -192,22 +206,19 @@ class Worker:
         connection.idle_timeout = int(endpoint.idle_timeout * 1000)
         connection.max_frame_size = _MAX_FRAME_SIZE
         connection.properties = to_value({Symbol(key): value for key, value in endpoint.properties.items()})
-        before = _open_sockets()
+        before = open_sockets()
         self._sessions = [_Session(connection) for _ in range(SESSIONS)]  # the first begins to connect
-        for descriptor in _open_sockets() - before:
-            _send_at_once(descriptor, endpoint.port)
+        self._watch.found(open_sockets() - before, endpoint.port)
 
     def _take(self, wait: float) -> bool:
         """Do what was asked, waiting for it at most so many seconds. :returns: whether there was anything."""
-        try:
-            action, arguments = self._asked.get(timeout=wait)
-        except queue.Empty:
-            return False
-        action(*arguments)
-        for _ in range(self._asked.qsize()):
+        if self._asked.empty():
+            self._watch.wait(wait)
+        count = self._asked.qsize()
+        for _ in range(count):
             action, arguments = self._asked.get_nowait()
             action(*arguments)
-        return True
+        return count > 0
 
     def tell(self, what: Callable[..., None], *arguments: Any) -> None:
         """Have the event loop told, soon."""
@@ -225,9 +236,9 @@ class Worker:
         for link in self._links.values():
             link.batch = None
         try:
-            self._post(self._owner.on_told, told)
+            self._loop.call_soon_threadsafe(self._owner.on_told, told)
         except RuntimeError:
-            self._is_over = True  # the event loop was closed before the connection
+            self._is_over = True  # the event loop was closed meanwhile
         return True
 
     # ---- what was asked
@@ -285,6 +296,7 @@ class Worker:
             self._connection.destroy()
         if self._auth is not None:
             self._auth.close()
+        self._watch.close()
 
     # ---- called by uamqp
 
@@ -323,7 +335,11 @@ class _Session:
         self.session.destroy()
 
     def _attach_received(self, source: Any, target: Any, properties: Any, error: str | None = None) -> None:
-        self.properties = {} if properties is None else from_value(properties)
+        # An error raised to uamqp is lost, and these would be another link's then.
+        self.properties = {}
+        if properties is not None:
+            with contextlib.suppress(ProtocolError):
+                self.properties = from_value(properties)
 
 
 class _Link:
@@ -426,7 +442,13 @@ class _Link:
     def _message_received(self, message: Any) -> None:
         if self._is_failed:
             return  # it comes after one that was not handed over
-        raw = from_message(message)
+        try:
+            raw = from_message(message)
+        except (ValueError, ProtocolError):
+            # Raised to uamqp it would be lost, and the event with it.
+            self._is_failed = True
+            self._worker.doubt(lambda: self._lost("uamqp cannot encode a message that it received"))
+            return
         if self.batch is None:
             self.batch = [raw]
             self._worker.tell(self._owner.on_messages, self.batch)
@@ -475,36 +497,6 @@ def _outcome(result: int, state: Any) -> Any:
             return Modified()
         case _:
             return Rejected()
-
-
-def _open_sockets() -> set[int]:
-    """Give the descriptors of the sockets this process has open; none where the system does not tell."""
-    try:
-        names = os.listdir("/dev/fd")
-    except OSError:
-        return set()
-    return {descriptor for descriptor in map(int, names) if _is_socket(descriptor)}
-
-
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False  # what the listing itself was read through is among the names, and closed by now
-
-
-def _send_at_once(descriptor: int, port: int) -> None:
-    """Have a socket that leads to a port send without delay, which does no harm whoever's it is.
-
-    uamqp writes a frame in pieces, and has no such option: without it the second piece waits until the service has
-    acknowledged the first, 40 ms and more per flow.
-    """
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as stream:
-            if stream.getpeername()[1] == port:
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError:
-        return  # it is closed by now, or no socket
 
 
 def _amqp_error(error: Any) -> AmqpError | None:

@@ -50,9 +50,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def batches(request: pytest.FixtureRequest) -> int:
-    """How many batches a test sends, over four partitions."""
-    return 8000 if request.config.getoption("--long") else 1000
+def batches(request: pytest.FixtureRequest, way: Way) -> int:
+    """How many batches a test sends, over four partitions. A twelfth of them costs a connection."""
+    count = 8000 if request.config.getoption("--long") else 1000
+    return count if way.name == "native" else count // 8
 
 
 def producer_to(connection_string: str, **options: Any) -> EventProducer:
@@ -111,10 +112,13 @@ async def publish(
             progress.processed("publisher", partition_id, 0, progress.batches[partition_id])
 
 
-async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault]) -> None:
-    """Cut connections while nothing is on its way too, end links as they are attached, and let come what is late."""
+async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault], longest: float) -> None:
+    """Cut connections while nothing is on its way too, end links as they are attached, and let come what is late.
+
+    :param longest: seconds from one to the next.
+    """
     while True:
-        await asyncio.sleep(rng.uniform(0.0, 0.03))
+        await asyncio.sleep(rng.uniform(0.0, longest))
         what = rng.randrange(4)
         if what == 0:
             emulator.drop_connections()
@@ -125,7 +129,13 @@ async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault]) -> 
 
 
 async def while_disturbed(
-    emulator: Emulator, rng: random.Random, batches: int, work: Awaitable[object], *, may_be_late: bool = False
+    emulator: Emulator,
+    way: Way,
+    rng: random.Random,
+    batches: int,
+    work: Awaitable[object],
+    *,
+    may_be_late: bool = False,
 ) -> None:
     """Do something while about every twelfth message, or its answer, is lost, and others come late."""
     actions: list[Action] = [DropConnection(), DropConnection(stored=True), DropConnection(stored=True), DetachLink()]
@@ -136,7 +146,9 @@ async def while_disturbed(
         for start in range(0, batches * 7 // 8, 12)  # a message that one fires on is not counted by the others
     ]
     late = [fault for fault in faults if isinstance(fault.action, StoreLate)]
-    disturbing = asyncio.get_running_loop().create_task(disturb(emulator, rng, late))
+    # A connection over TLS takes several times as long to make; it must live long enough to be of use.
+    longest = 0.03 if way.name == "native" else 0.3
+    disturbing = asyncio.get_running_loop().create_task(disturb(emulator, rng, late, longest))
     try:
         await work
     finally:
@@ -152,7 +164,7 @@ async def test_every_event_once_and_in_order(emulator: Emulator, way: Way, seed:
     expected = rows(batches)
     async with producer_to(emulator.connection_string, **way.options) as producer:
         sends = asyncio.gather(*(publish(producer, each, expected[each]) for each in PARTITIONS))
-        await while_disturbed(emulator, random.Random(seed), batches, sends, may_be_late=True)
+        await while_disturbed(emulator, way, random.Random(seed), batches, sends, may_be_late=True)
         for partition_id in PARTITIONS:
             await producer.settle(partition_id)
     for partition_id in PARTITIONS:
@@ -175,7 +187,7 @@ async def test_the_plain_producer_repeats(emulator: Emulator, way: Way, seed: in
 
     async with producer_to(emulator.connection_string, **way.options, idempotent=False) as producer:
         sends = asyncio.gather(*(publish_plainly(producer, each) for each in PARTITIONS))
-        await while_disturbed(emulator, random.Random(seed), batches, sends)
+        await while_disturbed(emulator, way, random.Random(seed), batches, sends)
     found = {each: await stored(emulator.connection_string, each, **way.options) for each in PARTITIONS}
     assert all(set(found[each]) == set(flat(expected[each])) for each in PARTITIONS)
     assert sum(map(len, found.values())) > sum(len(flat(each)) for each in expected.values())
@@ -186,7 +198,7 @@ async def test_cancelled_at_random(emulator: Emulator, way: Way, seed: int) -> N
     rng = random.Random(seed)
     expected: list[str] = []
     async with producer_to(emulator.connection_string, **way.options) as producer:
-        for number in range(150):
+        for number in range(150 if way.name == "native" else 40):
             events = [EventData(f"{number}.{index}") for index in range(rng.randrange(1, 5))]
             expected += [f"{number}.{index}" for index in range(len(events))]
             if rng.random() < 0.2:

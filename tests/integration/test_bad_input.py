@@ -403,6 +403,7 @@ _CONFIGS = {
         (["demo", "--events", "-5"], "--events"),
         (["demo", "--partitions", "0"], "--partitions"),
         (["demo", "--fly"], "--fly"),
+        (["demo", "--plain", "--transport", "uamqp", "--transport-type", "websocket"], "--transport"),
     ],
     ids=lambda value: " ".join(value).replace(KEY, "KEY") if isinstance(value, list) else "",
 )

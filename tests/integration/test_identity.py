@@ -161,11 +161,11 @@ async def client_of(
 # ------------------------------------------------------------------------------------------------- tokens
 
 
-@over_both()
+@over_both(is_long=True)
 async def test_links_outlive_their_tokens(way: Way, request: pytest.FixtureRequest) -> None:
     """Through many refreshes of tokens that live seconds, one connection's links deliver everything once, in order."""
     directory = Directory()
-    refreshes = 60 if request.config.getoption("--long") else 6
+    refreshes = 60 if request.config.getoption("--long") else 5
     async with (
         Emulator({HUB: 1}, token_verifier=directory.verify, tls=way.tls) as emulator,
         client_of(emulator, directory, way) as client,
@@ -209,11 +209,11 @@ async def test_a_key_is_rotated_in_use(way: Way) -> None:
     """Once `update` was called the next refresh signs with the new key, the only one the service still takes."""
     async with Emulator({HUB: 1}, key="the first key", tls=way.tls) as emulator:
         credential = WatchedKey(DEFAULT_KEY_NAME, "the first key")
-        async with client_of(emulator, credential, way, sas_lifetime=4) as client:
+        async with client_of(emulator, credential, way, sas_lifetime=2) as client:
             await client.pass_through()
             emulator.replace_key("the second key")
             credential.update(DEFAULT_KEY_NAME, "the second key")
-            old_ends = time.time() + 4
+            old_ends = time.time() + 3
             while credential.read.at <= old_ends:
                 await credential.read.next()
             await client.pass_through()
@@ -225,7 +225,7 @@ async def test_links_end_where_a_key_is_not_rotated() -> None:
     """Without `update` the refresh is refused, the last token runs out, and the links end."""
     async with Emulator({HUB: 1}, key="the first key") as emulator:
         credential = AzureNamedKeyCredential(DEFAULT_KEY_NAME, "the first key")
-        async with client_of(emulator, credential, sas_lifetime=4) as client:
+        async with client_of(emulator, credential, sas_lifetime=2) as client:
             await client.pass_through()
             emulator.replace_key("the second key")
             assert isinstance(await client.sink.ended(), AuthenticationError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import queue
 import re
 import socket
 import ssl
@@ -18,17 +19,26 @@ from typing import Any
 import pytest
 
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Message, Properties
+from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.types import Char, Int, Symbol, Timestamp
+from eventpump.core.pace import Pace
 from eventpump.emulator.faults import CloseConnection, DetachLink, LinkRole
 from eventpump.emulator.server import Emulator
-from eventpump.errors import ConnectionLostError, EntityNotFoundError, EventError, LinkDetachedError, Recovery
+from eventpump.errors import (
+    ClosedError,
+    ConnectionLostError,
+    EntityNotFoundError,
+    EventError,
+    LinkDetachedError,
+    Recovery,
+)
 from eventpump.events import EventData, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from eventpump.transport.uamqp import UamqpTransport
-from eventpump.transport.uamqp_worker import HANDLES, SESSIONS
+from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 from tests.authority import Authority
 
 HUB = "telemetry"
@@ -176,17 +186,91 @@ def test_nobody_else_imports_it() -> None:
 
 
 def test_a_loop_that_ends_takes_the_thread_along(authority: Authority) -> None:
-    """A transport that nobody closed keeps no thread once its event loop is gone."""
+    """A transport that nobody closed keeps no thread once its event loop is gone, though the service is there."""
+    started: queue.SimpleQueue[tuple[Emulator, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
-    async def leave() -> None:
+    async def serve() -> None:
+        end = asyncio.Event()
         async with Emulator({HUB: 1}, tls=authority.server("127.0.0.1")) as emulator:
-            await transport_to(emulator, authority).get_hub_properties(HUB)
-            assert len(threads()) == 1
+            started.put((emulator, asyncio.get_running_loop(), end))
+            await end.wait()
 
-    asyncio.run(leave())
-    for thread in threads():
-        thread.join(PATIENCE)
+    async def leave(emulator: Emulator) -> None:
+        await transport_to(emulator, authority).get_hub_properties(HUB)
+        assert len(threads()) == 1
+
+    service = threading.Thread(target=lambda: asyncio.run(serve()))
+    service.start()
+    emulator, loop, end = started.get()
+    try:
+        asyncio.run(leave(emulator))
+        for thread in threads():
+            thread.join(PATIENCE)
+        assert threads() == []
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        service.join()
+
+
+async def test_closed_while_it_connects_it_leaves_no_thread(authority: Authority) -> None:
+    """Closed while the service says nothing, a transport is gone with its thread when `aclose` returns."""
+    reached = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):  # the first connection only sees whether there is a way
+            reached.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=authority.server("127.0.0.1"))
+    text = f"Endpoint=sb://127.0.0.1:{server.sockets[0].getsockname()[1]};SharedAccessKeyName=a;SharedAccessKey=b"
+    transport = UamqpTransport(connection_settings(text, HUB, ca_file=authority.file, transport="uamqp"))
+    opening = asyncio.ensure_future(transport.get_hub_properties(HUB))
+    async with asyncio.timeout(PATIENCE):
+        await reached.wait()
+        assert len(threads()) == 1
+        await transport.aclose()
     assert threads() == []
+    assert isinstance((await asyncio.gather(opening, return_exceptions=True))[0], ClosedError)
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "stopped"])
+async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority: Authority, is_lost: bool) -> None:
+    """A connection opens, is lost, or does as it is told, though its thread looks once a minute by itself."""
+    loop = asyncio.get_running_loop()
+    opened, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
+
+    class Owner:
+        def on_told(self, told: list[Ask]) -> None:
+            for what, arguments in told:
+                what(*arguments)
+
+        def on_opened(self) -> None:
+            opened.set_result(None)
+
+        def on_closed(self, error: AmqpError | None) -> None:
+            raise AssertionError("nobody closes")
+
+        def on_lost(self, reason: str | None) -> None:
+            lost.set_result(reason)
+
+        def on_ended(self) -> None:
+            ended.set_result(None)
+
+    endpoint = Endpoint("127.0.0.1", emulator.port, "127.0.0.1", "slow", 60.0, str(authority.file), {})
+    worker = Worker(endpoint, Owner(), loop, pace=Pace(60.0, 60.0))
+    worker.start()
+    async with asyncio.timeout(PATIENCE):
+        await opened
+        if is_lost:
+            emulator.drop_connections()
+            await lost
+        else:
+            worker.stop()
+        await ended
+    worker.join()
 
 
 # ----------------------------------------------------------------------------------------------------- messages

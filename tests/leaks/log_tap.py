@@ -10,12 +10,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+_FOREIGN = "py4j"
+"""A trace, at DEBUG, of all that a Spark driver is told by its user: the options with their keys are in it."""
+
 
 def tap(take: Callable[[str], None]) -> None:
     """Have the text of every record taken, with its traceback, before its logger's own level has a say."""
     formatter = logging.Formatter("%(name)s %(levelname)s %(message)s")
     kind: Any = logging.Logger
-    call_handlers = kind.callHandlers
+    call_handlers, is_enabled_for = kind.callHandlers, kind.isEnabledFor
+
+    def enabled(logger: logging.Logger, level: int) -> bool:
+        return not logger.name.startswith(_FOREIGN) or bool(is_enabled_for(logger, level))
 
     def taken(logger: logging.Logger, record: logging.LogRecord) -> None:
         try:
@@ -26,5 +32,5 @@ def tap(take: Callable[[str], None]) -> None:
         if record.levelno >= logger.getEffectiveLevel() and record.levelno > logger.manager.disable:
             call_handlers(logger, record)
 
-    kind.isEnabledFor = lambda _logger, _level: True
+    kind.isEnabledFor = enabled
     kind.callHandlers = taken

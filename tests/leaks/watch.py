@@ -189,7 +189,7 @@ class LeakWatch:
         self._secrets = set(self._constants)
         self._check()
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run in which something leaked after the last test."""
         self._look_at_children()

@@ -416,7 +416,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential("n", "")}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureNamedKeyCredential}, "credential"),
     ({"fully_qualified_namespace": NS, "hub": "h", "credential": AzureSasCredential("SECRET")}, "credential"),
-    ({"connection_string": FULL, "sas_lifetime": 3}, "sas_lifetime"),
+    ({"connection_string": FULL, "sas_lifetime": 1}, "sas_lifetime"),
     (
         {"fully_qualified_namespace": FULL, "hub": "h", "credential": AsyncCredential()},
         "fully_qualified_namespace",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ class RheaOptions:
     :param max_message_size: what its links for publishing say.
     :param tls: a file with its certificate and key (PEM); None for plain TCP.
     :param web_socket: serve AMQP over WebSockets.
+    :param log_frames: have rhea write every frame to stderr.
     """
 
     partitions: int = 2
@@ -38,6 +40,7 @@ class RheaOptions:
     max_message_size: int = 1024 * 1024
     tls: Path | None = None
     web_socket: bool = False
+    log_frames: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class RheaServer(LinePeer):
         spelled = {_camel(name): value for name, value in asdict(self.options).items() if value is not None}
         options = json.dumps({"hub": self.hub, **spelled}, default=str)
         return str(node_binary()), str(_PROGRAM), str(rhea), str(ws), options
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """See the base."""
+        return {"DEBUG": "rhea:frames"} if self.options.log_frames else {}
 
     def take(self, note: dict[str, Any]) -> None:
         """See the base."""

@@ -1,0 +1,105 @@
+"""What uamqp's thread waits for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from eventpump.transport.uamqp_watch import Watch, open_sockets
+
+FOR_EVER = 60.0
+"""Seconds: longer than a test may take."""
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    made = Watch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with client, accepted:
+            yield client, accepted
+
+
+def test_being_woken_ends_a_wait(watch: Watch) -> None:
+    """A wake from another thread ends the wait, one before it ends the next, and many are as one."""
+    threading.Timer(0.05, watch.wake).start()
+    watch.wait(FOR_EVER)
+    for _ in range(100_000):
+        watch.wake()
+    watch.wait(FOR_EVER)
+
+
+def test_what_comes_in_ends_a_wait(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+    """The socket that leads to the port is found among others, sends without delay, and ends waits when read from."""
+    client, accepted = ends
+    read, write = os.pipe()
+    with socket.socket() as other:
+        watch.found({client.fileno(), other.fileno(), read}, client.getpeername()[1])
+    os.close(read)
+    os.close(write)
+    assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    accepted.send(b"x")
+    watch.wait(FOR_EVER)
+    client.recv(1)
+    client.close()  # it has a duplicate of its own
+    accepted.send(b"y")
+    watch.wait(FOR_EVER)
+
+
+def test_two_that_may_be_it_are_none(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+    """Where it cannot be told which socket is uamqp's, neither is waited for."""
+    client, accepted = ends
+    twin = client.dup()
+    with twin:
+        watch.found({client.fileno(), twin.fileno()}, client.getpeername()[1])
+    accepted.send(b"x")
+    assert watch._stream is None
+    watch.wait(0.0)
+
+
+def test_a_socket_that_nobody_reads_is_let_go(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+    """Readable look after look, with nothing to tell, a socket is not waited for any more: no busy loop."""
+    client, accepted = ends
+    watch.found({client.fileno()}, client.getpeername()[1])
+    accepted.send(b"x")
+    for _ in range(100):
+        watch.wait(0.0)
+        watch.looked(found=False)
+    assert watch._stream is None
+
+
+def test_a_socket_that_is_read_is_kept(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+    """Heartbeats, of which there is nothing to tell, with quiet between them, let go of nothing."""
+    client, accepted = ends
+    watch.found({client.fileno()}, client.getpeername()[1])
+    for _ in range(100):
+        accepted.send(b"x")
+        watch.wait(FOR_EVER)
+        client.recv(1)
+        watch.looked(found=False)
+        watch.wait(0.0)
+        watch.looked(found=False)
+    assert watch._stream is not None
+
+
+def test_closed_it_may_be_woken(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Waking one that is closed does nothing; its duplicate of the socket is gone with it."""
+    client, _ = ends
+    before = open_sockets()
+    watch = Watch()
+    watch.found({client.fileno()}, client.getpeername()[1])
+    watch.close()
+    watch.wake()
+    assert open_sockets() == before
