@@ -71,30 +71,6 @@ def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> b
     return b"".join(chain((envelope_head(partition_key),), chain.from_iterable(zip(heads, events, strict=True))))
 
 
-def added_size(event_size: int) -> int:
-    """Give what an encoded event adds to an envelope, in bytes."""
-    return event_size + (5 if event_size < 256 else 8)
-
-
-class EnvelopeSize:
-    """The size an envelope would have, kept while events are chosen for it."""
-
-    __slots__ = ("count", "size")
-
-    def __init__(self, partition_key: str | None = None) -> None:
-        self.size = len(envelope_head(partition_key))
-        self.count = 0
-
-    def with_event(self, event_size: int) -> int:
-        """Give the size in bytes the envelope would have with one more event."""
-        return self.size + added_size(event_size)
-
-    def add(self, event_size: int) -> None:
-        """Count an event in."""
-        self.size = self.with_event(event_size)
-        self.count += 1
-
-
 def decode_batch(payload: bytes) -> list[bytes]:
     """Take an envelope apart into its encoded events, which are not looked into.
 

@@ -88,14 +88,6 @@ class _NumberedDataHeads(dict[int, bytes]):
 _NUMBERED_DATA_HEADS: Final = _NumberedDataHeads()
 
 
-def numbered_size(event: bytes) -> int:
-    """Give the size of an encoded event with room for its numbers, in bytes; `added_size` of it is what it adds."""
-    if event[2] > MESSAGE_ANNOTATIONS:
-        return len(event) + ROOM
-    end = _annotated_length(event)
-    return len(_with_room(event[:end])) + len(event) - end
-
-
 class SealedBatch:
     """The encoded message of a batch: its events, their order and their bytes do not change any more.
 

@@ -18,9 +18,9 @@ from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, Strin
 from pyspark.taskcontext import TaskContext
 
 from eventpump.amqp.message import APPLICATION_PROPERTIES, encode_data, section
-from eventpump.dialect.envelope import added_size, envelope_head
+from eventpump.dialect.envelope import envelope_head
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.sealing import ROOM, numbered_size
+from eventpump.dialect.sealing import ROOM, pieces
 from eventpump.errors import ConfigurationError, EventError
 
 ANYWHERE: Final = -1
@@ -177,7 +177,7 @@ class EventEncoder:
         if not events or max(map(len, events)) + _MARGIN <= limit:
             return
         for row, event in enumerate(events):
-            size = added_size(numbered_size(event))
+            size = sum(map(len, pieces(event, idempotent=True)))
             if size > limit:
                 raise self._error(
                     row, f"the event takes {size + self._reserved} bytes, and a message {self._limit} at most"

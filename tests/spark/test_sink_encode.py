@@ -21,9 +21,8 @@ from pyspark.sql.types import (
 )
 
 from eventpump import EventData
-from eventpump.dialect.envelope import EnvelopeSize
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.sealing import SealedBatch, numbered_size
+from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, hashed
 from eventpump.spark.foreach_batch import stamp_room
@@ -178,7 +177,7 @@ def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> N
     def rows(size: int) -> pa.RecordBatch:
         return batch(body=pa.array([b"x" * size]), key=pa.array([key], pa.string()))
 
-    room = EnvelopeSize().with_event(numbered_size(EventData(b"x" * 4000).encode(key))) - 4000
+    room = sum(map(len, pieces(EventData(b"x" * 4000).encode(key), idempotent=True))) - 4000
     _, (event,) = encoder(columns, limit=limit).encode(rows(limit - room))
     assert SealedBatch.seal([event], idempotent=True).size == limit
     with pytest.raises(EventError, match=f"row 0 .*: the event takes {limit + 1} bytes, and a message {limit} at most"):
