@@ -241,7 +241,7 @@ class SourceOptions(SettingsModel):
     receiver_timeout: Duration = 60.0
     prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
     include_properties: bool = True
-    snapshot_interval: Duration = 0.3
+    snapshot_interval: Duration = 0.5
     range_cache_memory: ByteSize = ByteSize(64 * 1024 * 1024)
     range_cache_disk: ByteSize = ByteSize(512 * 1024 * 1024)
 
