@@ -180,7 +180,7 @@ def transports(quick: bool, log: Log) -> list[Row]:
     """Our transports and azure-eventhub's, all over TLS: receiving, sending, idleness, and how late an event comes."""
     partitions, idle_partitions = 4, 16
     rounds = 1 if quick else 3
-    filled, batches, deliveries = (40_000, 16, 40) if quick else (120_000, 60, 120)
+    filled, batches, deliveries = (40_000, 16, 40) if quick else (60_000, 60, 60)
     times = {"seconds": 10.0, "settle": 2.0} if quick else {"seconds": 30.0, "settle": 5.0}
     runs: dict[str, dict[str, list[Mapping[str, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
