@@ -120,8 +120,8 @@ def test_run_keeps_to_bytes_and_frames() -> None:
     assert payloads(told(pair, receiver)) == messages
 
 
-@pytest.mark.parametrize("way", ["send", "run"])
-def test_max_message_size(way: str) -> None:
+@pytest.mark.parametrize("call", ["send", "run"])
+def test_max_message_size(call: str) -> None:
     """A message larger than the peer takes is refused before it is sent."""
     pair, sender, receiver = linked(client_sends=True, limit=1000)
     receiver.set_credit(10)
@@ -130,7 +130,7 @@ def test_max_message_size(way: str) -> None:
     sender.send(b"x" * 1000)
     assert sender.send_run([b"x" * 1000, b"x" * 1001]) == 1
     with pytest.raises(EventTooLargeError, match="1001"):
-        sender.send(b"x" * 1001) if way == "send" else sender.send_run([b"x" * 1001])
+        sender.send(b"x" * 1001) if call == "send" else sender.send_run([b"x" * 1001])
     assert [len(payload) for payload in payloads(told(pair, receiver))] == [1000, 1000]
 
 
