@@ -227,11 +227,12 @@ class _Watch(StreamingQueryListener):
         progress = event.progress
         if progress.numInputRows:
             service = 0.0 if self._service is None else _cpu([self._service])
-            self.batches.append(
-                (progress.numInputRows, progress.durationMs["triggerExecution"], _cpu(_tree()), service)
-            )
+            took = progress.durationMs["triggerExecution"]
             workers = _python_processes()
-            self.resident.append(max((each.memory_info().rss for each in workers), default=0) / 2**20)
+            with self._told:
+                self.resident.append(max((each.memory_info().rss for each in workers), default=0) / 2**20)
+                self.batches.append((progress.numInputRows, took, _cpu(_tree()), service))
+                self._told.notify_all()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Nothing to do."""

@@ -752,12 +752,12 @@ def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: 
         raise ProducerStateLostError(
             tuple(ids),
             f"of batch {plan.batch_id} it is not known how many rows are stored ({lost[ids[0]].reason.value}); "
-            "nothing more was sent. Set onProducerStateLost to tailScan (with stamps) or atLeastOnce to go on",
+            "nothing more was sent. Set on_producer_state_lost to tailScan (with stamps) or atLeastOnce to go on",
         )
     is_counted = policy is OnProducerStateLost.TAIL_SCAN
     if is_counted and not plan.is_stamped:
         raise ConfigurationError(
-            "onProducerStateLost",
+            "on_producer_state_lost",
             f"tailScan takes events with stamps, and batch {plan.batch_id} was planned without; atLeastOnce, for "
             "this batch, takes none",
         )
