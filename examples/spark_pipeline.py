@@ -76,7 +76,7 @@ def report(receipt: BatchReceipt) -> None:
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
     """Run the query until it is stopped, or with --once until all that is there now is done."""
     register(spark)
-    spark.streams.addListener(LagListener())
+    listener = LagListener()
     publish = foreach_batch_producer(
         args.connection_string,
         args.target,
@@ -91,11 +91,15 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
         .option("checkpointLocation", str(args.state / "checkpoint"))
         .foreachBatch(publish)
     )
-    query = (writer.trigger(availableNow=True) if args.once else writer).start()
+    spark.streams.addListener(listener)
     try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+        query = (writer.trigger(availableNow=True) if args.once else writer).start()
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            query.stop()
+    finally:
+        spark.streams.removeListener(listener)
 
 
 async def make_trades(connection_string: str, hub: str, count: int) -> None:

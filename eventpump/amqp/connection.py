@@ -161,12 +161,13 @@ class Messages:
 
     At most one of these per link and `receive`, unless the sender mixes settled and unsettled: each is of one sort.
 
+    :param payloads: not shown: a request for a token, or with one, is such a message.
     :param delivery_ids: to settle them by, in the order of `payloads`; empty where they came settled.
     :param formats: their message formats; None where all are 0.
     """
 
     link: Link
-    payloads: list[bytes]
+    payloads: list[bytes] = field(repr=False)
     delivery_ids: list[int]
     formats: list[int] | None
 

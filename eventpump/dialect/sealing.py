@@ -57,7 +57,7 @@ def pieces_of(event: EventData, *, idempotent: bool = False) -> tuple[bytes, byt
     :returns: what stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
     :raises EventError: a property or the body has no AMQP form, or the event carries numbers already.
     """
-    data = event.data
+    data = event.data if type(event) is EventData else None  # another kind may encode itself otherwise
     if data is not None:
         return (_NUMBERED_DATA_HEADS if idempotent else DATA_HEADS)[len(data)], data
     return pieces(event.encode(), idempotent=idempotent)

@@ -110,6 +110,10 @@ class Incoming(NamedTuple):
     delivery_id: int | None
     message_format: int
 
+    def __repr__(self) -> str:
+        # Never the payload, which may hold a token.
+        return f"Incoming({len(self.payload)} bytes, delivery {self.delivery_id}, format {self.message_format})"
+
 
 class ReceivingEnd(LinkEnd):
     """A link that messages arrive on. They are taken in order, and faults fire on each."""

@@ -247,7 +247,12 @@ class BlobLedger:
             raise ConfigurationError("call_timeout", "must be above 0")
         self._container_name = container
         self._connection_string = _secret(connection_string)
-        self._account_url = _secret(account_url)
+        self._account_url: str | None = None
+        self._signature: SecretStr | None = None
+        if account_url is not None:
+            text = account_url.get_secret_value() if isinstance(account_url, SecretStr) else account_url
+            self._account_url, _, signature = text.partition("?")
+            self._signature = SecretStr(signature) if signature else None
         self._credential = credential
         self._prefix = prefix.strip()
         self._call_timeout = float(call_timeout)
@@ -356,10 +361,13 @@ class BlobLedger:
 
     def _make_client(self) -> Any:
         credential = None if self._credential is None else _credential(self._credential)
+        url = self._account_url
+        if url is not None and self._signature is not None:
+            url = f"{url}?{self._signature.get_secret_value()}"
         return make_client(
             self._container_name,
             None if self._connection_string is None else self._connection_string.get_secret_value(),
-            None if self._account_url is None else self._account_url.get_secret_value(),
+            url,
             credential,
         )
 

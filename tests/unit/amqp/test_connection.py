@@ -303,8 +303,15 @@ def test_begin_needs_an_open_connection() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither the config nor the event shows the credential."""
+    """Neither the config nor the events show a credential: a message may be a request with a token."""
     assert "key" not in repr(config(initial_response=b"\0name\0key")) + repr(SaslRequested("PLAIN", b"key", None))
+    pair = opened()
+    mine, theirs = pair.link(pair.session()[0], is_receiver=False)
+    theirs.set_credit(1)
+    pair.run()
+    mine.send(b"a token")
+    _, told = pair.run()
+    assert "token" not in repr(told)
 
 
 def test_large_frame_in_many_pieces() -> None:

@@ -97,6 +97,20 @@ def test_an_event_that_is_bytes_is_not_copied_before_its_batch_is(body: bytes, i
         assert sealed.message == encoded.message
 
 
+class Shouted(EventData):
+    """An event that is encoded in its own way."""
+
+    def encode(self, partition_key: str | None = None) -> bytes:
+        return EventData(b"X").encode(partition_key)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_an_event_that_encodes_itself_is_asked_to(idempotent: bool) -> None:
+    """A subclass is sent as it encodes itself, though its body is bytes and no more."""
+    assert pieces_of(Shouted(b"x"), idempotent=idempotent) == pieces(Shouted(b"x").encode(), idempotent=idempotent)
+    assert pieces_of(Shouted(b"x"))[1].endswith(b"X")
+
+
 @given(st.lists(events, min_size=1, max_size=4), keys)
 def test_a_plain_batch_is_the_envelope(batch: list[bytes], key: str | None) -> None:
     """Without room for numbers nothing is added."""
