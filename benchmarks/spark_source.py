@@ -106,15 +106,15 @@ def _fixed_costs(quick: bool, log: Log) -> list[Row]:
     return [
         _row("spark-source: a trigger of 4 rows", MEMORY, ours, memory, "ms", None, "in the median"),
         Row(
-            name="spark-source: idle, our process",
+            name="spark-source: an idle query, all of Spark",
             peer="limit",
-            subject_value=idle["default_ours"],
+            subject_value=idle["default_all"],
             peer_value=None,
             unit="% of a core",
             limit=IDLE_LIMIT,
             note=(
-                f"at the default trigger, which asks without a pause; all of Spark takes {idle['default_all']:.1f} %. "
-                f"At a trigger of one second: {idle['second_ours']:.2f} %, and {idle['second_all']:.1f} %"
+                f"at the default trigger, which asks without a pause; our process {idle['default_ours']:.2f} %. "
+                f"At a trigger of one second: {idle['second_all']:.2f} %, and {idle['second_ours']:.2f} %"
             ),
         ),
         _row("spark-source: ranges on a kept link", "all", hits["links"] * 100, None, "%", None, "two slots"),
