@@ -349,14 +349,15 @@ def idle(connection_string: str, hub: str, seconds: int, settle: int) -> dict[st
             query = frame.writeStream.format("noop").trigger(processingTime=interval).start()
             query.processAllAvailable()
             query.awaitTermination(settle)
-            ours, everything = _python_processes(), _tree()
-            before = _cpu(ours), _cpu(everything)
+            ours = set(_python_processes())
+            before = {each: _cpu([each]) for each in _tree()}
             query.awaitTermination(seconds)
-            after = _cpu(ours), _cpu(everything)
+            # Spark ends workers that have been idle for a minute; they did nothing.
+            spent = {each: _cpu([each]) - cpu for each, cpu in before.items() if each.is_running()}
             query.stop()
             query.awaitTermination()
-            found[f"{name}_ours"] = (after[0] - before[0]) / seconds * 100
-            found[f"{name}_all"] = (after[1] - before[1]) / seconds * 100
+            found[f"{name}_ours"] = sum(cpu for each, cpu in spent.items() if each in ours) / seconds * 100
+            found[f"{name}_all"] = sum(spent.values()) / seconds * 100
     return found
 
 
