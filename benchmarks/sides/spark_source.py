@@ -210,6 +210,14 @@ def _cpu(processes: Sequence[psutil.Process]) -> float:
     return float(total)
 
 
+def _resident(process: psutil.Process) -> float:
+    """Give a process's resident memory in MiB; 0 where it has ended."""
+    try:
+        return float(process.memory_info().rss) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 class _Watch(StreamingQueryListener):
     """Takes down each batch with rows as it ends: rows, seconds, CPU seconds of Spark and of the service."""
 
@@ -230,7 +238,7 @@ class _Watch(StreamingQueryListener):
             took = progress.durationMs["triggerExecution"]
             workers = _python_processes()
             with self._told:
-                self.resident.append(max((each.memory_info().rss for each in workers), default=0) / 2**20)
+                self.resident.append(max(map(_resident, workers), default=0.0))
                 self.batches.append((progress.numInputRows, took, _cpu(_tree()), service))
                 self._told.notify_all()
 
