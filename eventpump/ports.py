@@ -183,6 +183,38 @@ class ConsumerScope:
     consumer_group: str
 
 
+@dataclass(frozen=True, slots=True)
+class ScopeRecord:
+    """What the hosts of one consumer group have agreed on. Written once, by the first host of the group.
+
+    :param hub_created_at: when the hub that the checkpoints belong to was created.
+    :param partition_count: how many partitions the hub had when the record was written. A partition whose number is not
+        below it was added later, and begins at its beginning.
+    :param starts: where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id,
+        and under "" for those not named.
+    :param reset_for: when a newer hub of the same name was created, for which checkpoints are being reset; None where
+        no reset is under way.
+    :param reset_partitions: the partitions whose reset for that newer hub is stored.
+    """
+
+    hub_created_at: datetime
+    partition_count: int
+    starts: Mapping[str, str] = field(default_factory=dict)
+    reset_for: datetime | None = None
+    reset_partitions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScopeRecord:
+    """A scope record as it was read or written.
+
+    :param version: identifies this state of the record to its store; opaque.
+    """
+
+    record: ScopeRecord
+    version: str
+
+
 class CheckpointStore(Protocol):
     """Keeps, per partition and subscription, the position up to which events are processed."""
 
@@ -196,6 +228,15 @@ class CheckpointStore(Protocol):
 
         A checkpoint with a lower sequence number than the stored one is not stored, and True is returned.
         A write that failed or was cancelled is stored or not, but never later, over a newer one.
+        :raises StoreError: the store failed; whether it stored is not known.
+        """
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """Store a checkpoint under the lease, whatever is stored: the only call that writes backwards.
+
+        False, and nothing stored, where the lease is lost. Failed or cancelled as `write_checkpoint`.
         :raises StoreError: the store failed; whether it stored is not known.
         """
 
@@ -249,6 +290,20 @@ class LeaseStore(CheckpointStore, Protocol):
         """Give the lease up, so that another may acquire it at once. False where it was lost already.
 
         Failed or cancelled, it may be called again.
+        """
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """Read the consumer group's record; None where there is none. :raises StoreError: the store failed."""
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again.
+
+        :param replaces: the record to replace; None to store the first one.
+        :raises StoreError: the store failed; whether it stored is not known.
         """
 
     async def aclose(self) -> None:

@@ -166,6 +166,7 @@ class PartitionHost:
         transport = self._transport_factory()
         around = PumpSurroundings(
             transport=transport,
+            directory=transport,
             store=self._leases,
             settings=settings,
             source=self._source,

@@ -187,7 +187,7 @@ class PartitionManager:
         hub = self._settings.hub
         properties = await self._at_start(
             f"reading the properties of hub {hub}",
-            lambda: self._around.transport.get_hub_properties(hub),
+            lambda: self._around.directory.get_hub_properties(hub),
             until,
             is_read=True,
         )
@@ -274,7 +274,7 @@ class PartitionManager:
         self._is_discovering = True
         try:
             try:
-                properties = await self._around.transport.get_hub_properties(self._settings.hub)
+                properties = await self._around.directory.get_hub_properties(self._settings.hub)
             except EventPumpError as error:
                 operation = f"reading the properties of hub {self._settings.hub}"
                 self._report(ServiceFailed(self._around.host_name, None, operation, error))

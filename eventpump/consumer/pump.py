@@ -38,7 +38,7 @@ from eventpump.hooks import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.ports import Clock, ConsumerScope, LeaseStore, ReceiveLinkSpec, Transport
+from eventpump.ports import Clock, ConsumerScope, HubDirectory, LeaseStore, ReceiveLinkSpec, Transport
 from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
@@ -48,12 +48,14 @@ _T = TypeVar("_T")
 class PumpSurroundings:
     """What all pumps of a host share.
 
+    :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
     :param store_timeout: seconds for one call of the store.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
     """
 
     transport: Transport
+    directory: HubDirectory
     store: LeaseStore
     settings: HostSettings
     source: ProcessorSource

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.ports import StoredScopeRecord
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:
     from eventpump.events import Checkpoint
-    from eventpump.ports import Clock, ConsumerScope
+    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class MemoryLeases:
     def __init__(self) -> None:
         self._leases: dict[ConsumerScope, dict[str, _Row]] = {}
         self._checkpoints: dict[ConsumerScope, dict[tuple[str, str], Checkpoint]] = {}
+        self._scopes: dict[ConsumerScope, StoredScopeRecord] = {}
         self._tokens = itertools.count(1)
 
     def leases(self, scope: ConsumerScope) -> dict[str, _Row]:
@@ -40,6 +42,11 @@ class MemoryLeases:
     def checkpoints(self, scope: ConsumerScope) -> dict[tuple[str, str], Checkpoint]:
         """The checkpoints of a consumer group, by partition id and subscription."""
         return self._checkpoints.setdefault(scope, {})
+
+    @property
+    def scopes(self) -> dict[ConsumerScope, StoredScopeRecord]:
+        """The scope records, by consumer group."""
+        return self._scopes
 
     def next_token(self) -> str:
         """A token never given before."""
@@ -145,6 +152,29 @@ class MemoryLeaseStore:
         if before is None or before.sequence_number <= checkpoint.sequence_number:
             stored[lease.partition_id, subscription] = checkpoint
         return True
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> bool:
+        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where the lease is lost."""
+        if self._row("reset checkpoint", lease.partition_id).token != lease.token:
+            return False
+        self._shared.checkpoints(self._bound("reset checkpoint"))[lease.partition_id, subscription] = checkpoint
+        return True
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """Read the consumer group's record; None where there is none."""
+        return self._shared.scopes.get(self._bound("read scope record"))
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there."""
+        scope, records = self._bound("write scope record"), self._shared.scopes
+        if records.get(scope) != replaces:
+            return None
+        records[scope] = StoredScopeRecord(record, self._shared.next_token())
+        return records[scope]
 
     async def aclose(self) -> None:
         """Close. Leases stay as they are."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.events import Checkpoint
-from eventpump.ports import ConsumerScope, LeaseStore
+from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 
 
 @dataclass(slots=True)
@@ -40,7 +40,8 @@ class FlakyLeaseStore:
         """Every checkpoint the real store took, in order."""
         self._healed = asyncio.Event()
 
-    # The operations: open, ensure, list, acquire, steal, renew, release, read, write, close.
+    # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record, close;
+    # "scope" reads the scope record, "record" writes it.
 
     def fail(
         self,
@@ -171,6 +172,31 @@ class FlakyLeaseStore:
         finally:
             self.in_flight[key] -= 1
         return is_stored
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See `LeaseStore`."""
+        after = await self._before("reset", lease.partition_id)
+        is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
+        _raise(after)
+        return is_stored
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """See `LeaseStore`."""
+        after = await self._before("scope", None)
+        found = await self._store.read_scope_record()
+        _raise(after)
+        return found
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """See `LeaseStore`."""
+        after = await self._before("record", None)
+        stored = await self._store.write_scope_record(record, replaces)
+        _raise(after)
+        return stored
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""
