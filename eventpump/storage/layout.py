@@ -3,7 +3,8 @@
 A partition's lease and its `default` checkpoint are one blob, `{prefix}{consumer group}/{partition}`: a JSON body with
 PascalCase names, and the metadata `OWNINGHOST` while somebody owns it. Hosts of the .NET family list that directory.
 Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
-no consumer group's name holds a `~`, so no host ever lists them as leases.
+no consumer group's name holds a `~`, so no host ever lists them as leases. The group's scope record is the blob
+`{prefix}{consumer group}~scope.json`, for the same reason: hosts of the .NET family rewrite whatever lies in a lease.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ def partition_of(blob_name: str, directory: str) -> str | None:
 def checkpoint_blob(prefix: str, consumer_group: str, subscription: str, partition_id: str) -> str:
     """Name the checkpoint blob of a subscription other than the default one."""
     return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/{partition_id}"
+
+
+def scope_blob(prefix: str, consumer_group: str) -> str:
+    """Name the blob of a consumer group's scope record."""
+    return f"{prefix}{consumer_group}~scope.json"
 
 
 def partition_order(partition_id: str) -> tuple[int, str]:
