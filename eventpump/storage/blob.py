@@ -24,6 +24,7 @@ from eventpump.ports import StoredScopeRecord
 from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.layout import (
     DEFAULT_SUBSCRIPTION,
+    NO_NUMBER,
     CheckpointRecord,
     LeaseBody,
     checkpoint_blob,
@@ -137,7 +138,7 @@ class BlobLeaseStore:
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
         async def create(partition_id: str) -> None:
-            body = LeaseBody(partition_id).encode()
+            body = LeaseBody(partition_id, sequence_number=NO_NUMBER).encode()
             async with room:
                 try:
                     request = self._blob(partition_id).upload_blob(body, **self._options)

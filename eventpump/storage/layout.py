@@ -19,6 +19,10 @@ from eventpump.events import Checkpoint
 
 DEFAULT_SUBSCRIPTION: Final = "default"
 """The subscription whose checkpoint lies in the lease itself."""
+NO_NUMBER: Final = -1
+"""The sequence number of a lease that has no checkpoint, when it is made: KEDA and Azure Functions go by it where there
+is no offset, and begin after it. Hosts of the EventProcessorHost family do not look at it then, and write 0.
+"""
 OWNING_HOST: Final = "OWNINGHOST"
 """The metadata key that names the owner, so that one listing shows every owner without a body read."""
 
@@ -80,7 +84,7 @@ class LeaseBody:
     :param owner: "" after release.
     :param token: the id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
     :param offset: None where there is no checkpoint yet.
-    :param sequence_number: 0 where there is no checkpoint yet.
+    :param sequence_number: -1 or 0 where there is no checkpoint yet.
     :param extras: properties this version does not know, kept as they are.
     """
 

@@ -138,7 +138,7 @@ async def test_the_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     """Body, metadata and lease are those of a .NET EventProcessorHost, from creation to release."""
     store = await hosts.store("3")
     assert [blob.name async for blob in hosts.raw.list_blobs()] == ["$Default/3"]
-    nobody = {"Offset": None, "SequenceNumber": 0, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
+    nobody = {"Offset": None, "SequenceNumber": -1, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
     assert await hosts.look("3") == (nobody, {}, "available")
 
     lease = await acquire(store, "3")
