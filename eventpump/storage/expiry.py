@@ -41,6 +41,7 @@ class ExpiryJudge:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._machine = clock if isinstance(clock, MachineClock) and clock.boot_id is not None else None
+        self._boot_id = None if self._machine is None else self._machine.boot_id
         self._seen: dict[str, _Sighting] = {}
 
     def expiry_in(self, duration: float) -> Expiry:
@@ -48,7 +49,7 @@ class ExpiryJudge:
         wall = self._clock.time() + duration
         if self._machine is None:
             return Expiry(wall, duration=duration)
-        return Expiry(wall, self._machine.boot_id, self._machine.boot_time() + duration, duration)
+        return Expiry(wall, self._boot_id, self._machine.boot_time() + duration, duration)
 
     def is_held(self, partition_id: str, token: str | None, expiry: Expiry, read_at: float) -> bool:
         """Decide whether a lease that was just read is held.
@@ -59,7 +60,7 @@ class ExpiryJudge:
         if token is None:
             return False
         machine = self._machine
-        if machine is not None and expiry.boot_id == machine.boot_id:
+        if machine is not None and expiry.boot_id == self._boot_id:
             return machine.boot_time() < expiry.boot
         if self._clock.time() >= expiry.wall:
             return False

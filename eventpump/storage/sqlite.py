@@ -661,8 +661,7 @@ def _commit(connection: sqlite3.Connection, renewals: list[_Renewal], writes: li
     try:
         if not is_single:
             connection.execute("BEGIN IMMEDIATE")
-        for statement, parameters in merged:
-            connection.execute(statement, parameters)
+        found = [connection.execute(statement, parameters).rowcount for statement, parameters in merged]
         for write in writes:
             try:
                 write.result = connection.execute(write.statement, write.parameters).rowcount
@@ -672,8 +671,8 @@ def _commit(connection: sqlite3.Connection, renewals: list[_Renewal], writes: li
                 write.fail(error)
         if not is_single:
             connection.execute("COMMIT")
-        for part in parts:
-            _conclude(connection, part)
+        for part, rows in zip(parts, found, strict=True):
+            _conclude(connection, part, rows)
     except sqlite3.Error as error:
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
@@ -693,8 +692,12 @@ def _merged(renewals: list[_Renewal]) -> tuple[str, tuple[object, ...]]:
     return statement, (latest.wall, latest.boot_id, latest.boot, latest.duration, *_renewed(renewals))
 
 
-def _conclude(connection: sqlite3.Connection, renewals: list[_Renewal]) -> None:
-    """Find which renewals found their lease: those whose token is there still."""
+def _conclude(connection: sqlite3.Connection, renewals: list[_Renewal], rows: int) -> None:
+    """Find which renewals found their lease: all where so many rows were changed, else those whose token is there."""
+    if rows == len(renewals):
+        for renewal in renewals:
+            renewal.result = True
+        return
     query = f"SELECT token FROM lease{_OF_RENEWED}".format(", ".join("?" * len(renewals)))  # noqa: S608 - constants only
     tokens = {token for (token,) in connection.execute(query, _renewed(renewals))}
     for renewal in renewals:
