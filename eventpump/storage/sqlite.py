@@ -671,14 +671,19 @@ def _commit(connection: sqlite3.Connection, renewals: list[_Renewal], writes: li
                 write.fail(error)
         if not is_single:
             connection.execute("COMMIT")
-        for part, rows in zip(parts, found, strict=True):
-            _conclude(connection, part, rows)
     except sqlite3.Error as error:
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
                 connection.execute("ROLLBACK")
         for call in (*renewals, *writes):
             call.fail(error)
+        return
+    try:
+        for part, rows in zip(parts, found, strict=True):
+            _conclude(connection, part, rows)
+    except sqlite3.Error as error:
+        for renewal in renewals:
+            renewal.fail(error)
 
 
 _OF_RENEWED: Final = " WHERE scope = ? AND partition_id IN ({0}) AND token IN ({0})"
