@@ -17,6 +17,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -110,6 +111,7 @@ class PartitionPump:
         self._tracker: CheckpointTracker | None = None
         self._writer: CheckpointWriter | None = None
         self._due_timer: asyncio.TimerHandle | None = None
+        self._beginning = ""
         self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
         self.lease = lease
         """The lease as last renewed."""
@@ -123,8 +125,6 @@ class PartitionPump:
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
-        self.began_at_checkpoint = False
-        """Whether reading began after a stored checkpoint, rather than where the settings say."""
         self.was_attached = False
         """Whether there ever was a link."""
 
@@ -204,10 +204,10 @@ class PartitionPump:
         if self._life.is_ending:
             return False
         partition_id, around = self.partition_id, self._around
-        self.began_at_checkpoint = stored is not None
         position = (
             self._settings.position_of(partition_id) if stored is None else EventPosition.at_offset(stored.offset)
         )
+        self._beginning = f"{_words(position)}, {_FROM_SETTINGS if stored is None else _FROM_CHECKPOINT}"
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, stored)
         self._writer = CheckpointWriter(
             around.store,
@@ -326,6 +326,13 @@ class PartitionPump:
         return True
 
     async def _feed_failed(self, error: Exception) -> None:
+        if isinstance(error, RequestRefusedError) and error.condition == ARGUMENT_ERROR and not self.was_attached:
+            error = RequestRefusedError(
+                f"{error.description}; reading was to begin at {self._beginning}",
+                condition=error.condition,
+                entity=error.entity,
+                tracking_id=error.tracking_id,
+            )
         self._fail(error)
         await self._tell_processor(error)
 
@@ -575,9 +582,8 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def is_configured_wrongly(pump: PartitionPump) -> bool:
-    """Tell whether a pump failed at a position that came from the settings, not from a checkpoint."""
-    return isinstance(pump.failure, RequestRefusedError) and not pump.began_at_checkpoint
+_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
 
 
 def _words(position: EventPosition) -> str:
