@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
@@ -14,7 +14,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.errors import ClosedError, EventPumpError, Recovery, ServiceBusyError, ServiceError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 
@@ -35,6 +35,8 @@ class PartitionFeed:
     :param spec: the link; its position is where the first one begins.
     :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
     :param limit: the messages wanted, until `resume` says more; None for no end.
+    :param locate: is called before each link with the place where it would begin, and returns where it begins; what it
+        raises is taken as the link's failure.
     :param on_attached: is called each time the link is attached.
     :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
     """
@@ -48,11 +50,15 @@ class PartitionFeed:
         rng: random.Random,
         startup_timeout: float | None = None,
         limit: int | None = None,
+        locate: Callable[[EventPosition], Awaitable[EventPosition]] | None = None,
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None] | None = None,
     ) -> None:
+        # Asked for anew on every link, the end would be another one each time.
+        assert spec.position.offset != LATEST_OFFSET
         self._transport = transport
         self._spec = spec
+        self._locate = locate
         self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
         self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
@@ -233,6 +239,10 @@ class PartitionFeed:
 
     async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
         """Open the link, and raise the error it ends with."""
+        position = self.position
+        if self._locate is not None and (located := await self._locate(position)) != position:
+            self._spec = replace(self._spec, position=located)
+            self.newest = None
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         try:
             self._link = link
