@@ -25,10 +25,12 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.events import Checkpoint
+from eventpump.ports import StoredScopeRecord
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
-    from eventpump.ports import Clock, ConsumerScope
+    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 
 T = TypeVar("T")
 
@@ -58,8 +60,16 @@ CREATE TABLE IF NOT EXISTS checkpoint (
     sequence_number INTEGER NOT NULL,
     PRIMARY KEY (scope, partition_id, subscription)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS scope_record (
+    scope INTEGER PRIMARY KEY REFERENCES scope (id),
+    version TEXT NOT NULL,
+    record TEXT NOT NULL
+);
 """
+# A file of an earlier version lacks what came later. That version does not look at it, so both may use the file.
+_IS_COMPLETE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'scope_record'"
 _OF_LEASE: Final = " WHERE scope = ? AND partition_id = ?"
+_FORWARD: Final = " WHERE excluded.sequence_number >= sequence_number"
 
 
 class ForeignFileError(sqlite3.DatabaseError):
@@ -202,22 +212,49 @@ class SqliteLeaseStore:
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
         """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost."""
-        assert checkpoint.partition_id == lease.partition_id
-        key = (*self._key(lease.partition_id), subscription)
+        return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, _FORWARD)
 
-        def write(connection: sqlite3.Connection) -> bool:
-            if self._select_lease(connection, lease.partition_id)[0] != lease.token:
-                return False
-            connection.execute(
-                'INSERT INTO checkpoint (scope, partition_id, subscription, "offset", sequence_number)'
-                " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-                ' SET "offset" = excluded."offset", sequence_number = excluded.sequence_number'
-                " WHERE excluded.sequence_number >= sequence_number",
-                (*key, checkpoint.offset, checkpoint.sequence_number),
-            )
-            return True
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> bool:
+        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where that is lost."""
+        return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, "")
 
-        return await self._run("write checkpoint", lease.partition_id, write)
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """Read the consumer group's record; None where there is none.
+
+        :raises StoreError: the store failed, or what it holds is no record that this version knows.
+        """
+        operation, parameters = "read scope record", (self._scope_id,)
+        query = "SELECT record, version FROM scope_record WHERE scope = ?"
+        row: tuple[object, str] | None = await self._run(
+            operation, None, lambda connection: connection.execute(query, parameters).fetchone()
+        )
+        if row is None:
+            return None
+        try:
+            return StoredScopeRecord(parse_scope_record(str(row[0])), row[1])
+        except ValueError as error:
+            raise StoreError(operation, str(error)) from None
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again.
+        """
+        text, version = encode_scope_record(record), secrets.token_hex(16)
+        parameters: tuple[object, ...] = (text, version, self._scope_id)
+        if replaces is None:
+            statement = "INSERT OR IGNORE INTO scope_record (record, version, scope) VALUES (?, ?, ?)"
+        else:
+            statement = "UPDATE scope_record SET record = ?, version = ? WHERE scope = ? AND version = ?"
+            parameters = (*parameters, replaces.version)
+        is_stored = await self._run(
+            "write scope record", None, lambda connection: connection.execute(statement, parameters).rowcount == 1
+        )
+        return StoredScopeRecord(record, version) if is_stored else None
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Leases stay as they are."""
@@ -231,6 +268,30 @@ class SqliteLeaseStore:
         if self._worker is None or not self._scope_id:
             raise StoreError(operation, "the store is not open", partition_id=partition_id)
         return await self._worker.run(operation, partition_id, work)
+
+    async def _store_checkpoint(
+        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, condition: str
+    ) -> bool:
+        """Store a checkpoint where the lease is ours.
+
+        :param condition: says, as a clause, which stored checkpoints it replaces.
+        """
+        assert checkpoint.partition_id == lease.partition_id
+        key = self._key(lease.partition_id)
+        statement = (
+            'INSERT INTO checkpoint (scope, partition_id, subscription, "offset", sequence_number)'  # noqa: S608 - constants only
+            " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+            f' SET "offset" = excluded."offset", sequence_number = excluded.sequence_number{condition}'
+        )
+        parameters = (*key, subscription, checkpoint.offset, checkpoint.sequence_number)
+
+        def write(connection: sqlite3.Connection) -> bool:
+            if self._select_lease(connection, lease.partition_id)[0] != lease.token:
+                return False
+            connection.execute(statement, parameters)
+            return True
+
+        return await self._run(operation, lease.partition_id, write)
 
     async def _take(
         self, operation: str, partition_id: str, owner: str, may_take: Callable[[str | None, float], bool]
@@ -391,10 +452,10 @@ class _Worker:
         # and is gone with it, so what an owner may lose so is a checkpoint, and events are delivered again.
         connection.execute("PRAGMA synchronous = NORMAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == _SCHEMA_VERSION:
-            return
-        if version:
+        if version not in (0, _SCHEMA_VERSION):
             raise ForeignFileError(f"schema version {version} is not known to this version of eventpump")
+        if version and connection.execute(_IS_COMPLETE).fetchone() is not None:
+            return
         connection.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.events import Checkpoint
-from eventpump.ports import ConsumerScope
+from eventpump.ports import ConsumerScope, ScopeRecord
 from eventpump.storage.sqlite import SqliteLeaseStore
 
 pytestmark = pytest.mark.real_time
@@ -208,6 +209,91 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     await store.aclose()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+
+_FIRST_SCHEMA = """
+CREATE TABLE scope (
+    id INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL COLLATE NOCASE,
+    hub TEXT NOT NULL COLLATE NOCASE,
+    consumer_group TEXT NOT NULL COLLATE NOCASE,
+    UNIQUE (namespace, hub, consumer_group)
+);
+CREATE TABLE lease (
+    scope INTEGER NOT NULL REFERENCES scope (id),
+    partition_id TEXT NOT NULL,
+    owner TEXT,
+    token TEXT,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    expires_at REAL NOT NULL DEFAULT 0,
+    PRIMARY KEY (scope, partition_id)
+) WITHOUT ROWID;
+CREATE TABLE checkpoint (
+    scope INTEGER NOT NULL REFERENCES scope (id),
+    partition_id TEXT NOT NULL,
+    subscription TEXT NOT NULL,
+    "offset" TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,
+    PRIMARY KEY (scope, partition_id, subscription)
+) WITHOUT ROWID;
+INSERT INTO scope VALUES (1, 'example.servicebus.windows.net', 'telemetry', '$Default');
+INSERT INTO lease VALUES (1, '0', 'old', 'a-token', 7, 1000.0), (1, '1', 'older', 'a-token-too', 3, 4e9);
+INSERT INTO checkpoint VALUES (1, '0', 'default', '100', 10);
+PRAGMA user_version = 1;
+"""
+"""A file as the first version made it, with one lease expired and one held, by the wall clock."""
+
+
+def old_file(path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_FIRST_SCHEMA)
+    return path
+
+
+async def test_a_file_of_the_first_version_is_used_on(tmp_path: Path) -> None:
+    """Leases, epochs and checkpoints of an older file are kept, and what it lacks is added; opening again is fine."""
+    path = old_file(tmp_path / "leases.db")
+    for number in range(2):
+        async with opened(path, "0", "1", "2") as store:
+            seen = [(lease.partition_id, lease.owner, lease.is_held) for lease in await store.list_leases()]
+            assert seen == [
+                ("0", "old" if not number else "new", bool(number)),
+                ("1", "older", True),
+                ("2", None, False),
+            ]
+            assert await store.read_checkpoint("0") == Checkpoint("0", "100", 10)
+            if not number:
+                assert (await acquire(store, "0", "new")).epoch == 8
+                assert await store.read_scope_record() is None
+                assert await store.write_scope_record(ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3), None)
+            found = await store.read_scope_record()
+            assert found is not None
+            assert found.record.partition_count == 3
+
+
+async def test_hosts_may_open_a_file_of_the_first_version_at_once(tmp_path: Path) -> None:
+    """Stores that complete the same older file at the same time all open it."""
+    path = old_file(tmp_path / "leases.db")
+    stores = [SqliteLeaseStore(path) for _ in range(8)]
+    try:
+        await asyncio.gather(*(store.open(SCOPE) for store in stores))
+        assert [len(await store.list_leases()) for store in stores] == [2] * 8
+    finally:
+        await asyncio.gather(*(store.aclose() for store in stores))
+
+
+async def test_a_damaged_scope_record_is_an_error(tmp_path: Path) -> None:
+    """What cannot be read is not taken for no record, and is not replaced by a first one."""
+    path = tmp_path / "leases.db"
+    async with opened(path) as store:
+        record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
+        assert await store.write_scope_record(record, None)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE scope_record SET record = '{}'")
+            connection.commit()
+        with pytest.raises(StoreError, match="read scope record: the scope record has version None"):
+            await store.read_scope_record()
+        assert await store.write_scope_record(record, None) is None
 
 
 def test_a_duration_must_be_positive() -> None:
