@@ -10,19 +10,19 @@ from typing import TypeVar
 
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
-from eventpump.consumer.pump import PartitionPump, PumpSurroundings, is_configured_wrongly
+from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EventPumpError,
     ProcessorFailedError,
     Recovery,
-    RequestRefusedError,
     ServiceError,
     ServiceTimeoutError,
     StoreError,
@@ -117,7 +117,8 @@ class PartitionManager:
         self._hurry = asyncio.Event()
         self._is_listing = False
         self._is_discovering = False
-        self._was_attached = False
+        self._start_of_host = HostStart(math.inf)
+        self._withheld: list[PartitionFailed] = []
 
     @property
     def statuses(self) -> list[PartitionStatus]:
@@ -143,6 +144,7 @@ class PartitionManager:
         try:
             await self._start()
             while not self._is_ending:
+                self._judge_start()
                 self._renew_all()
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
@@ -186,6 +188,7 @@ class PartitionManager:
     async def _start(self) -> None:
         """Bind the store and learn the partitions. What may pass is tried again for a while, and reported."""
         until = self._clock.monotonic() + self._settings.startup_timeout
+        self._start_of_host = HostStart(until)
         await self._at_start("open the lease store", lambda: self._store.open(self._around.scope), until)
         hub = self._settings.hub
         properties = await self._at_start(
@@ -477,6 +480,7 @@ class PartitionManager:
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
         )
+        self._start_of_host.tried(slot.partition_id)
         self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
 
     def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
@@ -491,26 +495,42 @@ class PartitionManager:
         finally:
             # Only now may the partition be started here again.
             slot.pump = None
-        self._was_attached = self._was_attached or pump.was_attached
         if pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
+        self._attempt_ended(pump)
         await self._release(slot)
 
+    def _attempt_ended(self, pump: PartitionPump) -> None:
+        """End the host where this was the last attempt that could have shown that it is configured rightly."""
+        if pump.was_attached:
+            self._start_of_host.linked()
+        self._start_of_host.ended(pump.partition_id)
+        self._judge_start()
+
+    def _judge_start(self) -> None:
+        """End the host over what was refused at its start, or report it; neither while that is not decided."""
+        now, start = self._clock.monotonic(), self._start_of_host
+        if any(slot.pump is not None and slot.pump.was_attached for slot in self._slots.values()):
+            start.linked()
+        error = start.verdict(now)
+        if isinstance(error, EventPumpError) and not self._end.is_stopping:
+            self._fail(error)
+            self._withheld.clear()
+        elif self._is_ending or not start.is_open(now):
+            withheld, self._withheld = self._withheld, []
+            for report in withheld:
+                self._report(report)
+
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
-        if isinstance(error, ProcessorFailedError | ConfigurationError) or is_configured_wrongly(pump):
-            assert isinstance(error, EventPumpError)
+        if isinstance(error, ProcessorFailedError | ConfigurationError):
             self._fail(error)
             return
-        is_first_contact = not self._was_attached and not any(
-            other.pump is not None and other.pump.was_attached for other in self._slots.values()
-        )
-        if isinstance(error, ServiceError) and is_first_contact and not isinstance(error, RequestRefusedError):
-            # Nothing was ever read: it is the key, the hub or the group that is wrong, not this partition.
-            self._fail(error)
-            return
+        if isinstance(error, ServiceError):
+            self._start_of_host.refused(slot.partition_id, error)
         avoided_for = self._store.lease_duration
         slot.avoid_until = self._clock.monotonic() + avoided_for
-        self._report(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
+        # The error that ends a host is raised by `run`, and not reported once per partition as well.
+        self._withheld.append(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
         """Let others have a partition whose processor does not return. It was reported."""
@@ -535,6 +555,7 @@ class PartitionManager:
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
         await self._pumps.cancel(RELEASE_TIME)
+        self._judge_start()
         for slot in self._slots.values():
             self._forget(slot)
 

@@ -19,6 +19,7 @@ from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.core.starts import NumberWatch
+from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -127,6 +128,7 @@ class PartitionPump:
         self._tracker: CheckpointTracker | None = None
         self._writer: CheckpointWriter | None = None
         self._due_timer: asyncio.TimerHandle | None = None
+        self._beginning = ""
         self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
         self._group = group
         self._opening = PartitionOpening(
@@ -157,8 +159,6 @@ class PartitionPump:
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
-        self.began_at_checkpoint = False
-        """Whether reading began after a stored checkpoint, rather than where the settings say."""
         self.was_attached = False
         """Whether there ever was a link."""
 
@@ -248,7 +248,6 @@ class PartitionPump:
         if self._life.is_ending:
             return False
         partition_id, around = self.partition_id, self._around
-        self.began_at_checkpoint = stored is not None
         try:
             beginning = await self._opening.find(stored)
         except EventPumpError as error:
@@ -258,6 +257,8 @@ class PartitionPump:
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
+        source = _FROM_SETTINGS if beginning.checkpoint is None else _FROM_CHECKPOINT
+        self._beginning = f"{_words(position)}, {source}"
         self._writer = CheckpointWriter(
             around.store,
             self._tracker,
@@ -455,6 +456,13 @@ class PartitionPump:
         return True
 
     async def _feed_failed(self, error: Exception) -> None:
+        if isinstance(error, RequestRefusedError) and error.condition == ARGUMENT_ERROR and not self.was_attached:
+            error = RequestRefusedError(
+                f"{error.description}; reading was to begin at {self._beginning}",
+                condition=error.condition,
+                entity=error.entity,
+                tracking_id=error.tracking_id,
+            )
         self._fail(error)
         await self._tell_processor(error)
 
@@ -714,9 +722,8 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def is_configured_wrongly(pump: PartitionPump) -> bool:
-    """Tell whether a pump failed at a position that came from the settings, not from a checkpoint."""
-    return isinstance(pump.failure, RequestRefusedError) and not pump.began_at_checkpoint
+_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
 
 
 def _words(position: EventPosition) -> str:
