@@ -16,6 +16,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.schedule import Schedule
 from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
@@ -46,6 +47,9 @@ _T = TypeVar("_T")
 
 JITTER = 0.2
 """The part of an interval that chance takes off, so that hosts started together drift apart."""
+
+FIRST_JITTER = 0.5
+"""The same for the first renewal after an acquisition: leases taken together are not renewed together for ever."""
 
 RELEASE_TIME = 1.0
 """Seconds a release may take at the least, even where the time to close has run out."""
@@ -92,9 +96,10 @@ class _Outcome:
 class PartitionManager:
     """Runs one host's partitions, until told to stop or until it cannot go on.
 
-    Every interval, three things are set going that do not wait for each other: each lease is renewed in a task of its
-    own; all leases are listed and those due to this host are taken, again in a task each; the hub is asked for new
-    partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits for user code.
+    Each lease is renewed at a time of its own, in a task of its own. Every interval, two more things are set going that
+    do not wait for each other: all leases are listed and those due to this host are taken, again in a task each; the
+    hub is asked for new partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits
+    for user code. How many calls of the store are under way at a time, the store bounds.
 
     :param renew_interval: seconds between renewals.
     """
@@ -110,6 +115,9 @@ class PartitionManager:
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
         self._renewals = TaskSet(self._unexpected)
+        self._renewals_due = Schedule()
+        self._renewal_timer: asyncio.TimerHandle | None = None
+        self._renews = True
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
         self._end = _Outcome()
@@ -145,7 +153,6 @@ class PartitionManager:
             await self._start()
             while not self._is_ending:
                 self._judge_start()
-                self._renew_all()
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
                 await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
@@ -294,7 +301,10 @@ class PartitionManager:
                 self._report(ServiceFailed(self._around.host_name, None, operation, error))
                 return
             new = tuple(each for each in properties.partition_ids if each not in self._known)
-            if new and await self._stored("ensure leases", None, self._store.ensure_leases(new)) is not _FAILED:
+            if not new:
+                return
+            timeout = self._around.store_timeout
+            if await self._stored("ensure leases", None, self._store.ensure_leases(new), timeout) is not _FAILED:
                 self._found(new)
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
         finally:
@@ -367,6 +377,7 @@ class PartitionManager:
         if lease is None or isinstance(lease, _Failed):
             return
         self._own(slot, lease)
+        self._renew_later(slot, lease, FIRST_JITTER)
         if self._is_ending:
             await self._release(slot)
             return
@@ -402,14 +413,36 @@ class PartitionManager:
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
         slot.stolen = None
+        self._renewals_due.remove(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
 
-    def _renew_all(self) -> None:
-        for slot in self._slots.values():
-            if slot.lease is not None:
-                self._renew(slot)
+    def _renew_later(self, slot: _Slot, lease: PartitionLease, jitter: float = JITTER) -> None:
+        """Have a lease renewed an interval after it was last asked for; less by a part that chance decides."""
+        asked = lease.expires_at - self._store.lease_duration
+        wait = self._renew_interval * (1 - jitter * self._around.rng.random())
+        self._renewals_due.set(slot.partition_id, asked + wait)
+        self._set_renewal_timer()
+
+    def _set_renewal_timer(self) -> None:
+        if self._renewal_timer is not None:
+            self._renewal_timer.cancel()
+            self._renewal_timer = None
+        first = self._renewals_due.first
+        if first is not None and self._renews:
+            delay = max(0.0, first - self._clock.monotonic())
+            self._renewal_timer = asyncio.get_running_loop().call_later(delay, self._renew_due)
+
+    def _renew_due(self) -> None:
+        self._renewal_timer = None
+        for partition_id in self._renewals_due.take(self._clock.monotonic()):
+            self._renew(self._slots[partition_id])
+        self._set_renewal_timer()
+
+    def _renew_no_more(self) -> None:
+        self._renews = False
+        self._set_renewal_timer()
 
     def _renew(self, slot: _Slot) -> None:
         if not slot.is_renewing:
@@ -432,6 +465,7 @@ class PartitionManager:
                     self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
                     return
                 self._own(slot, renewed)
+                self._renew_later(slot, renewed)
                 if slot.pump is not None:
                     slot.pump.renewed(renewed)
                 if slot.stolen is None:
@@ -442,6 +476,9 @@ class PartitionManager:
                 # The link was stolen while we asked: the answer may be older than that. Ask again.
         finally:
             slot.is_renewing = False
+            if slot.lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
+                # Taken anew meanwhile, and due while the renewal of the lease before was not over.
+                self._renew_later(slot, slot.lease)
 
     def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
         """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
@@ -543,11 +580,13 @@ class PartitionManager:
         """Stop every pump and release every lease, in time."""
         if self._close_by == math.inf:
             self._close_by = self._clock.monotonic() + self._settings.close_timeout
+        self._store.take_no_more()
         for slot in self._slots.values():
             if slot.pump is not None:
                 slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
         await self._wait_for_pumps()
+        self._renew_no_more()
         await self._renewals.cancel(RELEASE_TIME)
         for slot in self._slots.values():
             if slot.lease is not None:
@@ -562,7 +601,6 @@ class PartitionManager:
     async def _wait_for_pumps(self) -> None:
         """Wait for their ends until the time is up, which a second call of `stop` may bring nearer."""
         # Renewals go on meanwhile: a handler that takes its time must not lose its lease over it.
-        renewing = self._chores.spawn(self._renew_until_closed(), "eventpump renewals")
         while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
             self._hurry.clear()
             hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
@@ -570,26 +608,22 @@ class PartitionManager:
             await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             ended.cancel()
-        renewing.cancel()
         await self._chores.wait(RELEASE_TIME)
-
-    async def _renew_until_closed(self) -> None:
-        while True:
-            await asyncio.sleep(self._renew_interval)
-            self._renew_all()
 
     # ------------------------------------------------------------------------------------------------- helpers
 
     async def _stored(
         self, operation: str, partition_id: str | None, call: Awaitable[_T], timeout: float | None = None
     ) -> _T | _Failed:
-        """Call the store within its time-out; a failure is reported and given back, not raised."""
-        timeout = self._around.store_timeout if timeout is None else timeout
+        """Call the store; a failure is reported and given back, not raised.
+
+        :param timeout: seconds for the call and its wait for a turn; None for the store's time-out, once it is sent.
+        """
         try:
             async with asyncio.timeout(timeout):
                 return await call
         except Exception as error:
-            failure = store_error(error, operation, partition_id, timeout)
+            failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
             self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
             return _FAILED
 

@@ -103,8 +103,9 @@ class SharedRead:
 class GroupStart:
     """What one host knows of its consumer group's record.
 
-    :param starts: where this host's settings let partitions begin, as a record keeps it.
-    :param store_timeout: seconds for one call of the store.
+    :param store: gives its calls up after its time-out.
+    :param store_timeout: that time-out, in seconds.
+    :ivar starts: where this host's settings let partitions begin, as a record keeps it.
     """
 
     def __init__(
@@ -227,8 +228,7 @@ class GroupStart:
 
     async def _call(self, operation: str, call: Awaitable[_T]) -> _T:
         try:
-            async with asyncio.timeout(self._store_timeout):
-                return await call
+            return await call
         except Exception as error:
             raise store_error(error, operation, None, self._store_timeout) from error
 
@@ -258,6 +258,8 @@ class Beginning:
 class PartitionOpening:
     """Finds the beginning of one partition, under its lease.
 
+    :param store: gives its calls up after its time-out.
+    :param store_timeout: that time-out, in seconds.
     :param lease: gives the lease to write under.
     :param step: runs a step of ours unless the pump ends.
     :param pause: waits for a time in seconds, or until the pump ends; raises where it does.
@@ -404,8 +406,7 @@ class PartitionOpening:
 
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
         write = self._store.reset_checkpoint if is_reset else self._store.write_checkpoint
-        async with asyncio.timeout(self._store_timeout):
-            return await write(self._lease(), checkpoint)
+        return await write(self._lease(), checkpoint)
 
     def _service_failed(self, error: ServiceError) -> None:
         """Report a read that is tried again. :raises ServiceError: it need not be."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.tasks import TaskSet
@@ -50,7 +51,6 @@ from eventpump.ports import (
     Clock,
     ConsumerScope,
     HubDirectory,
-    LeaseStore,
     PartitionProperties,
     ReceiveLinkSpec,
     Transport,
@@ -66,13 +66,14 @@ class PumpSurroundings:
 
     :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
-    :param store_timeout: seconds for one call of the store.
+    :param store: gives its calls up after the store's time-out.
+    :param store_timeout: seconds for one call of the store, once it is sent.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
     """
 
     transport: Transport
     directory: HubDirectory
-    store: LeaseStore
+    store: BoundedLeaseStore
     settings: HostSettings
     source: ProcessorSource
     scope: ConsumerScope
@@ -326,7 +327,7 @@ class PartitionPump:
         backoff = Backoff(0.2, 5.0)
         while not self._life.is_ending:
             try:
-                return await self._unless_ending(self._read_checkpoint_once())
+                return await self._unless_ending(self._around.store.read_checkpoint(self.partition_id))
             except Exception as error:
                 timeout = self._around.store_timeout
                 self._report(
@@ -334,10 +335,6 @@ class PartitionPump:
                 )
                 await self._pause(backoff.next(self._around.rng))
         return None
-
-    async def _read_checkpoint_once(self) -> Checkpoint | None:
-        async with asyncio.timeout(self._around.store_timeout):
-            return await self._around.store.read_checkpoint(self.partition_id)
 
     async def _deliver_all(self) -> None:
         settings = self._settings
