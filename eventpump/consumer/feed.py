@@ -13,7 +13,14 @@ from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
-from eventpump.errors import ClosedError, EventPumpError, Recovery, ServiceBusyError, ServiceError
+from eventpump.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    EventPumpError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
 from eventpump.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
@@ -63,6 +70,7 @@ class PartitionFeed:
         self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
         self._was_attached = False
+        self._is_opened = False
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
@@ -217,12 +225,13 @@ class PartitionFeed:
         while True:
             self._link_error = loop.create_future()
             opened_at, newest = loop.time(), self.newest
+            self._is_opened = False
             try:
                 await self._use_link(self._link_error)
             except EventPumpError as error:
                 if self.newest is not newest or loop.time() - opened_at > self._settled_after:
                     self._backoff.reset()
-                if self._is_parked or not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
+                if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
                     self._end(error)
                     return
                 least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
@@ -233,6 +242,11 @@ class PartitionFeed:
                 if self._on_trouble is not None:
                     self._on_trouble(error, delay)
             await asyncio.sleep(delay)
+
+    def _is_final(self, error: ServiceError) -> bool:
+        """Tell whether to give up. A hub that was deleted under an open link may have been made again."""
+        was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
+        return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
 
     def _is_too_late(self, elapsed: float) -> bool:
         return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
@@ -246,7 +260,7 @@ class PartitionFeed:
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         try:
             self._link = link
-            self._was_attached = True
+            self._was_attached = self._is_opened = True
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()

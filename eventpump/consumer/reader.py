@@ -42,13 +42,20 @@ class PartitionReader:
 
     :param transport_factory: makes the way to the namespace, on entering.
     :param rng: spreads load; None for an unseeded one.
+    :param on_loss: is called with what is gone where reading goes on all the same; None to log it.
     """
 
     def __init__(
-        self, transport_factory: Callable[[], Transport], settings: ReaderSettings, *, rng: random.Random | None = None
+        self,
+        transport_factory: Callable[[], Transport],
+        settings: ReaderSettings,
+        *,
+        rng: random.Random | None = None,
+        on_loss: Callable[[DataLossError], None] | None = None,
     ) -> None:
         self._transport_factory = transport_factory
         self._settings = settings
+        self._on_loss = on_loss or _log
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
@@ -213,10 +220,12 @@ class PartitionReader:
         before, self._hub_created_at = self._hub_created_at, created_at
         if before in {None, created_at}:
             return position
-        problem = "the hub was deleted and made again while it was read"
+        error = HubMadeAgainError(
+            settings.hub, settings.partition_id, "the hub was deleted and made again while it was read"
+        )
         if settings.on_data_loss in {None, "fail"}:
-            raise HubMadeAgainError(settings.hub, settings.partition_id, problem)
-        logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, problem)
+            raise error
+        self._on_loss(error)
         self._start, self._last = EventPosition.earliest(), None
         if settings.on_data_loss == "latest":
             properties = await self._transport.get_partition_properties(settings.hub, settings.partition_id)
@@ -256,7 +265,7 @@ class PartitionReader:
         if settings.on_data_loss == "fail":
             self._failure = self._loss_error(loss)
             raise self._failure
-        logger.warning("%s", self._loss_error(loss))
+        self._on_loss(self._loss_error(loss))
         if settings.on_data_loss == "latest":
             before, self._held, self._last = self._feed, [], None
             self._start = end_position(EventPosition.latest(), properties)
@@ -323,6 +332,10 @@ class PartitionReader:
             assert end.enqueued_time is not None
             past = (event.enqueued_time - end.enqueued_time).total_seconds()
         return past > 0 if end.inclusive else past >= 0
+
+
+def _log(error: DataLossError) -> None:
+    logger.warning("%s", error)
 
 
 def _first_number(start: EventPosition) -> int | None:

@@ -268,7 +268,8 @@ class FakeHub:
         self.add_partitions(count)
         for partition in old:
             for link in list(partition.links):
-                link.end(error_for("amqp:link:detach-forced", "the hub was deleted"))
+                text = f"The messaging entity '{self.name}' could not be found."
+                link.end(error_for("amqp:not-found", text, entity=self.name))
 
     # ------------------------------------------------------------------------------------ what a transport does
 
