@@ -13,7 +13,7 @@ from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
-from eventpump.core.balancer import plan_leases
+from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
 from eventpump.core.schedule import Schedule
@@ -50,6 +50,9 @@ JITTER = 0.2
 
 FIRST_JITTER = 0.5
 """The same for the first renewal after an acquisition: leases taken together are not renewed together for ever."""
+
+FIRST_STEP = 0.25
+"""The part of an interval that a joiner waits, once it is seen, for those that join with it to be seen too."""
 
 RELEASE_TIME = 1.0
 """Seconds a release may take at the least, even where the time to close has run out."""
@@ -326,19 +329,33 @@ class PartitionManager:
         if isinstance(snapshots, _Failed) or self._is_ending:
             return
         now = self._clock.monotonic()
+        host = self._around.host_name
+        taking = [slot.partition_id for slot in self._slots.values() if slot.is_taking]
         plan = plan_leases(
             snapshots,
-            host=self._around.host_name,
+            host=host,
             held=[slot.partition_id for slot in self._slots.values() if slot.lease is not None],
             rng=self._around.rng,
-            taking=[slot.partition_id for slot in self._slots.values() if slot.is_taking],
+            taking=taking,
             avoid=[slot.partition_id for slot in self._slots.values() if self._is_barred(slot, now)],
         )
+        step = first_step(plan, snapshots, host=host, taking=taking)
+        plan = plan if step is None else step
         tries = [self._take(partition_id, None) for partition_id in plan.acquire]
         tries += [self._take(snapshot.partition_id, snapshot) for snapshot in plan.steal]
+        begun = [task for task in tries if task is not None]
         if plan.spare:
-            begun = [task for task in tries if task is not None]
-            self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
+            task = self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
+            begun = [*begun, task]
+        if step is not None and begun:
+            self._chores.spawn(self._balance_after(begun), "eventpump balancing")
+
+    async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
+        """Take the rest of a joiner's share, soon after its first lease."""
+        await asyncio.wait(tries)
+        await self._sleep(self._renew_interval * FIRST_STEP * (1 - JITTER * self._around.rng.random()), measured=False)
+        if not self._is_ending:
+            await self._balance_once()
 
     async def _take_spare(self, spare: Sequence[LeaseSnapshot], tries: Collection[asyncio.Task[None]]) -> None:
         """Win one lease where every other try was lost: a host that owns nothing is not seen by the others."""
