@@ -254,6 +254,8 @@ class PartitionPump:
         except EventPumpError as error:
             await self._feed_failed(error)
             return False
+        if self._ending.is_set():
+            return False
         position = beginning.position
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
