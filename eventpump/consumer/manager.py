@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
@@ -37,6 +38,7 @@ from eventpump.hooks import (
     PartitionFailed,
     PartitionsFound,
     ServiceFailed,
+    StartIgnored,
     StoreFailed,
     UnexpectedFailure,
 )
@@ -110,6 +112,7 @@ class PartitionManager:
         self._settings = around.settings
         self._store = around.store
         self._clock = around.clock
+        self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
         self._renew_interval = renew_interval
         self._slots: dict[str, _Slot] = {}
         self._known: set[str] = set()
@@ -209,6 +212,14 @@ class PartitionManager:
             unknown = self._settings.positions_without_partition(ids)
             if unknown:
                 raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
+            # Before there is a lease: a group whose leases are there has a record, whenever a host dies.
+            record = await self._at_start(
+                "agree on the consumer group's record", lambda: self._group.agree(properties), until
+            )
+            if record is None:
+                return
+            if record.starts != self._group.starts:
+                self._report(StartIgnored(self._around.host_name, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
 
@@ -518,6 +529,7 @@ class PartitionManager:
         pump = slot.pump = PartitionPump(
             self._around,
             lease,
+            self._group,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),

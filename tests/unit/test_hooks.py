@@ -9,6 +9,7 @@ import pytest
 
 from eventpump import hooks
 from eventpump.core.pump_state import CloseReason
+from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
 from eventpump.events import Checkpoint
 from eventpump.hooks import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
@@ -30,6 +31,10 @@ _VALUES: dict[str, Any] = {
     "checkpoint": Checkpoint("3", "100", 9),
     "partition_ids": ("0", "1"),
     "duration": 12.0,
+    "loss": Loss(LossKind.RECREATED, 5, None),
+    "action": "fail",
+    "recorded": {"": "offset>-1", "3": "number>7"},
+    "configured": {"": "offset>@latest"},
 }
 
 _KINDS = [

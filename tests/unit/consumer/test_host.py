@@ -861,6 +861,7 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
         {"max_wait_time": 0},
         {"failure_policy": "skip"},
         {"initial_position": 2.5},
+        {"on_data_loss": "skip"},
         {"initial_position": {"0": None}},
         {"close_timeout": -1},
         {"loss_grace": -1},
