@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.core.turns import TurnQueue
+from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
 from eventpump.events import Checkpoint
 from eventpump.ports import (
@@ -65,7 +65,7 @@ class WithdrawnError(Exception):
 class Turns:
     """Lets tasks wait for their turn in a queue."""
 
-    def __init__(self, queue: TurnQueue) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self._queue = queue
         self._waiting: dict[int, asyncio.Future[bool]] = {}
 
@@ -117,7 +117,7 @@ class BoundedLeaseStore:
         self._store = store
         self._timeout = timeout
         self._clock = clock
-        self._turns = Turns(TurnQueue(STORE_CALLS, STORE_SHARES))
+        self._turns = Turns(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
 
     @property
@@ -220,7 +220,7 @@ class BoundedTransport:
     def __init__(self, transport: Transport, *, rng: random.Random) -> None:
         self._transport = transport
         self._rng = rng
-        self._turns = Turns(TurnQueue(ATTACHES, (ATTACHES,)))
+        self._turns = Turns(RequestQueue(ATTACHES, (ATTACHES,)))
         self._bucket = TokenBucket(ATTACH_RATE, ATTACH_BURST)
 
     @property
