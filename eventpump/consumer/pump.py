@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
@@ -42,6 +44,9 @@ from eventpump.ports import Clock, ConsumerScope, HubDirectory, LeaseStore, Rece
 from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
+
+_RUNNING_BATCH: ContextVar[object | None] = ContextVar("eventpump_running_batch", default=None)
+"""Names the call of `process_events` that the code at hand belongs to; tasks and threads that it starts inherit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,8 @@ class PartitionPump:
         self._began_to_end = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._operation: str | None = None
+        self._batch: object | None = None
+        self._origin = (around.scope, lease.partition_id)
         self._cancels = 0
         self._is_suspended = False
         self._is_over = False
@@ -285,7 +292,7 @@ class PartitionPump:
                 return
             raw = feed.take(limit)
             if raw:
-                await self._deliver(tuple(map(ReceivedEvent, raw)))
+                await self._deliver(tuple(map(ReceivedEvent, raw, repeat(self._origin))))
                 if feed.events_held:
                     # A handler that never really waits must not keep the loop from turning.
                     await asyncio.sleep(0)
@@ -304,9 +311,17 @@ class PartitionPump:
             if events:
                 context.last_delivered = events[-1]
                 tracker.events_delivered(events[-1])
+                # A new name for each try: what an earlier one left running does not speak for this one.
+                self._batch = object()
+            belongs_to = _RUNNING_BATCH.set(self._batch)
             try:
-                await self._call("process_events", processor.process_events(context, events))
+                try:
+                    await self._call("process_events", processor.process_events(context, events))
+                finally:
+                    _RUNNING_BATCH.reset(belongs_to)
+                    self._batch = None
             except Exception as error:
+                tracker.events_failed()
                 await self._processor_failed("process_events", error)
                 continue
             if self._backoff.failures:
@@ -510,9 +525,12 @@ class PartitionPump:
         if self._clock.monotonic() >= self.lease.expires_at:
             self._on_lost("it ran out")
             raise OwnershipLostError(self.partition_id)
+        if event is not None and (self._tracker is None or event.origin != self._origin):
+            raise ConfigurationError("event", f"it was not delivered by partition {self.partition_id} here")
         if self._tracker is None or self._writer is None:
             return None
-        wanted = self._tracker.requested(event)
+        batch = _RUNNING_BATCH.get()
+        wanted = self._tracker.requested(event, is_in_batch=batch is not None and batch is self._batch)
         return None if wanted is None else self._writer.stored(wanted)
 
     def _save_what_is_due(self) -> None:
