@@ -304,5 +304,8 @@ class Reporter:
         for hook in self._hooks:
             try:
                 hook(report)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Nothing was awaited: a CancelledError, too, is the hook's own.
                 self._logger.exception("a hook failed on %s", type(report).__name__)

@@ -18,6 +18,7 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
+from eventpump.consumer.tasks import is_failure
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter
 from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
@@ -188,7 +189,9 @@ class PartitionHost:
                 try:
                     async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
                         await close()
-                except Exception as error:
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
                     logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)
 
     def _watch_signals(self) -> list[signal.Signals]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
@@ -111,6 +111,7 @@ class PartitionPump:
         self._cancels = 0
         self._is_suspended = False
         self._is_over = False
+        self._is_abandoned = False
         self._processor: EventProcessor | None = None
         self._is_open = False
         self._feed: PartitionFeed | None = None
@@ -152,6 +153,11 @@ class PartitionPump:
         """The processor's method that runs now."""
         return self._operation
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether `abandon` was called."""
+        return self._is_abandoned
+
     def renewed(self, lease: PartitionLease) -> None:
         """Go on under a renewed lease."""
         self.lease = lease
@@ -176,13 +182,17 @@ class PartitionPump:
         self._disown()
         self._begin_to_end()
 
+    def abandon(self) -> None:
+        """Let the next cancellation of its task end the pump at once, without calling the processor.
+
+        Any other cancellation comes from the user's code or from a stranger, and counts as a failure.
+        """
+        self._is_abandoned = True
+
     # ------------------------------------------------------------------------------------------------- its life
 
     async def run(self) -> None:
-        """Live. Returns when nothing is left of the pump; why it failed, if it did, is in `failure`.
-
-        Cancelled, it ends at once, without calling the processor.
-        """
+        """Live. Returns when nothing is left of the pump; why it failed, if it did, is in `failure`."""
         self._task = asyncio.current_task()
         try:
             try:
@@ -190,6 +200,13 @@ class PartitionPump:
                     await self._deliver_all()
             except _Ended:
                 pass
+            except asyncio.CancelledError as error:
+                # Not in the user's code, which is another matter (see `_call`).
+                await self._take_cancellation_back()
+                if not self._life.is_ending:
+                    failure = RuntimeError("the task of the pump was cancelled, and not by eventpump")
+                    failure.__cause__ = error
+                    self._fail(failure)
             except Exception as error:
                 self._fail(error)
             await self._close()
@@ -252,8 +269,8 @@ class PartitionPump:
         while not self._life.is_ending:
             try:
                 if self._processor is None:
-                    self._processor = self._around.source.make()
-                await self._call("open", self._processor.open(self.context))
+                    self._processor = self._made()
+                await self._call("open", self._processor.open, self.context)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -263,6 +280,14 @@ class PartitionPump:
             self._backoff.reset()
             return not self._life.is_ending
         return False
+
+    def _made(self) -> EventProcessor:
+        try:
+            return self._around.source.make()
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise _no_exception("making the processor", error) from error
 
     async def _read_checkpoint(self) -> Checkpoint | None:
         backoff = Backoff(0.2, 5.0)
@@ -316,7 +341,7 @@ class PartitionPump:
             belongs_to = _RUNNING_BATCH.set(self._batch)
             try:
                 try:
-                    await self._call("process_events", processor.process_events(context, events))
+                    await self._call("process_events", processor.process_events, context, events)
                 finally:
                     _RUNNING_BATCH.reset(belongs_to)
                     self._batch = None
@@ -361,7 +386,7 @@ class PartitionPump:
             writer.kick()
         if self._is_open and self._processor is not None:
             try:
-                await self._call("close", self._processor.close(self.context, life.reason))
+                await self._call("close", self._processor.close, self.context, life.reason)
             except _Ended:
                 pass
             except Exception as error:
@@ -441,33 +466,65 @@ class PartitionPump:
 
     # ------------------------------------------------------------------------------------------ the user's code
 
-    async def _call(self, operation: str, work: Awaitable[None]) -> None:
-        """Run a method of the processor in this task.
+    async def _call(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a method of the processor in this task. What leaves it and is no `Exception` is raised as one, save what
+        ends the interpreter: the failure policy decides of that, too.
 
         :raises _Ended: it was cancelled by a deadline.
         """
-        if not isinstance(work, Awaitable):
-            raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
         self._operation = operation
         task = self._task
         assert task is not None
-        blocked_after = self._around.blocked_after
+        raised: BaseException | None = None
         try:
-            await Watched(work, self._clock.monotonic, blocked_after, self._blocked)
-        except asyncio.CancelledError as error:
-            if self._cancels:
-                late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
-                self._report(ProcessorFailed, operation, late, 1, None)
-                raise _Ended from None
-            if task.cancelling():
-                raise
-            # Not ours and nobody's: the processor waited for something that was cancelled.
-            raise RuntimeError(f"{operation} was cancelled from within") from error
+            work = method(*args)
+            if not isinstance(work, Awaitable):
+                raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
+            await Watched(work, self._clock.monotonic, self._around.blocked_after, self._blocked)
+        except GeneratorExit:
+            # This coroutine is being closed, and may not wait any more.
+            raise
+        except BaseException as error:
+            raised = error
+        self._operation = None
+        is_late = self._cancels > 0
+        if is_late or task.cancelling():
+            await self._take_cancellation_back()
+        if raised is None:
+            return
+        try:
+            if isinstance(raised, asyncio.CancelledError):
+                if is_late:
+                    late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
+                    self._report(ProcessorFailed, operation, late, 1, None)
+                    raise _Ended
+                # The processor waited for something that was cancelled, or somebody cancelled this task in its code.
+                raise RuntimeError(f"{operation} was cancelled, and not by eventpump") from raised
+            if isinstance(raised, Exception | KeyboardInterrupt | SystemExit):
+                raise raised
+            raise _no_exception(operation, raised)
         finally:
-            self._operation = None
-            while self._cancels:
-                self._cancels -= 1
-                task.uncancel()
+            # The traceback holds this frame, which must not hold the error in turn.
+            raised = None
+
+    async def _take_cancellation_back(self) -> None:
+        """Forget every request to cancel the task: it was for what ran in it, and that has ended.
+
+        :raises CancelledError: the manager cancels the task, which stands.
+        """
+        task = self._task
+        assert task is not None
+        if self._is_abandoned:
+            raise asyncio.CancelledError
+        self._cancels = 0
+        while task.cancelling():
+            task.uncancel()
+        try:
+            # Before Python 3.13 a request that was not raised yet is raised at the next wait, taken back or not.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._is_abandoned:
+                raise
 
     async def _processor_failed(self, operation: str, error: Exception) -> None:
         """Do what the failure policy says: end the pump, or return when it is time to try again."""
@@ -489,7 +546,7 @@ class PartitionPump:
         if self._processor is None:
             return
         try:
-            await self._call("process_error", self._processor.process_error(self.context, error))
+            await self._call("process_error", self._processor.process_error, self.context, error)
         except Exception as another:
             self._report(ProcessorFailed, "process_error", another, 1, None)
 
@@ -509,13 +566,15 @@ class PartitionPump:
             await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _Ended
+            if task.cancelled():
+                raise RuntimeError("a step of the pump was cancelled, and not by eventpump")
             result, error = task.result()
             if error is not None:
                 raise error
             return result  # type: ignore[no-any-return]  # the task is typed by its coroutine, which the set forgets
         finally:
-            task.cancel()
-            ending.cancel()
+            self._tasks.drop(task)
+            self._tasks.drop(ending)
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
@@ -585,8 +644,17 @@ async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, Exception 
     """Give what it returned or raised, so that an expected error is not an unexpected one of the task."""
     try:
         return await work, None
-    except Exception as error:
-        return None, error
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return None, error if isinstance(error, Exception) else _no_exception("a step of the pump", error)
+
+
+def _no_exception(operation: str, error: BaseException) -> RuntimeError:
+    """Make an exception of what is none, so that what handles failures handles it."""
+    failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is no Exception: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 async def _wait(event: asyncio.Event) -> None:

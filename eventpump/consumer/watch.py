@@ -36,6 +36,9 @@ class Watched(Awaitable[_T]):
                 waits_for = next(steps) if error is None else steps.throw(error)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
+            except GeneratorExit as escaped:
+                # As PEP 479 has it for StopIteration: out of the code itself it is a fault, and closes nothing of ours.
+                raise RuntimeError("the code raised GeneratorExit") from escaped
             finally:
                 took = clock() - began
                 if took > threshold:
