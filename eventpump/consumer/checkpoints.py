@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
@@ -22,6 +23,7 @@ class CheckpointWriter:
     """Carries out what a tracker wants stored.
 
     :param lease: gives the lease to write under.
+    :param turns: keeps handlers that compute from starving a write.
     :param timeout: seconds for one write; its outcome is not known after that, and it is written again.
     :param on_written: is called with every checkpoint stored.
     :param on_failed: is called with every error of the store.
@@ -34,6 +36,7 @@ class CheckpointWriter:
         tracker: CheckpointTracker,
         lease: Callable[[], PartitionLease],
         *,
+        turns: Turns,
         timeout: float,
         rng: random.Random,
         on_written: Callable[[Checkpoint], None],
@@ -44,6 +47,7 @@ class CheckpointWriter:
         self._store = store
         self._tracker = tracker
         self._lease = lease
+        self._turns = turns
         self._timeout = timeout
         self._rng = rng
         self._backoff = Backoff(0.2, 5.0)
@@ -104,8 +108,9 @@ class CheckpointWriter:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                async with asyncio.timeout(self._timeout):
-                    is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+                with self._turns.call(self._timeout):
+                    async with asyncio.timeout(self._timeout):
+                        is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
             except BaseException as error:
                 tracker.write_failed()
                 if not is_failure(error):

@@ -363,6 +363,8 @@ class PartitionManager:
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Note a lease, taken or renewed, and when it ends."""
         slot.lease = lease
+        due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
+        self._around.turns.lease_held(slot.partition_id, due_at)
         if slot.expiry is not None:
             slot.expiry.cancel()
         delay = max(0.0, lease.expires_at - self._clock.monotonic())
@@ -388,6 +390,7 @@ class PartitionManager:
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
         slot.stolen = None
+        self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
@@ -575,8 +578,9 @@ class PartitionManager:
         """Call the store within its time-out; a failure is reported and given back, not raised."""
         timeout = self._around.store_timeout if timeout is None else timeout
         try:
-            async with asyncio.timeout(timeout):
-                return await call
+            with self._around.turns.call(timeout):
+                async with asyncio.timeout(timeout):
+                    return await call
         except BaseException as error:
             if not is_failure(error):
                 raise

@@ -23,6 +23,17 @@ class EventProcessor(ABC):
 
     For one partition all four methods are called from one task, one after the other. Given as an instance, one object
     serves all partitions; given as a class or factory, every ownership of a partition gets an object of its own.
+
+    All partitions of a host share its event loop, and so do the renewals of its leases. Code that computes for long, or
+    calls something that blocks, stops them all for that time. Run it elsewhere, and wait for it:
+
+    * what blocks, or releases the interpreter's lock: `await asyncio.to_thread(work, events)`;
+    * what computes in Python: `await loop.run_in_executor(pool, work, [event.body for event in events])`, with a
+      `concurrent.futures.ProcessPoolExecutor` made once.
+
+    A host whose turns of the loop take more than 50 ms starts no delivery while a renewal is due or a call of the store
+    might run out of its time; so it keeps its leases as long as all handlers' steps of one turn together stay below
+    about half of the lease duration. `LoopBlocked` reports a standstill of a tenth of the lease duration.
     """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
@@ -32,8 +43,8 @@ class EventProcessor(ABC):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch. Returning says it is processed; raising goes to `process_error`, then by the failure policy.
 
-        Cancelled only when ownership was lost or the host's time to close has run out. Leaving with anything else than an
-        `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
+        Cancelled only when ownership was lost or the host's time to close has run out. Leaving with anything else than
+        an `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
 
         :param events: one event or more, in order; none only with `call_when_idle`.
         """

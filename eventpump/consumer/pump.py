@@ -14,6 +14,7 @@ from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
@@ -56,7 +57,9 @@ class PumpSurroundings:
     :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
     :param store_timeout: seconds for one call of the store.
+    :param renew_interval: seconds between renewals.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
+    :param turns: holds deliveries back while handlers compute and the store needs the loop.
     """
 
     transport: Transport
@@ -71,6 +74,8 @@ class PumpSurroundings:
     reporter: Reporter
     store_timeout: float
     blocked_after: float
+    turns: Turns
+    renew_interval: float
 
 
 class PartitionPump:
@@ -110,6 +115,8 @@ class PartitionPump:
         self._origin = (around.scope, lease.partition_id)
         self._cancels = 0
         self._is_suspended = False
+        self._held_back: asyncio.Future[None] | None = None
+        self._blocked_again_after = 0.0
         self._is_over = False
         self._is_abandoned = False
         self._processor: EventProcessor | None = None
@@ -237,6 +244,7 @@ class PartitionPump:
             around.store,
             self._tracker,
             lambda: self.lease,
+            turns=around.turns,
             timeout=around.store_timeout,
             rng=around.rng,
             on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
@@ -303,8 +311,9 @@ class PartitionPump:
         return None
 
     async def _read_checkpoint_once(self) -> Checkpoint | None:
-        async with asyncio.timeout(self._around.store_timeout):
-            return await self._around.store.read_checkpoint(self.partition_id)
+        with self._around.turns.call(self._around.store_timeout):
+            async with asyncio.timeout(self._around.store_timeout):
+                return await self._around.store.read_checkpoint(self.partition_id)
 
     async def _deliver_all(self) -> None:
         feed, settings = self._feed, self._settings
@@ -332,7 +341,10 @@ class PartitionPump:
         tracker, processor, context = self._tracker, self._processor, self.context
         assert tracker is not None
         assert processor is not None
+        turns = self._around.turns
         while self._may_deliver():
+            if turns.is_watching and await self._hold_back():
+                continue
             if events:
                 context.last_delivered = events[-1]
                 tracker.events_delivered(events[-1])
@@ -355,6 +367,19 @@ class PartitionPump:
                 tracker.events_handled(events[-1], len(events), self._clock.monotonic())
                 self._save_what_is_due()
             return
+
+    async def _hold_back(self) -> bool:
+        """Wait while handlers compute and the store needs the loop. False, without a wait, where that is not so."""
+        turns = self._around.turns
+        waiter = self._held_back = turns.hold()
+        if waiter is None:
+            return False
+        try:
+            await waiter
+        finally:
+            self._held_back = None
+            turns.release(waiter)
+        return True
 
     def _may_deliver(self) -> bool:
         """Check, immediately before a delivery, that the partition is still ours by our own clock."""
@@ -413,6 +438,8 @@ class PartitionPump:
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
         self._ending.set()
+        if self._held_back is not None and not self._held_back.done():
+            self._held_back.set_result(None)
         if self._feed is not None:
             self._feed.stop()
             self._feed.wake()
@@ -480,7 +507,8 @@ class PartitionPump:
             work = method(*args)
             if not isinstance(work, Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
-            await Watched(work, self._clock.monotonic, self._around.blocked_after, self._blocked)
+            around = self._around
+            await Watched(work, self._clock.monotonic, around.blocked_after, self._blocked, around.turns.stepped)
         except GeneratorExit:
             # This coroutine is being closed, and may not wait any more.
             raise
@@ -627,7 +655,10 @@ class PartitionPump:
             self._report(LinkFailed, error, delay)
 
     def _blocked(self, duration: float) -> None:
-        self._report(LoopBlocked, duration, self._operation)
+        now = self._clock.monotonic()
+        if now >= self._blocked_again_after:
+            self._blocked_again_after = now + self._around.renew_interval
+            self._report(LoopBlocked, duration, self._operation)
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
         self._report(UnexpectedFailure, operation, error)

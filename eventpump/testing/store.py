@@ -38,6 +38,8 @@ class FlakyLeaseStore:
         """The most calls of a kind, for one partition, at one time."""
         self.written: list[Checkpoint] = []
         """Every checkpoint the real store took, in order."""
+        self.turns = 0
+        """The turns of the event loop that each call takes at the least, as those of a real store do."""
         self._healed = asyncio.Event()
 
     # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record, close;
@@ -79,6 +81,8 @@ class FlakyLeaseStore:
     async def _before(self, operation: str, partition_id: str | None) -> BaseException | None:
         """Do what faults say, and give the error to raise after the work."""
         self.calls.append((operation, partition_id))
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         for fault in list(self._faults):
             if fault.operation != operation or fault.partition_id not in {None, partition_id}:
                 continue
