@@ -244,14 +244,15 @@ class PartitionsFound(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(HostReport):
-    """The event loop stood still for longer than the renew interval, so leases are at risk.
+    """The event loop stood still for a tenth of the lease duration or longer. Leases are at risk from a third on.
 
-    The partition is the one whose processor ran; None where it was none of them.
+    The partition is the one whose processor ran, in one step; None where it was several, or none. Reported at most once
+    per partition and renew interval.
 
     :param duration: how long, in seconds.
     """
 
-    level: ClassVar[int] = logging.ERROR
+    level: ClassVar[int] = logging.WARNING
     duration: float
     operation: str | None
 
@@ -352,5 +353,8 @@ class Reporter:
         for hook in self._hooks:
             try:
                 hook(report)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Nothing was awaited: a CancelledError, too, is the hook's own.
                 self._logger.exception("a hook failed on %s", type(report).__name__)

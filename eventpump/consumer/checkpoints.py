@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
@@ -86,27 +86,36 @@ class CheckpointWriter:
         self._fail_waiters(None)
 
     async def _write(self) -> None:
+        is_cancelled = False
         try:
             await self._write_wanted()
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        except BaseException as error:
+            self._fail_waiters(StoreError("write checkpoint", f"the writer failed: {type(error).__name__}"))
+            raise
         finally:
             self._is_writing = False
+            if is_cancelled:
+                # Unless the writer is closed it was a stranger who cancelled the task, and the wish stands.
+                self.kick()
 
     async def _write_wanted(self) -> None:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
                 is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
-            except Exception as error:
+            except BaseException as error:
                 tracker.write_failed()
+                if not is_failure(error):
+                    raise
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
                 delay = self._backoff.next(self._rng)
                 self._on_failed(failure)
                 if self._backoff.failures >= FAILURES_TOLD:
                     self._fail_waiters(failure)
                 await asyncio.sleep(delay)
-            except BaseException:
-                tracker.write_failed()
-                raise
             else:
                 if not is_stored:
                     tracker.write_failed()
@@ -134,7 +143,7 @@ class CheckpointWriter:
         self._waiters.clear()
 
 
-def store_error(error: Exception, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
+def store_error(error: BaseException, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
     """Make one of ours of what a store's call raised, so that a faulty store looks like a failing one."""
     if isinstance(error, EventPumpError):
         return error

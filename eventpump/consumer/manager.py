@@ -11,7 +11,7 @@ from typing import TypeVar
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -253,8 +253,8 @@ class PartitionManager:
                     return None
                 result, error = outcome.result()
             finally:
-                outcome.cancel()
-                stopping.cancel()
+                self._chores.drop(outcome)
+                self._chores.drop(stopping)
             if error is None:
                 return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
             failure = self._own_error(operation, error, is_read)
@@ -270,7 +270,7 @@ class PartitionManager:
             await self._sleep(delay, measured=False)
         return None
 
-    def _own_error(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
+    def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
         """Make one of ours of what a call raised at the start."""
         if is_read and not isinstance(error, EventPumpError):
             return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
@@ -405,6 +405,8 @@ class PartitionManager:
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Note a lease, taken or renewed, and when it ends."""
         slot.lease = lease
+        due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
+        self._around.turns.lease_held(slot.partition_id, due_at)
         if slot.expiry is not None:
             slot.expiry.cancel()
         delay = max(0.0, lease.expires_at - self._clock.monotonic())
@@ -431,6 +433,7 @@ class PartitionManager:
         slot.lease = None
         slot.stolen = None
         self._renewals_due.remove(slot.partition_id)
+        self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
@@ -470,7 +473,8 @@ class PartitionManager:
         """Renew a lease, and again while that fails and the lease lives."""
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         try:
-            while (lease := slot.lease) is not None:
+            # A lease without a pump is never kept, however the pump ended.
+            while (lease := slot.lease) is not None and slot.pump is not None:
                 stolen = slot.stolen
                 renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
                 if slot.lease is not lease:
@@ -493,9 +497,10 @@ class PartitionManager:
                 # The link was stolen while we asked: the answer may be older than that. Ask again.
         finally:
             slot.is_renewing = False
-            if slot.lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
+            lease = slot.lease if slot.pump is not None else None
+            if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
                 # Taken anew meanwhile, and due while the renewal of the lease before was not over.
-                self._renew_later(slot, slot.lease)
+                self._renew_later(slot, lease)
 
     def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
         """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
@@ -544,12 +549,21 @@ class PartitionManager:
             pump.ownership_lost()
 
     async def _run_pump(self, slot: _Slot, pump: PartitionPump) -> None:
+        escaped: BaseException | None = None
         try:
             await pump.run()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            if pump.is_abandoned:
+                raise
+            escaped = error
         finally:
             # Only now may the partition be started here again.
             slot.pump = None
-        if pump.failure is not None:
+        if escaped is not None:
+            self._pump_broke(slot, escaped)
+        elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
         self._attempt_ended(pump)
         await self._release(slot)
@@ -574,6 +588,15 @@ class PartitionManager:
             withheld, self._withheld = self._withheld, []
             for report in withheld:
                 self._report(report)
+
+    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
+        """Report an end of a pump that never should be, and leave the partition to others for a while."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            # It was the pump that this ended; the lease is still to be released.
+            task.uncancel()
+        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+        self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError):
@@ -610,6 +633,9 @@ class PartitionManager:
                 self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
+        for slot in self._slots.values():
+            if slot.pump is not None:
+                slot.pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
         self._judge_start()
         for slot in self._slots.values():
@@ -623,8 +649,8 @@ class PartitionManager:
             hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
             ended = self._chores.spawn(self._pumps.wait(remaining), "eventpump closing")
             await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
-            hurried.cancel()
-            ended.cancel()
+            self._chores.drop(hurried)
+            self._chores.drop(ended)
         await self._chores.wait(RELEASE_TIME)
 
     # ------------------------------------------------------------------------------------------------- helpers
@@ -639,7 +665,9 @@ class PartitionManager:
         try:
             async with asyncio.timeout(timeout):
                 return await call
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
             self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
             return _FAILED
@@ -658,9 +686,11 @@ class _Failed:
 _FAILED = _Failed()
 
 
-async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, Exception | None]:
+async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, BaseException | None]:
     try:
         async with asyncio.timeout(timeout):
             return await call, None
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         return None, error

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.tasks import is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
@@ -81,7 +82,7 @@ class SharedRead:
         self._lock = asyncio.Lock()
         self._begun = 0
         self._answered = 0
-        self._answer: HubProperties | Exception | None = None
+        self._answer: HubProperties | BaseException | None = None
 
     async def read(self) -> HubProperties:
         """Read them. :raises ServiceError: as `HubDirectory.get_hub_properties`."""
@@ -92,10 +93,12 @@ class SharedRead:
                 number = self._begun
                 try:
                     self._answer = await self._directory.get_hub_properties(self._hub)
-                except Exception as error:
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
                     self._answer = error
                 self._answered = number
-            if isinstance(self._answer, Exception):
+            if isinstance(self._answer, BaseException):
                 raise self._answer
             return self._answer
 
@@ -229,7 +232,9 @@ class GroupStart:
     async def _call(self, operation: str, call: Awaitable[_T]) -> _T:
         try:
             return await call
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise store_error(error, operation, None, self._store_timeout) from error
 
     @staticmethod
