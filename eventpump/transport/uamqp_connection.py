@@ -136,7 +136,7 @@ class UamqpConnection(BaseConnection):
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: the CA file cannot be used.
+        :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
         route = client_route(settings)
         connection: UamqpConnection | None = None
