@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
+from eventpump.core.silence import Look
 from eventpump.errors import ClosedError, EventPumpError, Recovery, ServiceBusyError, ServiceError
 from eventpump.events import EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
@@ -78,6 +80,29 @@ class PartitionFeed:
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
         """The last message received."""
+        self.batches = 0
+        """How many times messages came."""
+        self.links = 0
+        """How many links were attached."""
+        self.quiet_since = 0.0
+        """When the last message came, or the link was attached after it; on the loop's clock."""
+        self.received_at = -math.inf
+        """When the last message came; on the loop's clock."""
+        self.look: Look | None = None
+        """What management said since the last message, where it was asked."""
+        self._is_given_up = False
+        self._reopening: asyncio.Future[Exception | None] | None = None
+
+    @property
+    def link(self) -> ReceiveLink | None:
+        """The link there is now."""
+        return self._link
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether messages could come and none is there: attached, with credit, and everything received was taken."""
+        is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
+        return is_wanting and self._link is not None and self._credit.outstanding > 0 and self._cache.count == 0
 
     @property
     def position(self) -> EventPosition:
@@ -164,6 +189,27 @@ class PartitionFeed:
         self._credit.left = limit
         self._adjust_credit()
 
+    def reopen(self, error: ServiceError) -> None:
+        """Give the link up with an error of ours, and open another. Does nothing where there is none."""
+        if self._link is not None and self._link_error is not None and not self._link_error.done():
+            self._is_given_up = True
+            self._link = None
+            self._link_error.set_result(error)
+
+    async def until_reopened(self) -> Exception | None:
+        """Wait for the next attempt to open a link, and give its error; None where it is attached.
+
+        Where the feed has ended it gives that error. One caller at a time; cancelled, nothing is lost.
+        """
+        if self.error is not None:
+            return self.error
+        outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._reopening = outcome
+        try:
+            return await outcome
+        finally:
+            self._reopening = None
+
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
 
@@ -172,6 +218,7 @@ class PartitionFeed:
         self._is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
+        self._attempted(self.error)
         self._wake(True)
         if self._timer is not None:
             self._timer.cancel()
@@ -193,6 +240,9 @@ class PartitionFeed:
         cache = self._cache
         cache.append(batch, self._credit.received(batch))
         self.newest = batch[-1]
+        self.batches += 1
+        self.received_at = self.quiet_since = asyncio.get_running_loop().time()
+        self.look = None
         self._adjust_credit()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -210,10 +260,12 @@ class PartitionFeed:
         began = loop.time()
         while True:
             self._link_error = loop.create_future()
-            opened_at, newest = loop.time(), self.newest
+            opened_at, newest, links = loop.time(), self.newest, self.links
             try:
                 await self._use_link(self._link_error)
             except EventPumpError as error:
+                if self.links == links:
+                    self._attempted(error)
                 if self.newest is not newest or loop.time() - opened_at > self._settled_after:
                     self._backoff.reset()
                 if self._is_parked or not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
@@ -237,6 +289,9 @@ class PartitionFeed:
         try:
             self._link = link
             self._was_attached = True
+            self.links += 1
+            self.quiet_since = asyncio.get_running_loop().time()
+            self._attempted(None)
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()
@@ -245,7 +300,8 @@ class PartitionFeed:
         finally:
             self._link = None
             self._credit.link_ended()
-            if not ended.done() or ended.cancelled():
+            is_given_up, self._is_given_up = self._is_given_up, False
+            if is_given_up or not ended.done() or ended.cancelled():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_TIMEOUT):
                         await link.aclose()
@@ -263,10 +319,15 @@ class PartitionFeed:
             self.error = error
             if self._on_trouble is not None:
                 self._on_trouble(error, None)
+        self._attempted(error)
         self._wake(True)
 
     def _keeper_failed(self, _: str, error: BaseException) -> None:
         self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
+
+    def _attempted(self, error: Exception | None) -> None:
+        if self._reopening is not None and not self._reopening.done():
+            self._reopening.set_result(error)
 
     # -------------------------------------------------------------------------------------------------- waiting
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings, is_configured_wrongly
+from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import plan_leases
@@ -69,6 +70,9 @@ class PartitionStatus:
     """How a partition stands on a host.
 
     :param epoch: of the lease; None where this host holds none and only its old pump has not ended yet.
+    :param last_sequence_number: of the last event delivered.
+    :param lag: see `PartitionContext.lag`; None where it is not known.
+    :param is_attached: whether its link is attached now.
     """
 
     partition_id: str
@@ -76,6 +80,7 @@ class PartitionStatus:
     state: PumpState
     last_sequence_number: int | None
     lag: int | None
+    is_attached: bool
 
 
 @dataclass(slots=True)
@@ -109,6 +114,9 @@ class PartitionManager:
         self._renewals = TaskSet(self._unexpected)
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
+        self._silence = SilenceWatch(
+            around.directory, self._settings.hub, self._settings.max_wait_time, self._unexpected
+        )
         self._end = _Outcome()
         self._close_by = math.inf
         self._hurry = asyncio.Event()
@@ -126,6 +134,7 @@ class PartitionManager:
                 slot.pump.state,
                 None if (last := slot.pump.context.last_delivered) is None else last.sequence_number,
                 slot.pump.context.lag,
+                slot.pump.is_attached,
             )
             for slot in self._slots.values()
             if slot.pump is not None
@@ -461,6 +470,7 @@ class PartitionManager:
         pump = slot.pump = PartitionPump(
             self._around,
             lease,
+            silence=self._silence,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
@@ -515,6 +525,7 @@ class PartitionManager:
             if slot.pump is not None:
                 slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
+        await self._silence.aclose()
         await self._wait_for_pumps()
         await self._renewals.cancel(RELEASE_TIME)
         for slot in self._slots.values():

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
+from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.silence import lag
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -29,6 +31,7 @@ from eventpump.hooks import (
     CheckpointDropped,
     CheckpointWritten,
     LinkFailed,
+    LinkStalled,
     LoopBlocked,
     ProcessorFailed,
     PumpClosed,
@@ -74,6 +77,7 @@ class PartitionPump:
     The user's code runs in the task of `run`, and nothing else of the pump depends on that code to return: the feed,
     the checkpoint writer and the deadlines are on their own.
 
+    :param silence: checks its link when it is silent.
     :param on_stolen: is called once when a reader with a higher owner level took the link; no batch follows.
     :param on_lost: is called with the way it was learned that the lease is lost.
     :param on_overdue: is called when the end should have come and has not.
@@ -84,6 +88,7 @@ class PartitionPump:
         around: PumpSurroundings,
         lease: PartitionLease,
         *,
+        silence: SilenceWatch,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_lost: Callable[[str], None],
         on_overdue: Callable[[], None],
@@ -91,6 +96,7 @@ class PartitionPump:
         self._around = around
         self._settings = around.settings
         self._clock = around.clock
+        self._silence = silence
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
@@ -120,6 +126,7 @@ class PartitionPump:
             lease.epoch,
             checkpoint=self._checkpoint,
             newest=lambda: None if self._feed is None else self._feed.newest,
+            lag=self._lag,
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
@@ -139,6 +146,11 @@ class PartitionPump:
     def state(self) -> PumpState:
         """Where the pump stands."""
         return self._life.state
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether its link is attached now."""
+        return self._feed is not None and self._feed.is_attached
 
     @property
     def operation(self) -> str | None:
@@ -191,6 +203,7 @@ class PartitionPump:
             self._disown()
             self._clear_timers()
             if self._feed is not None:
+                self._silence.forget(self._feed)
                 await self._feed.aclose(0.0)
             if self._writer is not None:
                 await self._writer.aclose()
@@ -292,8 +305,10 @@ class PartitionPump:
             elif feed.error is not None:
                 await self._feed_failed(feed.error)
                 return
-            elif not await feed.wait(settings.max_wait_time) and self._may_deliver() and settings.call_when_idle:
-                await self._deliver(())
+            elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
+                self._silence.waited(feed, self.partition_id, self._link_silent)
+                if settings.call_when_idle:
+                    await self._deliver(())
 
     async def _deliver(self, events: tuple[ReceivedEvent, ...]) -> None:
         """Hand a batch over, the same again until it is processed, as long as it is ours to."""
@@ -548,6 +563,23 @@ class PartitionPump:
         elif delay is not None:
             # Else the feed has ended, and the manager tells or raises the error.
             self._report(LinkFailed, error, delay)
+
+    def _link_silent(self, link: SilentLink) -> None:
+        self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
+
+    def _lag(self) -> int | None:
+        feed, delivered, now = self._feed, self.context.last_delivered, asyncio.get_running_loop().time()
+        if feed is None:
+            return None
+        return lag(
+            delivered=None if delivered is None else delivered.sequence_number,
+            told=self.context.last_sequence_number,
+            look=feed.look,
+            is_attached=feed.is_attached,
+            silent_for=now - feed.received_at if feed.is_silent else None,
+            now=now,
+            patience=self._silence.max_silence,
+        )
 
     def _blocked(self, duration: float) -> None:
         self._report(LoopBlocked, duration, self._operation)

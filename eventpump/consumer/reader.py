@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +11,16 @@ from types import TracebackType
 from typing import Self
 
 from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
+
+logger = logging.getLogger("eventpump.consumer")
+
+SILENCE = 30.0
+"""Seconds that a link may be silent while somebody reads, before it is checked."""
 
 _START = "-1"
 _LATEST = "@latest"
@@ -39,6 +46,7 @@ class PartitionReader:
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
+        self._silence: SilenceWatch | None = None
         self._is_closed = False
         self._end = settings.end
         self._is_at_end = False
@@ -75,6 +83,7 @@ class PartitionReader:
         except BaseException:
             await self.aclose()
             raise
+        self._silence = SilenceWatch(transport, settings.hub, SILENCE, self._check_failed)
         self._feed = PartitionFeed(
             transport,
             ReceiveLinkSpec(
@@ -136,8 +145,11 @@ class PartitionReader:
             if feed.error is not None:
                 raise feed.error
             remaining = None if until is None else until - loop.time()
-            if (remaining is not None and remaining <= 0) or not await feed.wait(remaining):
+            if remaining is not None and remaining <= 0:
                 return []
+            if not await feed.wait(SILENCE if remaining is None else min(remaining, SILENCE)):
+                assert self._silence is not None
+                self._silence.waited(feed, self._settings.partition_id, self._link_silent)
         return []
 
     async def aclose(self) -> None:
@@ -147,8 +159,26 @@ class PartitionReader:
             if self._feed is not None:
                 await self._feed.aclose()
         finally:
-            if self._transport is not None:
-                await self._transport.aclose()
+            try:
+                if self._silence is not None:
+                    await self._silence.aclose()
+            finally:
+                if self._transport is not None:
+                    await self._transport.aclose()
+
+    def _link_silent(self, link: SilentLink) -> None:
+        what = "its connection is dropped" if link.drops_connection else "it is opened again"
+        where = self._settings.hub, self._settings.partition_id
+        logger.warning(
+            "reader of %s, partition %s: the link was silent for %.1f s, %s: %s",
+            *where,
+            link.silent_for,
+            what,
+            link.evidence,
+        )
+
+    def _check_failed(self, operation: str, error: BaseException) -> None:
+        logger.error("%s failed unexpectedly", operation, exc_info=error)
 
     # --------------------------------------------------------------------------------------------------- the end
 

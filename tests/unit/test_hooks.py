@@ -30,6 +30,9 @@ _VALUES: dict[str, Any] = {
     "checkpoint": Checkpoint("3", "100", 9),
     "partition_ids": ("0", "1"),
     "duration": 12.0,
+    "evidence": "it does not answer a probe",
+    "silent_for": 30.0,
+    "drops_connection": False,
 }
 
 _KINDS = [
