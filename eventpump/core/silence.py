@@ -207,7 +207,8 @@ def lag(
     It is not known while the link is not attached; where the newest event is known neither from the last one received
     nor from a later look; and when the link has been silent for longer than `patience` seconds and no look of the last
     `2 * patience` seconds confirms it. A silent link is one that is attached, has credit, and nothing received is left
-    to deliver; its silence begins with the last message, on whichever link that came. Where nothing was delivered yet, it is 0 if a look confirms that there is nothing to deliver.
+    to deliver; its silence begins with the last message, on whichever link that came. Where nothing was delivered yet,
+    it is 0 if a look confirms that there is nothing to deliver.
 
     :param delivered: the sequence number of the last event delivered.
     :param told: that of the newest event, as the last one received told it.

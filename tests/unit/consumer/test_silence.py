@@ -37,7 +37,7 @@ async def _delivered(fleet: Fleet, number: int, partition_id: str = "0", within:
 
 
 async def test_an_unanswered_probe_opens_the_link_again() -> None:
-    """A link that answers no probe, at a service that has answered one, is opened again; nothing is lost or repeated."""
+    """A link that answers no probe, at a service that has answered one, is opened again; nothing is lost."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a")
@@ -164,7 +164,7 @@ async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool)
 
 
 async def test_a_slow_handler_is_no_silence() -> None:
-    """While events wait for a handler, or there is no credit because of it, nothing is checked."""
+    """While events wait for a handler, or there is no credit because of it, nothing is checked, and lag is known."""
 
     async def slow(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         await asyncio.sleep(100)
@@ -172,8 +172,14 @@ async def test_a_slow_handler_is_no_silence() -> None:
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
         processor = RecordingProcessor(fleet.record, on_events=slow)
-        await fleet.start("a", processor, max_batch_size=1, cache_events=2, close_timeout=200.0)
-        await asyncio.sleep(900)
+        host = await fleet.start(
+            "a", processor, max_batch_size=1, cache_events=2, close_timeout=200.0, track_last_enqueued=True
+        )
+        await asyncio.sleep(50)
+        for number in range(9):
+            (status,) = host.partitions
+            assert status.lag == 9 - number
+            await asyncio.sleep(100)
         assert fleet.hub.probes == []
         await fleet.until(lambda: len(fleet.record.numbers("0")) == 10, 200)
 
