@@ -395,7 +395,7 @@ class RetryOptions(SettingsModel):
 
     :param max_retries: tries after the first.
     :param base_delay: seconds; the bound of the first delay, doubled with each further one.
-    :param max_delay: seconds; no delay is longer.
+    :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
     """
 
     max_retries: int = Field(default=3, ge=0, le=100)
@@ -728,6 +728,7 @@ class FeedSettings(SettingsModel):
     :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
         where a silent partition was looked at.
     :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
+        After a lost connection it is not doubled: only attempts to connect are spaced then, by 5 s at most.
     :param reopen_delay_max: seconds; no delay is longer.
     :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
         reached once is tried for ever.

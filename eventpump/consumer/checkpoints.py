@@ -21,8 +21,9 @@ FAILURES_TOLD = 3
 class CheckpointWriter:
     """Carries out what a tracker wants stored.
 
+    :param store: gives a write up after the time-out; its outcome is not known after that, and it is written again.
     :param lease: gives the lease to write under.
-    :param timeout: seconds for one write; its outcome is not known after that, and it is written again.
+    :param timeout: that time-out, in seconds.
     :param on_written: is called with every checkpoint stored.
     :param on_failed: is called with every error of the store.
     :param on_refused: is called when the store says that the lease is lost.
@@ -94,8 +95,7 @@ class CheckpointWriter:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                async with asyncio.timeout(self._timeout):
-                    is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+                is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
             except Exception as error:
                 tracker.write_failed()
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)

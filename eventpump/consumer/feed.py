@@ -32,7 +32,8 @@ class PartitionFeed:
 
     What the link's end allows is decided by the error's `Recovery`: to give up ends the feed, everything else opens
     the link again after the last message *received*. What was received stays in the cache meanwhile, so nothing is
-    lost and nothing comes twice.
+    lost and nothing comes twice. A back-off of its own the feed has for what befalls its link only: attempts to connect
+    are spaced by the transport, and two waits in a row would only make an outage longer.
 
     :param spec: the link; its position is where the first one begins.
     :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
@@ -56,6 +57,9 @@ class PartitionFeed:
         self._transport = transport
         self._spec = spec
         self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._reopen_delay = settings.reopen_delay
+        self._telling = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._quiet_until = float("-inf")
         self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
         self._was_attached = False
@@ -271,14 +275,30 @@ class PartitionFeed:
                 if self._is_parked or not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
                     self._end(error)
                     return
-                least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
-                delay = self._backoff.next(self._rng, at_least=least)
+                delay = self._delay_after(error)
                 if self._is_too_late(loop.time() - began + delay):
                     self._end(error)
                     return
-                if self._on_trouble is not None:
+                if self._is_worth_telling(error, loop.time()) and self._on_trouble is not None:
                     self._on_trouble(error, delay)
             await asyncio.sleep(delay)
+
+    def _delay_after(self, error: ServiceError) -> float:
+        """Return the seconds until the link is opened again."""
+        if error.recovery is Recovery.RECONNECT:
+            # The transport waits as long as it takes; this only keeps many feeds from asking in one instant.
+            return self._rng.uniform(0, self._reopen_delay)
+        least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
+        return self._backoff.next(self._rng, at_least=least)
+
+    def _is_worth_telling(self, error: ServiceError, now: float) -> bool:
+        """Return whether a failure is one to report: each but those of an outage that goes on, of which ever fewer."""
+        if error.recovery is not Recovery.RECONNECT:
+            return True
+        if now < self._quiet_until:
+            return False
+        self._quiet_until = now + self._telling.next(self._rng)
+        return True
 
     def _is_too_late(self, elapsed: float) -> bool:
         return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
@@ -292,6 +312,8 @@ class PartitionFeed:
             self.links += 1
             self.quiet_since = asyncio.get_running_loop().time()
             self._attempted(None)
+            self._telling.reset()
+            self._quiet_until = float("-inf")
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()

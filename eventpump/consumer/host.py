@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from eventpump.clock import LoopClock
+from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
@@ -164,10 +165,11 @@ class PartitionHost:
     async def _run(self) -> None:
         settings = self._settings
         transport = self._transport_factory()
+        store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
         around = PumpSurroundings(
-            transport=transport,
-            directory=transport,
-            store=self._leases,
+            transport=BoundedTransport(transport, rng=self._rng),
+            directory=PacedDirectory(transport, transport.fully_qualified_namespace),
+            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock),
             settings=settings,
             source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
@@ -175,7 +177,7 @@ class PartitionHost:
             clock=self._clock,
             rng=self._rng,
             reporter=self._reporter,
-            store_timeout=(self._leases.lease_duration - self._renew_interval) * STORE_SHARE,
+            store_timeout=store_timeout,
             blocked_after=self._renew_interval,
         )
         manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.tasks import TaskSet
@@ -19,6 +20,7 @@ from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.core.silence import lag
+from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -41,7 +43,7 @@ from eventpump.hooks import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.ports import Clock, ConsumerScope, HubDirectory, LeaseStore, ReceiveLinkSpec, Transport
+from eventpump.ports import Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
 from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
@@ -53,13 +55,14 @@ class PumpSurroundings:
 
     :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
-    :param store_timeout: seconds for one call of the store.
+    :param store: gives its calls up after the store's time-out.
+    :param store_timeout: seconds for one call of the store, once it is sent.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
     """
 
     transport: Transport
     directory: HubDirectory
-    store: LeaseStore
+    store: BoundedLeaseStore
     settings: HostSettings
     source: ProcessorSource
     scope: ConsumerScope
@@ -116,6 +119,7 @@ class PartitionPump:
         self._tracker: CheckpointTracker | None = None
         self._writer: CheckpointWriter | None = None
         self._due_timer: asyncio.TimerHandle | None = None
+        self._beginning = ""
         self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
         self.lease = lease
         """The lease as last renewed."""
@@ -130,8 +134,6 @@ class PartitionPump:
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
-        self.began_at_checkpoint = False
-        """Whether reading began after a stored checkpoint, rather than where the settings say."""
         self.was_attached = False
         """Whether there ever was a link."""
 
@@ -217,10 +219,10 @@ class PartitionPump:
         if self._life.is_ending:
             return False
         partition_id, around = self.partition_id, self._around
-        self.began_at_checkpoint = stored is not None
         position = (
             self._settings.position_of(partition_id) if stored is None else EventPosition.at_offset(stored.offset)
         )
+        self._beginning = f"{_words(position)}, {_FROM_SETTINGS if stored is None else _FROM_CHECKPOINT}"
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, stored)
         self._writer = CheckpointWriter(
             around.store,
@@ -274,7 +276,7 @@ class PartitionPump:
         backoff = Backoff(0.2, 5.0)
         while not self._life.is_ending:
             try:
-                return await self._unless_ending(self._read_checkpoint_once())
+                return await self._unless_ending(self._around.store.read_checkpoint(self.partition_id))
             except Exception as error:
                 timeout = self._around.store_timeout
                 self._report(
@@ -282,10 +284,6 @@ class PartitionPump:
                 )
                 await self._pause(backoff.next(self._around.rng))
         return None
-
-    async def _read_checkpoint_once(self) -> Checkpoint | None:
-        async with asyncio.timeout(self._around.store_timeout):
-            return await self._around.store.read_checkpoint(self.partition_id)
 
     async def _deliver_all(self) -> None:
         feed, settings = self._feed, self._settings
@@ -341,6 +339,13 @@ class PartitionPump:
         return True
 
     async def _feed_failed(self, error: Exception) -> None:
+        if isinstance(error, RequestRefusedError) and error.condition == ARGUMENT_ERROR and not self.was_attached:
+            error = RequestRefusedError(
+                f"{error.description}; reading was to begin at {self._beginning}",
+                condition=error.condition,
+                entity=error.entity,
+                tracking_id=error.tracking_id,
+            )
         self._fail(error)
         await self._tell_processor(error)
 
@@ -607,9 +612,8 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def is_configured_wrongly(pump: PartitionPump) -> bool:
-    """Tell whether a pump failed at a position that came from the settings, not from a checkpoint."""
-    return isinstance(pump.failure, RequestRefusedError) and not pump.began_at_checkpoint
+_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
 
 
 def _words(position: EventPosition) -> str:
