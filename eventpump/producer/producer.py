@@ -533,13 +533,17 @@ class HubProducer:
             if self._closed.is_set():
                 raise ClosedError("producer")
             link = self._links.get(partition_id)
+            if link is not None and not link.is_attached:
+                # It has ended, whatever the reason: its error belongs to those who used it then.
+                self._drop(partition_id, link)
+                link = None
             if link is None:
                 link = await self._transport.open_send_link(SendLinkSpec(self._hub, partition_id))
                 self._links[partition_id] = link
             return link
 
     def _drop(self, partition_id: str | None, link: SendLink) -> None:
-        """Let go of a link that failed; another send may have put a new one in its place.
+        """Close a link that failed; another send may have put a new one in its place.
 
         A service that does not answer the detach holds up nobody.
         """
