@@ -158,6 +158,7 @@ def test_the_stated_bounds_hold(seed: int, max_events: int, max_bytes: int, is_s
     _check_bounds(seed, max_events, max_bytes, is_strict=is_strict, steps=600)
 
 
+@pytest.mark.timeout(3600)
 def test_the_stated_bounds_hold_for_many_seeds(pytestconfig: pytest.Config) -> None:
     """The same for seed after seed: 2,000, or 100,000 in the long form."""
     seeds = range(100_000 if pytestconfig.getoption("--long") else 2000)
