@@ -106,7 +106,7 @@ class PartitionFeed:
     def is_silent(self) -> bool:
         """Whether messages could come and none is there: attached, with credit, and everything received was taken."""
         is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
-        return is_wanting and self._link is not None and self._credit.outstanding > 0 and self._cache.count == 0
+        return is_wanting and self._link is not None and self._credit.credit > 0 and self._cache.count == 0
 
     @property
     def position(self) -> EventPosition:
