@@ -129,13 +129,17 @@ class SilenceWatch:
                     if answer or _mark(feed) == seen:
                         check.probed(answer)
                 elif check.step is Step.ASK and not holds_turn:
-                    # Kept until this check is over, so that the second look comes right after the first.
+                    # Kept for both looks, so that the second comes right after the first.
                     holds_turn = await self._turn.acquire()
                 elif check.step is Step.ASK:
                     ahead = await self._look(feed, partition_id, watched)
                     if _mark(feed) == seen:
                         check.looked(ahead)
                 elif check.step is Step.REOPEN:
+                    if holds_turn:
+                        # How long an attach takes is nothing to the others.
+                        holds_turn = False
+                        self._turn.release()
                     watched.patience.reopened()
                     on_silent(self._judged(feed, check))
                     feed.reopen(LinkDetachedError("the link was silent, and is given up"))

@@ -145,6 +145,24 @@ async def test_management_is_asked_once_a_second_in_turn() -> None:
             assert all(6 <= later - earlier <= 12 for earlier, later in pairwise(moments))
 
 
+@pytest.mark.parametrize("answers_echo", [True, False])
+async def test_a_link_that_does_not_attach_holds_up_no_question(answers_echo: bool) -> None:
+    """While a link that was found dead waits for its attach, management is asked about the other partitions."""
+    async with _fleet(2) as fleet:
+        await fleet.start("a", max_wait_time=5.0)
+        await asyncio.sleep(10)
+        fleet.hub.stall("0", answers_echo=answers_echo)
+        fleet.hub.publish("0", "x")
+        fleet.hub.hang("receive")
+        await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
+        fleet.hub.looks.clear()
+        await asyncio.sleep(30)
+        assert [partition for partition, _ in fleet.hub.looks].count("1") >= 4
+        fleet.hub.resume()
+        fleet.hub.answer("receive")
+        await _delivered(fleet, 0)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("answers_echo", [True, False])
 async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool) -> None:
