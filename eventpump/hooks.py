@@ -320,6 +320,25 @@ class StartIgnored(HostReport):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LinkStalled(HostReport):
+    """A receive link was open and silent, and is judged dead. It is opened again; nothing is lost.
+
+    :param evidence: what showed it, in words.
+    :param silent_for: how long it had brought nothing, in seconds.
+    :param drops_connection: whether its connection is dropped, because another link was silent as well.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    evidence: str
+    silent_for: float
+    drops_connection: bool
+
+    def describe(self) -> str:
+        what = "its connection is dropped" if self.drops_connection else "it is opened again"
+        return f"the receive link was silent for {self.silent_for:.1f} s, {what}: {self.evidence}"
+
+
 Hook = Callable[[HostReport], None]
 """Is called with every report, on the event loop: it must not block. What it raises is logged and goes no further."""
 

@@ -81,6 +81,23 @@ class ReceiveLink(Protocol):
     def set_credit(self, credit: int) -> None:
         """Let the service send `credit` more messages from now on; 0 stops it. What is on its way still comes."""
 
+    async def probe(self, timeout: float) -> bool | None:
+        """Ask the service for a sign of life of this link (AMQP 2.7.4, a flow with echo), and wait for it.
+
+        What the service sent before its answer has arrived when this returns. Credit stays as it is. Cancelled, an
+        answer is ignored. A service need not answer, though the standard asks for it: see `core.silence`.
+
+        :param timeout: seconds to wait for the answer.
+        :returns: True where it came, False where it did not within the time; None where that says nothing of the
+            service: the transport has no way to ask (uamqp), or the link has ended.
+        """
+
+    def drop_connection(self, reason: str) -> None:
+        """Drop the connection that carries the link, or carried it, with everything on it.
+
+        All its links end with `ConnectionLostError`, to reconnect. Does nothing where that connection is over.
+        """
+
     async def aclose(self) -> None:
         """Detach; the sink gets nothing from now on. Closing twice is fine; cancelled, the link still ends."""
 

@@ -734,7 +734,8 @@ class FeedSettings(SettingsModel):
     :param cache_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
         messages than before arrive comes on top; the batch in the handler's hands does too.
     :param strict_bytes: grant credit by the link's maximum message size, so that `cache_bytes` holds exactly.
-    :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it.
+    :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
+        where a silent partition was looked at.
     :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
         After a lost connection it is not doubled: only attempts to connect are spaced then, by 5 s at most.
     :param reopen_delay_max: seconds; no delay is longer.
@@ -792,7 +793,8 @@ class HostSettings(FeedSettings):
         A partition that is added to the hub later begins at its beginning in any case.
     :param host_name: the owner's name in leases; None for one made of machine, process and chance.
     :param max_batch_size: the most events `process_events` gets at once.
-    :param max_wait_time: seconds without an event after which a pump checks its health.
+    :param max_wait_time: seconds without an event after which the partition's link is checked, and again while there is
+        none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
     :param call_when_idle: call `process_events` with no event at that moment.
     :param renew_interval: seconds between renewals; None for a third of the lease duration.
     :param close_timeout: seconds a partition's end may take before it is reported.

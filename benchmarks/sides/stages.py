@@ -149,6 +149,13 @@ class _CannedLink:
         self._credit = credit
         self._go_on()
 
+    async def probe(self, timeout: float) -> bool | None:
+        """See the port."""
+        return None
+
+    def drop_connection(self, reason: str) -> None:
+        """See the port."""
+
     def _go_on(self) -> None:
         if self._credit > 0 and not self._is_due and not self._is_closed:
             self._is_due = True

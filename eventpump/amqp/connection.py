@@ -156,6 +156,13 @@ class CreditChanged:
 
 
 @dataclass(slots=True)
+class FlowAnswered:
+    """The peer of a receiver link sent a flow for it after `Link.probe`: the link is alive at the other end."""
+
+    link: Link
+
+
+@dataclass(slots=True)
 class Messages:
     """Messages arrived on a link, in order.
 
@@ -200,6 +207,7 @@ Event = (
     | LinkAttached
     | LinkDetached
     | CreditChanged
+    | FlowAnswered
     | Messages
     | Outcomes
     | Closed
@@ -665,6 +673,8 @@ class Connection:
         match performative:
             case Flow():
                 self._events.extend(CreditChanged(link) for link in session.on_flow(performative))
+                if (probed := session.answered(performative)) is not None:
+                    self._events.append(FlowAnswered(probed))
             case Disposition():
                 told = session.on_disposition(performative)
                 self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())

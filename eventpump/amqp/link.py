@@ -52,6 +52,8 @@ class Link:
     :ivar credit: sender: messages the peer takes now; receiver: messages it may still send.
     :ivar allowance: receiver: messages the peer may rightly still send; above the credit after that was lowered, as
         what was on its way then still comes.
+    :ivar is_probed: receiver: whether a flow of the peer is awaited in answer to `probe`.
+    :ivar answers_echo: whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
     :ivar context: free for the shell that owns the link.
     """
 
@@ -73,6 +75,8 @@ class Link:
         self.max_message_size = 0
         self.context: Any = None
         self.is_detach_told = False
+        self.is_probed = False
+        self.answers_echo = True
         # The delivery that is arriving in several frames: what came, its id, format, and whether it is settled.
         self.partial: bytearray | None = None
         self.partial_id = 0
@@ -183,6 +187,18 @@ class Link:
         self.allowance = max(self.allowance, credit)
         self.drain = drain
         self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=drain)
+
+    def probe(self) -> bool:
+        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` tells that it came.
+
+        Credit stays as it is. :returns: False, and nothing is sent, on a link that is not attached.
+        """
+        if not self.is_attached:
+            return False
+        self.is_probed = True
+        credit = max(self.credit, 0)
+        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=self.drain, echo=True)
+        return True
 
     def settle(self, first: int, last: int, outcome: Any) -> None:
         """Settle deliveries `first` to `last` with one outcome, in one disposition (2.6.12)."""

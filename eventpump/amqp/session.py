@@ -312,11 +312,19 @@ class Session:
                 raise ProtocolError("amqp:session:unattached-handle", f"handle {flow.handle} is not attached")
             if link.on_flow(flow) and link not in ready:
                 ready.append(link)
-            if flow.echo and link.is_attached:
+            if flow.echo and link.is_attached and link.answers_echo:
                 self.send_flow(link, delivery_count=link.delivery_count, credit=max(link.credit, 0))
         elif flow.echo:
             self.send_flow()
         return ready
+
+    def answered(self, flow: Flow) -> Link | None:
+        """Give the receiver link whose probe a flow answers, once per probe; None where it answers none."""
+        link = None if flow.handle is None else self.links_by_remote_handle.get(flow.handle)
+        if link is None or not link.is_probed or not link.is_attached:
+            return None
+        link.is_probed = False
+        return link
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
         """Take over a disposition. :returns: for each sender link, the deliveries whose outcome it tells."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
+from eventpump.core.silence import Look
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -74,6 +76,7 @@ class PartitionFeed:
         self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
         self._was_attached = False
+        self._is_attaching = False
         self._is_opened = False
         self._rng = rng
         self._on_attached = on_attached
@@ -96,6 +99,29 @@ class PartitionFeed:
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
         """The last message received."""
+        self.batches = 0
+        """How many times messages came."""
+        self.links = 0
+        """How many links were attached."""
+        self.quiet_since = 0.0
+        """When the last message came, or the link was attached after it; on the loop's clock."""
+        self.received_at = -math.inf
+        """When the last message came; on the loop's clock."""
+        self.look: Look | None = None
+        """What management said since the last message, where it was asked."""
+        self._is_given_up = False
+        self._reopening: asyncio.Future[Exception | None] | None = None
+
+    @property
+    def link(self) -> ReceiveLink | None:
+        """The link there is now."""
+        return self._link
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether messages could come and none is there: attached, with credit, and everything received was taken."""
+        is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
+        return is_wanting and self._link is not None and self._credit.credit > 0 and self._cache.count == 0
 
     @property
     def position(self) -> EventPosition:
@@ -182,6 +208,27 @@ class PartitionFeed:
         self._credit.left = limit
         self._adjust_credit()
 
+    def reopen(self, error: ServiceError) -> None:
+        """Give the link up with an error of ours, and open another. Does nothing where there is none."""
+        if self._link is not None and self._link_error is not None and not self._link_error.done():
+            self._is_given_up = True
+            self._link = None
+            self._link_error.set_result(error)
+
+    async def until_reopened(self) -> Exception | None:
+        """Wait for the next attempt to open a link, and give its error; None where it is attached.
+
+        Where the feed has ended it gives that error. One caller at a time; cancelled, nothing is lost.
+        """
+        if self.error is not None:
+            return self.error
+        outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._reopening = outcome
+        try:
+            return await outcome
+        finally:
+            self._reopening = None
+
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
 
@@ -190,6 +237,7 @@ class PartitionFeed:
         self._is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
+        self._attempted(self.error)
         self._wake(True)
         if self._timer is not None:
             self._timer.cancel()
@@ -211,6 +259,9 @@ class PartitionFeed:
         cache = self._cache
         cache.append(batch, self._credit.received(batch))
         self.newest = batch[-1]
+        self.batches += 1
+        self.received_at = self.quiet_since = asyncio.get_running_loop().time()
+        self.look = None
         self._adjust_credit()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -229,10 +280,12 @@ class PartitionFeed:
         while True:
             self._link_error = loop.create_future()
             opened_at, newest = loop.time(), self.newest
-            self._is_opened = False
+            self._is_opened = self._is_attaching = False
             try:
                 await self._use_link(self._link_error)
             except EventPumpError as error:
+                if self._is_attaching:
+                    self._attempted(error)
                 if self.newest is not newest or loop.time() - opened_at > self._settled_after:
                     self._backoff.reset()
                 if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
@@ -277,10 +330,15 @@ class PartitionFeed:
         if self._locate is not None and (located := await self._locate(position)) != position:
             self._spec = replace(self._spec, position=located)
             self.newest = None
+        self._is_attaching = True
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
+        self._is_attaching = False
         try:
             self._link = link
             self._was_attached = self._is_opened = True
+            self.links += 1
+            self.quiet_since = asyncio.get_running_loop().time()
+            self._attempted(None)
             self._telling.reset()
             self._quiet_until = float("-inf")
             self._credit.link_opened(link.max_message_size)
@@ -291,7 +349,8 @@ class PartitionFeed:
         finally:
             self._link = None
             self._credit.link_ended()
-            if not ended.done() or ended.cancelled():
+            is_given_up, self._is_given_up = self._is_given_up, False
+            if is_given_up or not ended.done() or ended.cancelled():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_TIMEOUT):
                         await link.aclose()
@@ -309,10 +368,15 @@ class PartitionFeed:
             self.error = error
             if self._on_trouble is not None:
                 self._on_trouble(error, None)
+        self._attempted(error)
         self._wake(True)
 
     def _keeper_failed(self, _: str, error: BaseException) -> None:
         self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
+
+    def _attempted(self, error: Exception | None) -> None:
+        if self._reopening is not None and not self._reopening.done():
+            self._reopening.set_result(error)
 
     # -------------------------------------------------------------------------------------------------- waiting
 

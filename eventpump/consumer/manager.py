@@ -11,6 +11,7 @@ from typing import TypeVar
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
+from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import first_step, plan_leases
@@ -78,6 +79,9 @@ class PartitionStatus:
     """How a partition stands on a host.
 
     :param epoch: of the lease; None where this host holds none and only its old pump has not ended yet.
+    :param last_sequence_number: of the last event delivered.
+    :param lag: see `PartitionContext.lag`; None where it is not known.
+    :param is_attached: whether its link is attached now.
     """
 
     partition_id: str
@@ -85,6 +89,7 @@ class PartitionStatus:
     state: PumpState
     last_sequence_number: int | None
     lag: int | None
+    is_attached: bool
 
 
 @dataclass(slots=True)
@@ -123,6 +128,9 @@ class PartitionManager:
         self._renews = True
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
+        self._silence = SilenceWatch(
+            around.directory, self._settings.hub, self._settings.max_wait_time, self._unexpected
+        )
         self._end = _Outcome()
         self._close_by = math.inf
         self._hurry = asyncio.Event()
@@ -141,6 +149,7 @@ class PartitionManager:
                 slot.pump.state,
                 None if (last := slot.pump.context.last_delivered) is None else last.sequence_number,
                 slot.pump.context.lag,
+                slot.pump.is_attached,
             )
             for slot in self._slots.values()
             if slot.pump is not None
@@ -535,6 +544,7 @@ class PartitionManager:
             self._around,
             lease,
             self._group,
+            silence=self._silence,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
@@ -625,6 +635,7 @@ class PartitionManager:
             if slot.pump is not None:
                 slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
+        await self._silence.aclose()
         await self._wait_for_pumps()
         self._renew_no_more()
         await self._renewals.cancel(RELEASE_TIME)

@@ -80,6 +80,7 @@ class PartitionContext:
         *,
         checkpoint: Callable[[ReceivedEvent | None], asyncio.Future[None] | None],
         newest: Callable[[], bytes | None],
+        lag: Callable[[], int | None],
     ) -> None:
         self._scope = scope
         self._partition_id = partition_id
@@ -87,6 +88,7 @@ class PartitionContext:
         self._owner_level = owner_level
         self._checkpoint = checkpoint
         self._newest = newest
+        self._lag = lag
         self._read_from: bytes | None = None
         self._last_enqueued: LastEnqueued | None = None
         self.ownership_lost = asyncio.Event()
@@ -155,11 +157,16 @@ class PartitionContext:
 
     @property
     def lag(self) -> int | None:
-        """How many events the partition's newest one is ahead of the last delivered; None where that is not known."""
-        newest = self.last_sequence_number
-        if newest is None or self.last_delivered is None:
-            return None
-        return max(0, newest - self.last_delivered.sequence_number)
+        """How many events the partition's newest one is ahead of the last delivered; None where that is not known.
+
+        The newest event is the one that the last event received told of (`track_last_enqueued`), or management since.
+        It is not known, and lag is None: while the link is not attached; and when nothing was received for
+        `max_wait_time` (1 s at the least) though the link has credit and all that was received is delivered, unless
+        management was asked since, within twice that time. A host asks management for its silent partitions in turn,
+        one a second: of many silent ones, some are unknown. Where nothing was delivered yet, lag is 0 if management
+        confirmed that there is nothing to deliver, and else None.
+        """
+        return self._lag()
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Store that everything up to an event is processed, and wait until that is stored.

@@ -15,6 +15,7 @@ from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
+from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
@@ -22,6 +23,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.silence import lag
 from eventpump.core.starts import NumberWatch
 from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
@@ -40,6 +42,7 @@ from eventpump.hooks import (
     CheckpointWritten,
     DataLost,
     LinkFailed,
+    LinkStalled,
     LoopBlocked,
     ProcessorFailed,
     PumpClosed,
@@ -102,6 +105,7 @@ class PartitionPump:
     the checkpoint writer and the deadlines are on their own.
 
     :param group: the consumer group's record.
+    :param silence: checks its link when it is silent.
     :param on_stolen: is called once when a reader with a higher owner level took the link; no batch follows.
     :param on_lost: is called with the way it was learned that the lease is lost.
     :param on_overdue: is called when the end should have come and has not.
@@ -113,6 +117,7 @@ class PartitionPump:
         lease: PartitionLease,
         group: GroupStart,
         *,
+        silence: SilenceWatch,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_lost: Callable[[str], None],
         on_overdue: Callable[[], None],
@@ -120,6 +125,7 @@ class PartitionPump:
         self._around = around
         self._settings = around.settings
         self._clock = around.clock
+        self._silence = silence
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
@@ -172,6 +178,7 @@ class PartitionPump:
             lease.epoch,
             checkpoint=self._checkpoint,
             newest=lambda: None if self._feed is None else self._feed.newest,
+            lag=self._lag,
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
@@ -189,6 +196,11 @@ class PartitionPump:
     def state(self) -> PumpState:
         """Where the pump stands."""
         return self._life.state
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether its link is attached now."""
+        return self._feed is not None and self._feed.is_attached
 
     @property
     def operation(self) -> str | None:
@@ -257,6 +269,7 @@ class PartitionPump:
             self._disown()
             self._clear_timers()
             if self._feed is not None:
+                self._silence.forget(self._feed)
                 await self._feed.aclose(0.0)
             if self._writer is not None:
                 await self._writer.aclose()
@@ -272,6 +285,7 @@ class PartitionPump:
     async def _begin(self) -> bool:
         """Find the position and start the feed; again where what is being read is gone. False where the end came."""
         if self._feed is not None:
+            self._silence.forget(self._feed)
             await self._feed.aclose()
         if self._writer is not None:
             await self._unless_ending(self._writer.flush(self._around.store_timeout))
@@ -404,8 +418,10 @@ class PartitionPump:
                     return
                 if not await self._begin():
                     return
-            elif not await feed.wait(settings.max_wait_time) and self._may_deliver() and settings.call_when_idle:
-                await self._deliver(())
+            elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
+                self._silence.waited(feed, self.partition_id, self._link_silent)
+                if settings.call_when_idle:
+                    await self._deliver(())
 
     def _follows(self, events: tuple[ReceivedEvent, ...]) -> bool:
         """Check that no number is missing before or in a batch. Only its first and last event are looked at."""
@@ -797,6 +813,23 @@ class PartitionPump:
         elif delay is not None:
             # Else the feed has ended, and the manager tells or raises the error.
             self._report(LinkFailed, error, delay)
+
+    def _link_silent(self, link: SilentLink) -> None:
+        self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
+
+    def _lag(self) -> int | None:
+        feed, delivered, now = self._feed, self.context.last_delivered, asyncio.get_running_loop().time()
+        if feed is None:
+            return None
+        return lag(
+            delivered=None if delivered is None else delivered.sequence_number,
+            told=self.context.last_sequence_number,
+            look=feed.look,
+            is_attached=feed.is_attached,
+            silent_for=now - feed.received_at if feed.is_silent else None,
+            now=now,
+            patience=self._silence.max_silence,
+        )
 
     def _blocked(self, duration: float) -> None:
         now = self._clock.monotonic()

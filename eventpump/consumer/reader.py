@@ -12,22 +12,27 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.ending import RangeWatch
+from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.opening import HubMadeAgainError
+from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.backoff import Backoff
-from eventpump.core.starts import Loss, NumberWatch, end_position
+from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
 from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
 
-logger = logging.getLogger("eventpump.consumer")
+SILENCE = 30.0
+"""Seconds that a link may be silent while somebody reads, before it is checked."""
 
 _START = "-1"
 _LATEST = "@latest"
 
 ASK_TIME = 1.0
 """Seconds the question whether missing events are lost may take beyond the time that a read has."""
+
+_logger = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
@@ -59,6 +64,10 @@ class PartitionReader:
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
+        self._silence: SilenceWatch | None = None
+        self._kept_from = 0
+        self._watch: RangeWatch | None = None
+        self._is_end_passed = False
         self._is_closed = False
         self._end = settings.end
         self._is_at_end = False
@@ -78,7 +87,7 @@ class PartitionReader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range is read. Never without an end."""
+        """Whether the range is read, or what was left of it is gone. Never without an end."""
         return self._is_at_end
 
     @property
@@ -105,6 +114,7 @@ class PartitionReader:
             await self.aclose()
             raise
         self._feed = self._make_feed(transport)
+        self._silence = SilenceWatch(transport, self._settings.hub, SILENCE, self._check_failed)
         if not self._is_at_end:
             self._feed.start()
         return self
@@ -161,20 +171,103 @@ class PartitionReader:
                 return messages
             if feed.error is not None:
                 raise feed.error
+            if self._is_rest_gone(feed):
+                break
             remaining = None if until is None else until - loop.time()
-            if (remaining is not None and remaining <= 0) or not await feed.wait(remaining):
+            if remaining is not None and remaining <= 0:
                 return []
+            patience = None if self._watch is None else self._watch.patience
+            if not await feed.wait(min(each for each in (remaining, patience, SILENCE) if each is not None)):
+                assert self._silence is not None
+                self._silence.waited(feed, self._settings.partition_id, self._link_silent)
         return []
+
+    def _is_rest_gone(self, feed: PartitionFeed) -> bool:
+        """Whether retention has removed what was left of the range. Nothing waits to be taken from the feed."""
+        if self._end is None:
+            return False
+        if self._watch is None:
+            self._watch = RangeWatch(self._ask, self._has_nothing_left, self._wake)
+        if not self._watch.is_over(feed.newest):
+            return False
+        self._is_at_end = True
+        self._stop()
+        self._rest_lost()
+        return True
+
+    def _rest_lost(self) -> None:
+        """Report what retention has removed of the rest of the range. :raises DataLossError: by the settings."""
+        expected, kept_from, end = self._numbers.expected, self._kept_from, self._end
+        assert end is not None
+        if expected is None or expected >= kept_from:
+            # Nothing was read yet, or what is missing was judged already: which numbers are gone is not known.
+            _logger.warning(
+                "hub %s, partition %s: what was left of the range is gone",
+                self._settings.hub,
+                self._settings.partition_id,
+            )
+            return
+        last = kept_from - 1
+        if end.sequence_number is not None:
+            last = min(last, end.sequence_number if end.inclusive else end.sequence_number - 1)
+        error = self._loss_error(Loss(LossKind.RETENTION, expected, last))
+        if self._settings.on_data_loss == "fail":
+            self._failure = error
+            raise error
+        self._on_loss(error)
+
+    def _wake(self) -> None:
+        if self._feed is not None:
+            self._feed.wake()
+
+    async def _ask(self) -> PartitionProperties:
+        assert self._transport is not None
+        return await self._transport.get_partition_properties(self._settings.hub, self._settings.partition_id)
+
+    def _has_nothing_left(self, properties: PartitionProperties) -> bool:
+        """Whether a partition holds nothing up to the end of the range, and what is stored from now on lies beyond."""
+        end, newest = self._end, properties.last_enqueued_sequence_number
+        assert end is not None
+        self._kept_from = retained_from(properties)
+        if end.sequence_number is not None:
+            last = end.sequence_number if end.inclusive else end.sequence_number - 1
+            return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
+        assert end.enqueued_time is not None
+        # A partition that was emptied may not say any more when its newest event came.
+        if properties.is_empty:
+            return self._is_end_passed
+        self._is_end_passed = properties.last_enqueued_time > end.enqueued_time
+        return False
 
     async def aclose(self) -> None:
         """Detach and disconnect. Closing twice is fine; cancelled, the link still ends."""
         self._is_closed = True
         try:
+            if self._watch is not None:
+                await self._watch.aclose(CLOSE_TIMEOUT)
             if self._feed is not None:
                 await self._feed.aclose()
         finally:
-            if self._transport is not None:
-                await self._transport.aclose()
+            try:
+                if self._silence is not None:
+                    await self._silence.aclose()
+            finally:
+                if self._transport is not None:
+                    await self._transport.aclose()
+
+    def _link_silent(self, link: SilentLink) -> None:
+        what = "its connection is dropped" if link.drops_connection else "it is opened again"
+        where = self._settings.hub, self._settings.partition_id
+        _logger.warning(
+            "reader of %s, partition %s: the link was silent for %.1f s, %s: %s",
+            *where,
+            link.silent_for,
+            what,
+            link.evidence,
+        )
+
+    def _check_failed(self, operation: str, error: BaseException) -> None:
+        _logger.error("%s failed unexpectedly", operation, exc_info=error)
 
     # ----------------------------------------------------------------------------------------- what may be gone
 
@@ -256,7 +349,7 @@ class PartitionReader:
         try:
             properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
         except ServiceError as error:
-            logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            _logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
             numbers.not_answered(now)
             return
         loss = numbers.judge(properties, now)
@@ -273,6 +366,8 @@ class PartitionReader:
             self._feed = self._make_feed(transport)
             self._feed.start()
             if before is not None:
+                if self._silence is not None:
+                    self._silence.forget(before)
                 await before.aclose()
 
     def _loss_error(self, loss: Loss) -> DataLossError:
@@ -294,6 +389,8 @@ class PartitionReader:
             end = EventPosition.at_sequence_number(newest, inclusive=True)
             self._is_at_end = properties.is_empty
         self._end = end
+        if end.enqueued_time is not None:
+            self._is_end_passed = not properties.is_empty and properties.last_enqueued_time > end.enqueued_time
         start = self._settings.position
         if end.sequence_number is not None:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1
@@ -335,7 +432,7 @@ class PartitionReader:
 
 
 def _log(error: DataLossError) -> None:
-    logger.warning("%s", error)
+    _logger.warning("%s", error)
 
 
 def _first_number(start: EventPosition) -> int | None:

@@ -60,7 +60,11 @@ class Hold:
     """Do nothing more on the link until the fault is removed: an attach, a message or a delivery stays unanswered.
 
     A consumer's link held at a transfer is stalled: open, silent, and its heartbeats go on.
+
+    :param answers_echo: whether a flow with echo is still answered on a link that is held at a transfer.
     """
+
+    answers_echo: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,9 @@ class LinkEnd:
             case Delay(seconds):
                 asyncio.get_running_loop().call_later(seconds, self.resume)
                 return True
-            case Hold():
-                fault.when_removed(self.resume)
+            case Hold(answers_echo):
+                self.link.answers_echo = answers_echo
+                fault.when_removed(self._let_go)
                 return True
             case CloseConnection() as action:
                 self.connection.close(error_of(action))
@@ -98,6 +99,10 @@ class LinkEnd:
             case _:
                 self.connection.abort()
         return False
+
+    def _let_go(self) -> None:
+        self.link.answers_echo = True
+        self.resume()
 
     def resume(self) -> None:
         """Go on after a delay or hold."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import Literal
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Int, Short, Symbol, Timestamp
@@ -57,6 +58,13 @@ _RUN = 256
 """The most messages handed to a sink at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """Links that are open and silent."""
+
+    answers_echo: bool
+
+
 @dataclass(slots=True)
 class _Partition:
     """A partition's log. An event's place in the list is its sequence number minus `first`."""
@@ -68,7 +76,7 @@ class _Partition:
     links: list[FakeReceiveLink] = field(default_factory=list)
     readers: dict[str, ReaderTable] = field(default_factory=dict)
     publishing: PublishingLedger = field(default_factory=PublishingLedger)
-    is_stalled: bool = False
+    stall: _Stall | None = None
     compacted: set[int] = field(default_factory=set)
 
     @property
@@ -128,6 +136,12 @@ class FakeHub:
         self.attached: list[ReceiveLinkSpec] = []
         """Every receive link that was ever attached, in order."""
         self.peak_outstanding = 0
+        self.answers_echo = True
+        """Whether the service answers a probe of a link that is not stalled, as AMQP asks for."""
+        self.probes: list[str] = []
+        """The partitions whose links were probed, in order."""
+        self.looks: list[tuple[str, float]] = []
+        """The partitions whose properties were asked for, in order, and when, on the loop's clock."""
         self.send_links: list[SendLinkSpec] = []
         """Every send link that was ever attached, in order."""
         self.runs: list[tuple[str, Run, tuple[bytes, ...]]] = []
@@ -193,15 +207,38 @@ class FakeHub:
         for transport in self._transports:
             transport.lose(ConnectionLostError("the connection was cut by the test"))
 
-    def stall(self, partition_id: str | None = None) -> None:
-        """Let links of a partition, or all, be open and silent."""
+    def stall(
+        self,
+        partition_id: str | None = None,
+        *,
+        answers_echo: bool = False,
+        until: Literal["resumed", "reopened", "reconnected"] = "resumed",
+    ) -> None:
+        """Let links of a partition, or all, be open and silent.
+
+        :param answers_echo: whether they still answer a probe.
+        :param until: how long: until `resume` is called; for the links there are now, so that one opened anew is not;
+            for the connections there are now. `resume` ends each.
+        """
+        stall = _Stall(answers_echo)
         for partition in self._chosen(partition_id):
-            partition.is_stalled = True
+            if until == "resumed":
+                partition.stall = stall
+            for link in partition.links:
+                if until == "reopened":
+                    link.stall = stall
+            for transport in self._transports:
+                if until == "reconnected":
+                    transport.stalls[partition.partition_id] = stall
 
     def resume(self, partition_id: str | None = None) -> None:
         """End a stall."""
         for partition in self._chosen(partition_id):
-            partition.is_stalled = False
+            partition.stall = None
+            for link in partition.links:
+                link.stall = None
+            for transport in self._transports:
+                transport.stalls.pop(partition.partition_id, None)
             self._serve(partition)
 
     def refuse(
@@ -351,7 +388,7 @@ class FakeHub:
     def run(self, link: FakeReceiveLink) -> list[bytes]:
         """Give what a link may be sent now."""
         partition = link.partition
-        if partition.is_stalled:
+        if self.stall_of(link) is not None:
             return []
         start = max(link.next, partition.first)
         kept = (number for number in range(start, partition.next) if number not in partition.compacted)
@@ -361,6 +398,11 @@ class FakeHub:
         link.next = numbers[-1] + 1
         batch = [partition.raw[number - partition.first] for number in numbers]
         return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
+
+    def stall_of(self, link: FakeReceiveLink) -> _Stall | None:
+        """Give what keeps a link silent, if anything does."""
+        partition_id = link.spec.partition_id
+        return link.stall or self._partitions[partition_id].stall or link.transport.stalls.get(partition_id)
 
     def publish_as(self, spec: SendLinkSpec) -> dict[str, object]:
         """Attach a send link. Gives the properties answered. :raises ServiceError: refused."""
@@ -505,14 +547,19 @@ class FakeHub:
 class FakeReceiveLink:
     """A receive link to a hub in memory. Made by `FakeTransport`."""
 
-    def __init__(self, hub: FakeHub, spec: ReceiveLinkSpec, sink: ReceiveSink) -> None:
+    def __init__(self, transport: FakeTransport, spec: ReceiveLinkSpec, sink: ReceiveSink) -> None:
         self.spec = spec
         self.partition: _Partition
         """The one it is attached to."""
+        self.transport = transport
+        self.stall: _Stall | None = None
+        """What keeps this one link silent."""
+        self.connection = transport.connection
         self.next = 0
         """The sequence number sent next."""
-        self._hub = hub
+        self._hub = transport.hub
         self._sink = sink
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sent = 0
         self._received = 0
         self._limit = 0
@@ -575,16 +622,38 @@ class FakeReceiveLink:
 
     def end(self, error: EventPumpError) -> None:
         """Detach with an error, which the sink learns."""
-        if self._is_open:
-            self._is_open = False
-            self._hub.leave(self)
+        if self._leave():
             self._sink.detached(error)
 
     async def aclose(self) -> None:
         """Detach."""
-        if self._is_open:
-            self._is_open = False
-            self._hub.leave(self)
+        self._leave()
+
+    def _leave(self) -> bool:
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self._is_over.set_result(None)
+        self._hub.leave(self)
+        return True
+
+    async def probe(self, timeout: float) -> bool | None:
+        """Ask the hub for a sign of life. What it sent before has arrived by then."""
+        if not self._is_open:
+            return None
+        self._hub.probes.append(self.spec.partition_id)
+        stall = self._hub.stall_of(self)
+        is_answered = self._hub.answers_echo if stall is None else stall.answers_echo
+        round_trip = 2 * self._hub.latency
+        is_in_time = is_answered and round_trip <= timeout
+        # Of what is due at one moment, the answer comes last: what was sent before it is there.
+        over, _ = await asyncio.wait({self._is_over}, timeout=round_trip + 1e-9 if is_in_time else timeout)
+        return None if over else is_in_time
+
+    def drop_connection(self, reason: str) -> None:
+        """Cut the transport off, unless it was since."""
+        if self.connection is self.transport.connection:
+            self.transport.lose(ConnectionLostError(reason))
 
 
 class FakeSendLink:
@@ -698,6 +767,10 @@ class FakeTransport:
         self._links: list[FakeReceiveLink | FakeSendLink] = []
         self._waiting: set[asyncio.Task[None]] = set()
         self._lost: EventPumpError | None = None
+        self.connection = object()
+        """Stands for the connection: another after each loss."""
+        self.stalls: dict[str, _Stall] = {}
+        """What keeps the partitions' links of this connection silent."""
         self.is_closed = False
 
     @property
@@ -713,6 +786,7 @@ class FakeTransport:
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """Read a partition's properties."""
+        self.hub.looks.append((partition_id, asyncio.get_running_loop().time()))
         await self._ask("partition", partition_id)
         self.hub.check_hub(hub)
         return self.hub.partition_properties(partition_id)
@@ -721,7 +795,7 @@ class FakeTransport:
         """Attach a receive link."""
         await self._ask("receive", spec.partition_id)
         self.hub.check_hub(spec.hub)
-        link = FakeReceiveLink(self.hub, spec, sink)
+        link = FakeReceiveLink(self, spec, sink)
         self.hub.admit(link)
         self._links.append(link)
         return link
@@ -743,6 +817,8 @@ class FakeTransport:
     def lose(self, error: EventPumpError) -> None:
         """End the connection: every link, and what waits for an answer."""
         self._lost = error
+        self.connection = object()
+        self.stalls.clear()
         for waiting in self._waiting:
             waiting.cancel()
         links, self._links = self._links, []

@@ -81,6 +81,9 @@ class LinkHandle(Protocol):
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
         """Send a message. :returns: the delivery id its outcome will name."""
 
+    def probe(self) -> bool:
+        """Ask the peer for a flow, whose arrival the owner is called for. False where that cannot be asked."""
+
     def settle(self, first: int, last: int, outcome: Any) -> None:
         """Settle deliveries of the peer."""
 
@@ -191,9 +194,14 @@ class BaseConnection(ABC):
             self._unanswered = asked
         if self._loop.time() - self._unanswered.at < self.settings.idle_timeout:
             return False
-        self._lose(ConnectionLostError("the service answers nothing any more"))
-        self.abort()
+        self.drop("the service answers nothing any more")
         return True
+
+    def drop(self, reason: str) -> None:
+        """Drop the connection at once; everything on it fails, to reconnect. Does nothing on one that is over."""
+        if self.error is None:
+            self._lose(ConnectionLostError(reason))
+            self.abort()
 
     def passing(self, error: ServiceError) -> ServiceError:
         """Take the end of a connection that was of use for one that may pass.

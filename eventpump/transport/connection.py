@@ -12,6 +12,7 @@ from eventpump.amqp.connection import (
     ConnectionConfig,
     CreditChanged,
     Event,
+    FlowAnswered,
     LinkAttached,
     LinkDetached,
     Messages,
@@ -202,6 +203,8 @@ class ClientConnection(BaseConnection):
                         link.context.on_messages(event.payloads, event.delivery_ids)
                 case CreditChanged(link) if link.context is not None:
                     link.context.on_credit()
+                case FlowAnswered(link) if link.context is not None:
+                    link.context.on_answered()
                 case Outcomes(link, outcomes) if link.context is not None:
                     link.context.on_outcomes(outcomes)
                 case LinkAttached(link):

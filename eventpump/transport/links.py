@@ -135,6 +135,9 @@ class ClientLink:
     def on_credit(self) -> None:
         """Credit arrived."""
 
+    def on_answered(self) -> None:
+        """A flow of the peer arrived that was asked for."""
+
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         """Outcomes arrived."""
 
@@ -152,6 +155,7 @@ class ClientReceiveLink(ClientLink):
     ) -> None:
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
+        self._answer: asyncio.Future[bool | None] | None = None
 
     async def attach(self, spec: LinkSpec) -> None:
         """Attach. :raises ServiceError: refused, or no answer."""
@@ -163,6 +167,40 @@ class ClientReceiveLink(ClientLink):
             assert self.link is not None
             self.link.set_credit(credit)
             self.connection.flush_soon()
+
+    async def probe(self, timeout: float) -> bool | None:
+        """See the port."""
+        if not self.is_attached:
+            return None
+        assert self.link is not None
+        if not self.link.probe():
+            return None
+        self.connection.flush_soon()
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+        answer = self._answer
+        await asyncio.wait({answer}, timeout=timeout)
+        # Not by a time-out around it: of an answer and the end of the time, seen in one turn, the answer counts.
+        return answer.result() if answer.done() else False
+
+    def drop_connection(self, reason: str) -> None:
+        """See the port."""
+        self.connection.drop(reason)
+
+    def on_answered(self) -> None:
+        self._settle_probe(True)
+
+    def _settle_probe(self, outcome: bool | None) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.set_result(outcome)
+
+    def detach_now(self) -> None:
+        self._settle_probe(None)
+        super().detach_now()
+
+    def _on_end(self, error: EventPumpError) -> None:
+        self._settle_probe(None)
 
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
         if self._is_closing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -25,7 +26,14 @@ from eventpump.dialect.names import (
     RECEIVER_NAME,
     RUNTIME_METRIC,
 )
-from eventpump.errors import ClosedError, ProtocolError, ServiceError
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    ProtocolError,
+    Recovery,
+    ServiceError,
+)
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,
@@ -99,6 +107,7 @@ class NamespaceTransport(ABC):
         self._not_before = 0.0
         self._live: _Live | None = None
         self._connecting: asyncio.Task[_Live] | None = None
+        self._had_usable_files = False
         self._is_closed = False
 
     @property
@@ -228,8 +237,28 @@ class NamespaceTransport(ABC):
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: the CA file cannot be used.
+        :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
+
+    async def _open_again(self) -> BaseConnection:
+        """Connect. What a file of certificates is refused for is final only while none was ever usable.
+
+        Files are replaced while a client runs, and read at each attempt: one that is absent, half written, of another
+        key or of another authority may be right at the next.
+        """
+        try:
+            connection = await self._open()
+        except ConfigurationError as error:
+            if not self._had_usable_files:
+                raise
+            raise ConnectionLostError(f"cannot connect: {error}") from error
+        except ServiceError as error:
+            self._had_usable_files = True
+            if self._live is not None and isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                error.recovery = Recovery.RECONNECT
+            raise
+        self._had_usable_files = True
+        return connection
 
     async def _connect(self) -> _Live:
         loop = asyncio.get_running_loop()
@@ -237,7 +266,7 @@ class NamespaceTransport(ABC):
             await self._live.drop()
         await asyncio.sleep(self._not_before - loop.time())
         try:
-            connection = await self._open()
+            connection = await self._open_again()
         finally:
             # The next attempt comes no sooner, should this one fail, or what it brings; see `_succeeded`.
             self._not_before = loop.time() + self._backoff.next(self._rng)

@@ -61,6 +61,10 @@ class UamqpLink:
         self._connection.worker.send(self.number, delivery_id, payload, message_format)
         return delivery_id
 
+    def probe(self) -> bool:
+        """Ask the peer for a flow: uamqp has no way to."""
+        return False
+
     def settle(self, first: int, last: int, outcome: Any) -> None:
         """Settle deliveries of the peer. There are none to settle: uamqp hands them over as if they were."""
         raise AssertionError("uamqp tells of no delivery that waits to be settled")
@@ -136,7 +140,7 @@ class UamqpConnection(BaseConnection):
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
         :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: the CA file cannot be used.
+        :raises ConfigurationError: a file of certificates or keys cannot be used.
         """
         route = client_route(settings)
         connection: UamqpConnection | None = None

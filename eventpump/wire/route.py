@@ -12,6 +12,7 @@ from typing import TypeVar
 from eventpump.amqp.connection import Connection
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.settings import ProxySettings
+from eventpump.wire.addresses import connect
 from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.wire.tunnel import TunnelHandshake, TunnelProtocol
 
@@ -76,16 +77,15 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     proxy = route.proxy
     if proxy is None:
         with _converted(f"{route.host}:{route.port}"):
-            _, protocol = await loop.create_connection(
-                make, route.host, route.port, ssl=route.tls, server_hostname=name
-            )
+            connected = await connect(route.host, route.port)
+            _, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
             return protocol
     handshake = TunnelHandshake(proxy, route.host, route.port)
     with _converted(f"the proxy {proxy.host}:{proxy.port}"):
+        connected = await connect(proxy.host, proxy.port)
         _, tunnel = await loop.create_connection(
             lambda: TunnelProtocol(handshake),
-            proxy.host,
-            proxy.port,
+            sock=connected,
             ssl=route.proxy_tls if proxy.use_tls else None,
             server_hostname=proxy.host if proxy.use_tls else None,
         )

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class EmulatorHarness:
     """Transports to one emulator."""
 
-    def __init__(self, emulator: Emulator, make: Callable[[], Transport]) -> None:
+    def __init__(self, emulator: Emulator, make: Callable[[], Transport], *, can_probe: bool = True) -> None:
         self.emulator = emulator
+        self.can_probe = can_probe
         self.transports: list[Transport] = []
         self._make = make
 
@@ -44,6 +45,8 @@ class EmulatorHarness:
             await transport.aclose()
 
     def hold(self, operation: str) -> Callable[[], None]:
+        if operation == "delivery":
+            return self.emulator.faults.add(Hold(answers_echo=False), role=LinkRole.CONSUMER, count=None).remove
         on = Performative.TRANSFER if operation == "transfer" else Performative.ATTACH
         role = LinkRole.CONSUMER if operation == "receive" else LinkRole.PRODUCER
         return self.emulator.faults.add(Hold(), on=on, role=role, count=None).remove
@@ -55,6 +58,8 @@ class EmulatorHarness:
 class FakeHarness:
     """Transports in memory to one hub."""
 
+    can_probe = True
+
     def __init__(self) -> None:
         self.fake_hub = FakeHub(HUB, 4)
 
@@ -62,6 +67,9 @@ class FakeHarness:
         return FakeTransport(self.fake_hub)
 
     def hold(self, operation: str) -> Callable[[], None]:
+        if operation == "delivery":
+            self.fake_hub.stall()
+            return self.fake_hub.resume
         self.fake_hub.hang(operation)
         return lambda: self.fake_hub.answer(operation)
 
@@ -100,7 +108,7 @@ class TestUamqpTransport(TransportContract):
     async def harness(self, authority: Authority) -> AsyncIterator[TransportHarness]:
         async with Emulator({HUB: 4}, tls=authority.server("127.0.0.1")) as emulator:
             settings = connection_settings(emulator.connection_string, HUB, ca_file=authority.file, transport="uamqp")
-            harness = EmulatorHarness(emulator, lambda: UamqpTransport(settings))
+            harness = EmulatorHarness(emulator, lambda: UamqpTransport(settings), can_probe=False)
             yield harness
             await harness.aclose()
 

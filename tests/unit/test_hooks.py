@@ -35,6 +35,9 @@ _VALUES: dict[str, Any] = {
     "action": "fail",
     "recorded": {"": "offset>-1", "3": "number>7"},
     "configured": {"": "offset>@latest"},
+    "evidence": "it does not answer a probe",
+    "silent_for": 30.0,
+    "drops_connection": False,
 }
 
 _KINDS = [

@@ -17,6 +17,7 @@ from eventpump.dialect.hashing import partition_for_key
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import (
     ClosedError,
+    ConnectionLostError,
     ConsumerDisconnectedError,
     EntityNotFoundError,
     EventPumpError,
@@ -42,13 +43,18 @@ EARLIEST = EventPosition.earliest()
 class TransportHarness(Protocol):
     """How the suite gets its transports, all to one namespace with an empty hub `telemetry` of four partitions."""
 
+    @property
+    def can_probe(self) -> bool:
+        """Whether the transports have a way to probe a link."""
+
     def new_transport(self) -> Transport:
         """Make one more transport. The harness closes it."""
 
     def hold(self, operation: str) -> Callable[[], None]:
         """Let requests of a kind go unanswered, until what this returns is called.
 
-        :param operation: "receive" or "send" for attaching such a link, "transfer" for a message of a send link.
+        :param operation: "receive" or "send" for attaching such a link, "transfer" for a message of a send link,
+            "delivery" for events and answers to probes, on receive links that an event is due on.
         """
 
     def lose_connections(self) -> None:
@@ -319,6 +325,88 @@ class TransportContract:
         await opened[0][0].aclose()
         await _publish(transport, "1", b"more")
         assert await opened[1][1].received(2) == [b"1", b"more"]
+
+    async def test_a_probe_is_answered(self, harness: TransportHarness) -> None:
+        """A link that is alive answers a probe, with credit or without; credit stays, and it ends with the link."""
+        transport = harness.new_transport()
+        expected = True if harness.can_probe else None
+        link, sink = await _open(transport, "0")
+        assert await link.probe(PATIENCE) is expected
+        await _publish(transport, "0", *(b"%d" % number for number in range(9)))
+        link.set_credit(2)
+        await sink.received(2)
+        assert await asyncio.gather(*(link.probe(PATIENCE) for _ in range(3))) == [expected] * 3
+        await _barrier(transport, "0")
+        assert sink.bodies == [b"0", b"1"]
+        link.set_credit(7)
+        assert await link.probe(PATIENCE) is expected
+        await sink.received(9)
+        await link.aclose()
+        assert await link.probe(PATIENCE) is None
+
+    async def test_what_was_sent_before_the_answer_has_arrived(self, harness: TransportHarness) -> None:
+        """When a probe is answered, every event that was stored before it was sent is there."""
+        if not harness.can_probe:
+            return
+        transport = harness.new_transport()
+        link, sink = await _open(transport, "0", credit=1000)
+        for number in range(5):
+            await _publish(transport, "0", *(b"x" for _ in range(20)))
+            # By now the service has begun to send them: an answer over the same connection says so.
+            await _barrier(transport, "0")
+            assert await link.probe(PATIENCE) is True
+            assert len(sink.bodies) == (number + 1) * 20
+
+    async def test_a_probe_without_an_answer(self, harness: TransportHarness) -> None:
+        """A silent link answers none in time; cancelled or given up, a probe harms nothing, the next is answered."""
+        transport = harness.new_transport()
+        link, sink = await _open(transport, "0", credit=10)
+        release = harness.hold("delivery")
+        await _publish(transport, "0", b"x")
+        await transport.get_partition_properties(HUB, "0")
+        expected = False if harness.can_probe else None
+        assert await link.probe(0.05) is expected
+        probing = asyncio.ensure_future(link.probe(PATIENCE))
+        await asyncio.sleep(0)
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        release()
+        assert await sink.received(1) == [b"x"]
+        assert await link.probe(PATIENCE) is (True if harness.can_probe else None)
+
+    async def test_a_probe_ends_with_its_link(self, harness: TransportHarness) -> None:
+        """A probe under way ends at once where its link does: it says nothing of the service."""
+        transport = harness.new_transport()
+        for end in ("closed", "lost"):
+            link, _ = await _open(transport, "1", credit=10)
+            release = harness.hold("delivery")
+            await _publish(transport, "1", b"x")
+            await transport.get_partition_properties(HUB, "1")
+            probing = asyncio.ensure_future(link.probe(600.0))
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(link.aclose()) if end == "closed" else None
+            if closing is None:
+                harness.lose_connections()
+            async with asyncio.timeout(PATIENCE):
+                assert await probing is None
+            release()
+            if closing is not None:
+                await closing
+
+    async def test_a_connection_can_be_dropped_by_a_link(self, harness: TransportHarness) -> None:
+        """`drop_connection` ends all links there, to reconnect, and none of the connection that comes after."""
+        transport = harness.new_transport()
+        link, sink = await _open(transport, "0", credit=10)
+        _, beside = await _open(transport, "1", credit=10)
+        link.drop_connection("said by the test")
+        for each in (sink, beside):
+            error = await each.ended()
+            assert isinstance(error, ConnectionLostError)
+            assert (error.recovery, error.description) == (Recovery.RECONNECT, "said by the test")
+        _, after = await _open(transport, "0", credit=10)
+        link.drop_connection("said once more")
+        await _publish(transport, "0", b"x")
+        assert await after.received(1) == [b"x"]
 
     # ---- send links
 

@@ -8,6 +8,7 @@ import pytest
 
 from eventpump.amqp.connection import (
     CreditChanged,
+    FlowAnswered,
     LinkAttached,
     LinkDetached,
     Messages,
@@ -300,6 +301,30 @@ def test_drain_behind_the_window() -> None:
     sender.drained()
     pair.run()
     assert receiver.credit == 0
+
+
+def test_a_probe_is_told_once() -> None:
+    """A receiver learns of the flow it asked for, once per probe, behind what was sent before; credit stays."""
+    pair = opened()
+    receiver, sender = pair.link(pair.session()[0], is_receiver=True)
+    receiver.set_credit(7)
+    pair.run()
+    assert receiver.probe()
+    sender.send(b"before", settled=True)
+    told, _ = pair.run()
+    assert [type(event) for event in told] == [Messages, FlowAnswered]
+    assert (receiver.credit, receiver.allowance, sender.credit) == (6, 6, 6)
+    sender.session.send_flow(sender, delivery_count=sender.delivery_count, credit=sender.credit)
+    assert pair.run() == ([], [])
+    sender.answers_echo = False
+    assert receiver.probe()
+    told, _ = pair.run()
+    assert told == []
+    sender.session.send_flow(sender, delivery_count=sender.delivery_count, credit=sender.credit)
+    told, _ = pair.run()
+    assert [type(event) for event in told] == [FlowAnswered]
+    receiver.detach()
+    assert not receiver.probe()
 
 
 def test_echo() -> None:

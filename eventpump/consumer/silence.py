@@ -1,0 +1,207 @@
+"""Finds links that are open and silent though there is something to bring, and has them opened again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.tasks import TaskSet
+from eventpump.core.silence import (
+    LOOK_INTERVAL,
+    PROBE_TIMEOUT,
+    Look,
+    Patience,
+    Peer,
+    SilenceCheck,
+    Step,
+    is_ahead,
+)
+from eventpump.errors import EventPumpError, LinkDetachedError, ServiceTimeoutError
+from eventpump.events import ReceivedEvent
+from eventpump.ports import HubDirectory
+
+_ENOUGH = 0.9
+"""The part of the time at which a check may begin."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of one feed.
+
+    :ivar batches: how many times it had received something when it was looked at last.
+    :ivar check: the check under way.
+    :ivar next_at: when the next check may begin, on the loop's clock.
+    :ivar baseline: which link the partition was looked at on first, and its last sequence number then.
+    """
+
+    patience: Patience
+    batches: int = 0
+    check: asyncio.Task[None] | None = None
+    next_at: float = 0.0
+    baseline: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SilentLink:
+    """A link that is judged dead.
+
+    :param evidence: what showed it, in words.
+    :param silent_for: how long it has brought nothing, in seconds.
+    :param drops_connection: whether its connection is dropped; otherwise another link is opened on it.
+    """
+
+    evidence: str
+    silent_for: float
+    drops_connection: bool
+
+
+class SilenceWatch:
+    """Checks the silent links of one host, or of one reader; `core.silence` has the rules.
+
+    A check is a task, one per feed at most. Only a link that stays silent from its beginning to its end is opened
+    again, after the last message received: nothing is lost.
+
+    :param max_silence: seconds after which a silent link is checked, and again; 1 at the least.
+    :param on_unexpected: is called with what a check failed with that should not.
+    """
+
+    def __init__(
+        self, directory: HubDirectory, hub: str, max_silence: float, on_unexpected: Callable[[str, BaseException], None]
+    ) -> None:
+        self._directory = directory
+        self._hub = hub
+        self.max_silence = max(max_silence, LOOK_INTERVAL)
+        """Seconds after which a silent link is checked, for the first time."""
+        self._tasks = TaskSet(on_unexpected)
+        self._peer = Peer()
+        self._watched: dict[PartitionFeed, _Watched] = {}
+        # Whose turn it is to ask management: of those who wait, the first.
+        self._turn = asyncio.Lock()
+        self._look_at = 0.0
+
+    def waited(self, feed: PartitionFeed, partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
+        """Begin a check where one is due: somebody has waited for events of a feed, and there were none.
+
+        :param on_silent: is called when a link is found dead, before anything is done about it.
+        """
+        watched = self._watched.get(feed)
+        if watched is None:
+            watched = self._watched[feed] = _Watched(Patience(self.max_silence))
+        if feed.batches != watched.batches:
+            watched.batches = feed.batches
+            watched.patience.received()
+        now = asyncio.get_running_loop().time()
+        # Who waits for so long began to a little before the link was attached, or before the last check.
+        enough = watched.patience.seconds * _ENOUGH
+        is_due = now >= watched.next_at and now - feed.quiet_since >= enough
+        if watched.check is None and is_due and feed.is_silent:
+            watched.next_at = now + enough
+            check = self._check(feed, partition_id, watched, on_silent)
+            watched.check = self._tasks.spawn(check, f"eventpump check of partition {partition_id}")
+
+    def forget(self, feed: PartitionFeed) -> None:
+        """End what concerns a feed that has ended. Twice is fine."""
+        watched = self._watched.pop(feed, None)
+        if watched is not None and watched.check is not None:
+            watched.check.cancel()
+
+    async def aclose(self) -> None:
+        """End every check. Closing twice is fine."""
+        await self._tasks.cancel(LOOK_INTERVAL)
+
+    # ----------------------------------------------------------------------------------------------- one check
+
+    async def _check(
+        self, feed: PartitionFeed, partition_id: str, watched: _Watched, on_silent: Callable[[SilentLink], None]
+    ) -> None:
+        check = SilenceCheck(self._peer)
+        holds_turn = False
+        seen = _mark(feed)
+        try:
+            while check.step is not Step.REST:
+                link = feed.link
+                if link is None or not feed.is_silent or _mark(feed) != seen:
+                    return
+                if check.step is Step.PROBE:
+                    answer = await link.probe(PROBE_TIMEOUT)
+                    if answer or _mark(feed) == seen:
+                        check.probed(answer)
+                elif check.step is Step.ASK and not holds_turn:
+                    # Kept for both looks, so that the second comes right after the first.
+                    holds_turn = await self._turn.acquire()
+                elif check.step is Step.ASK:
+                    ahead = await self._look(feed, partition_id, watched)
+                    if _mark(feed) == seen:
+                        check.looked(ahead)
+                elif check.step is Step.REOPEN:
+                    if holds_turn:
+                        # How long an attach takes is nothing to the others.
+                        holds_turn = False
+                        self._turn.release()
+                    watched.patience.reopened()
+                    on_silent(self._judged(feed, check))
+                    feed.reopen(LinkDetachedError("the link was silent, and is given up"))
+                    check.reopened(_is_attached(await feed.until_reopened()))
+                    seen = _mark(feed)
+                if check.step is Step.DROP:
+                    on_silent(self._judged(feed, check))
+                    link.drop_connection("the service leaves links without an answer")
+                    return
+        finally:
+            if holds_turn:
+                self._turn.release()
+            watched.check = None
+
+    async def _look(self, feed: PartitionFeed, partition_id: str, watched: _Watched) -> bool | None:
+        """Ask management, when it may be asked again. None where it does not say whether the hub is ahead."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._look_at - loop.time())
+        now, seen = loop.time(), _mark(feed)
+        try:
+            found = await self._directory.get_partition_properties(self._hub, partition_id)
+        except EventPumpError:
+            return None  # that management fails is seen, and reported, where hubs are looked for new partitions
+        finally:
+            # Counted from the answer: what the hub held by then has had so long to arrive when it is asked again.
+            self._look_at = loop.time() + LOOK_INTERVAL
+        if _mark(feed) != seen:
+            return None
+        links, baseline = (0, None) if watched.baseline is None else watched.baseline
+        ahead = is_ahead(
+            received=None if feed.newest is None else ReceivedEvent(feed.newest).sequence_number,
+            position=feed.position,
+            baseline=baseline if links == feed.links else None,
+            last=found.last_enqueued_sequence_number,
+            last_offset=found.last_enqueued_offset,
+            last_time=found.last_enqueued_time.timestamp(),
+            is_empty=found.is_empty,
+        )
+        if links != feed.links:
+            watched.baseline = feed.links, found.last_enqueued_sequence_number
+        feed.look = Look(now, found.last_enqueued_sequence_number, ahead)
+        return ahead
+
+    @staticmethod
+    def _judged(feed: PartitionFeed, check: SilenceCheck) -> SilentLink:
+        silent_for = asyncio.get_running_loop().time() - feed.quiet_since
+        if check.is_ahead and feed.look is not None:
+            evidence = f"the hub holds events up to sequence number {feed.look.last}"
+        elif feed.link is None:
+            evidence = "a link in its place was not attached in time"
+        else:
+            evidence = "it does not answer a probe"
+        return SilentLink(evidence, silent_for, check.step is Step.DROP)
+
+
+def _mark(feed: PartitionFeed) -> tuple[int, int]:
+    """Give what changes when a feed receives something, or has another link."""
+    return feed.links, feed.batches
+
+
+def _is_attached(error: Exception | None) -> bool | None:
+    """Say of an attempt to attach whether it succeeded; None where it failed, but not for want of an answer."""
+    if error is None:
+        return True
+    return False if isinstance(error, ServiceTimeoutError) else None

@@ -1,0 +1,225 @@
+"""Whether a link that is open and silent has nothing to bring, or is dead. Decides; asks nobody itself.
+
+A check of one link, from the moment it has been silent for too long:
+
+| step | what came of it | then |
+|---|---|---|
+| PROBE | an answer | ASK; REST where the link was opened for the sake of this check |
+| | none, from a peer that has answered one before | REOPEN; DROP where the link was opened for the sake of this check |
+| | none, from another peer; or it cannot be asked | ASK; REST where the link was opened for the sake of this check |
+| ASK | the hub is not ahead, or does not say | REST |
+| | it is ahead, for the first time | PROBE, then ASK again |
+| | it is ahead, for the second time | REOPEN |
+| REOPEN | attached, after an unanswered probe | PROBE |
+| | attached, where the hub was ahead | REST |
+| | no answer to the attach, after an unanswered probe | DROP |
+| | refused, or the connection was lost | REST |
+| any | a message, another link, no credit | REST |
+
+AMQP asks a peer to answer a flow with echo (2.7.4). Whether the service does is not documented, so silence alone says
+nothing of a peer that never answered one. The hub being ahead once says nothing either: the event may be on its way.
+Twice, with nothing received in between on a link that had credit all along, it is not: between the two lies a probe,
+and what was sent before its answer comes before it; without an answer there are at least `LOOK_INTERVAL` seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from eventpump.events import EventPosition
+
+LOOK_INTERVAL = 1.0
+"""Seconds between two questions to management, of all partitions of a host together."""
+
+PROBE_TIMEOUT = 10.0
+"""Seconds a peer has to answer a probe."""
+
+_LONGEST = 64
+"""How many times as long as at first a link must be silent before it is checked again, at most."""
+
+
+class Step(enum.Enum):
+    """What a check does next."""
+
+    PROBE = "probe the link"
+    ASK = "ask management"
+    REOPEN = "open the link again"
+    DROP = "drop the connection"
+    REST = "wait for the next silence"
+
+
+class Peer:
+    """What is known of the service at the other end of a transport.
+
+    :ivar answers_echo: whether it has ever answered a probe.
+    """
+
+    __slots__ = ("answers_echo",)
+
+    def __init__(self) -> None:
+        self.answers_echo = False
+
+
+class SilenceCheck:
+    """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
+
+    :ivar step: what to do now.
+    :ivar is_ahead: whether the hub was seen ahead twice; then that is why the link is opened again.
+    """
+
+    __slots__ = ("_peer", "_was_ahead", "_was_reopened", "is_ahead", "step")
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._was_ahead = False
+        self._was_reopened = False
+        self.is_ahead = False
+        self.step = Step.PROBE
+
+    def probed(self, answer: bool | None) -> None:
+        """Go on after a probe. :param answer: as `ReceiveLink.probe` returned it."""
+        assert self.step is Step.PROBE
+        if answer:
+            self._peer.answers_echo = True
+        if answer is False and self._peer.answers_echo:
+            self.step = Step.DROP if self._was_reopened else Step.REOPEN
+        else:
+            self.step = Step.REST if self._was_reopened else Step.ASK
+
+    def looked(self, is_ahead: bool | None) -> None:
+        """Go on after management was asked. :param is_ahead: None where that is not known."""
+        assert self.step is Step.ASK
+        if not is_ahead:
+            self.step = Step.REST
+        elif not self._was_ahead:
+            self._was_ahead = True
+            self.step = Step.PROBE
+        else:
+            self.is_ahead = True
+            self.step = Step.REOPEN
+
+    def reopened(self, is_attached: bool | None) -> None:
+        """Go on after the link was ended.
+
+        :param is_attached: True where another is attached, False where the attach had no answer; None where it failed
+            otherwise.
+        """
+        assert self.step is Step.REOPEN
+        self._was_reopened = True
+        if self.is_ahead or is_attached is None:
+            self.step = Step.REST
+        else:
+            self.step = Step.PROBE if is_attached else Step.DROP
+
+    def rest(self) -> None:
+        """End the check: the link is not silent any more, or the check is over."""
+        self.step = Step.REST
+
+
+class Patience:
+    """How long a link must be silent before it is checked, so that opening it again for nothing gets rare.
+
+    A hub can be ahead of a link with nothing to bring: a compacted one, whose newest events are gone.
+
+    :param first: seconds.
+    """
+
+    __slots__ = ("_factor", "_first")
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._factor = 1
+
+    @property
+    def seconds(self) -> float:
+        """How long now."""
+        return self._first * self._factor
+
+    def reopened(self) -> None:
+        """Double it: the link was opened again."""
+        self._factor = min(self._factor * 2, _LONGEST)
+
+    def received(self) -> None:
+        """Begin anew: a message came."""
+        self._factor = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What management said of a partition.
+
+    :param at: when it was asked, on the loop's clock.
+    :param last: the sequence number of the newest event; -1 where there never was one.
+    :param is_ahead: whether the hub holds events beyond what was received; None where that cannot be told.
+    """
+
+    at: float
+    last: int
+    is_ahead: bool | None
+
+
+def is_ahead(
+    *,
+    received: int | None,
+    position: EventPosition,
+    baseline: int | None,
+    last: int,
+    last_offset: str,
+    last_time: float,
+    is_empty: bool,
+) -> bool | None:
+    """Compare a partition with what was received of it; None where that cannot be told yet.
+
+    :param received: the sequence number of the last event received; None where none was.
+    :param position: where the link began, which counts where nothing was received.
+    :param baseline: what `last` was at an earlier look on the same link; None where there was none.
+    :param last: the sequence number of the partition's newest event; the next two are its offset and when it was
+        enqueued, in seconds since the Unix epoch.
+    :param is_empty: whether the partition holds no event now.
+    """
+    if is_empty:
+        return False
+    if received is not None:
+        return last > received
+    if position.sequence_number is not None:
+        return last >= position.sequence_number if position.inclusive else last > position.sequence_number
+    if position.enqueued_time is not None:
+        begin = position.enqueued_time.timestamp()
+        return last_time >= begin if position.inclusive else last_time > begin
+    if position.offset == "@latest":
+        return None if baseline is None else last > baseline
+    return position.inclusive or position.offset != last_offset
+
+
+def lag(
+    *,
+    delivered: int | None,
+    told: int | None,
+    look: Look | None,
+    is_attached: bool,
+    silent_for: float | None,
+    now: float,
+    patience: float,
+) -> int | None:
+    """Count how many events a partition's newest one is ahead of the last delivered; None where that is not known.
+
+    It is not known while the link is not attached; where the newest event is known neither from the last one received
+    nor from a later look; and when the link has been silent for longer than `patience` seconds and no look of the last
+    `2 * patience` seconds confirms it. A silent link is one that is attached, has credit, and nothing received is left
+    to deliver; its silence begins with the last message, on whichever link that came. Where nothing was delivered yet,
+    it is 0 if a look confirms that there is nothing to deliver.
+
+    :param delivered: the sequence number of the last event delivered.
+    :param told: that of the newest event, as the last one received told it.
+    :param look: the last look, where nothing was received since.
+    :param silent_for: how many seconds the link has been silent; None where it is not.
+    """
+    if not is_attached:
+        return None
+    if silent_for is not None and silent_for > patience and (look is None or now - look.at > 2 * patience):
+        return None
+    if delivered is None:
+        return 0 if look is not None and look.is_ahead is False else None
+    newest = told if look is None else look.last
+    return None if newest is None else max(0, newest - delivered)

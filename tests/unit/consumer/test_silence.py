@@ -1,0 +1,352 @@
+"""Links that are open and silent: found, opened again, and never suspected without reason."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.reader import PartitionReader
+from eventpump.errors import Recovery, ServiceTimeoutError
+from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.hooks import LinkFailed, LinkStalled
+from eventpump.settings import ReaderSettings
+from eventpump.testing.fleet import Fleet, RecordingProcessor
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+WAIT = 30.0
+"""The default of `max_wait_time`."""
+FOUND = WAIT * 2 + 10
+"""By when a stall is found: a silence that may have begun just before a check, and the time for an answer."""
+
+
+def _fleet(partitions: int = 1, **options: Any) -> Fleet:
+    return Fleet(FakeHub(partitions=partitions, **options))
+
+
+async def _delivered(fleet: Fleet, number: int, partition_id: str = "0", within: float = FOUND) -> None:
+    await fleet.until(lambda: number in fleet.record.numbers(partition_id), within)
+
+
+# --------------------------------------------------------------------------------------------------- judged
+
+
+async def test_an_unanswered_probe_opens_the_link_again() -> None:
+    """A link that answers no probe, at a service that has answered one, is opened again; nothing is lost."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        await fleet.start("a")
+        await asyncio.sleep(WAIT + 5)
+        assert fleet.hub.probes == ["0"]
+        fleet.hub.stall("0", until="reopened")
+        fleet.hub.publish("0", "b")
+        await _delivered(fleet, 1)
+        (stalled,) = fleet.told("a", LinkStalled)
+        assert (stalled.partition_id, stalled.drops_connection) == ("0", False)
+        assert "probe" in stalled.evidence
+        assert stalled.silent_for > WAIT
+        assert len(fleet.told("a", LinkFailed)) == 1
+        assert fleet.record.numbers("0") == [0, 1]
+        assert fleet.hub.owner_levels("0") == [1]
+
+
+async def test_two_silent_links_drop_the_connection() -> None:
+    """Where the link opened instead is silent too, the connection is dropped, and all partitions go on with another."""
+    async with _fleet(3) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(WAIT + 5)
+        fleet.hub.stall(until="reconnected")
+        for partition_id in "012":
+            fleet.hub.publish(partition_id, "x")
+        for partition_id in "012":
+            await _delivered(fleet, 0, partition_id, FOUND + 10)
+        assert [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) == 1
+        assert all(fleet.record.numbers(partition_id) == [0] for partition_id in "012")
+
+
+async def test_an_attach_without_an_answer_drops_the_connection() -> None:
+    """Where the link opened instead gets no answer in time, the connection is dropped."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(WAIT + 5)
+        fleet.hub.stall("0", until="reconnected")
+        no_answer = ServiceTimeoutError("no answer to the attach", recovery=Recovery.RELINK)
+        fleet.hub.refuse(no_answer, operation="receive")
+        before = fleet.transports["a"].connection
+        fleet.hub.publish("0", "x")
+        await _delivered(fleet, 0)
+        assert fleet.transports["a"].connection is not before
+        assert [each.drops_connection for each in fleet.told("a", LinkStalled)] == [False, True]
+
+
+@pytest.mark.parametrize("answers_echo", [True, False])
+async def test_a_link_behind_the_hub_is_opened_again(answers_echo: bool) -> None:
+    """A silent link that answers probes, or whose service never does, is found by management: the hub is ahead."""
+    async with _fleet() as fleet:
+        fleet.hub.answers_echo = answers_echo
+        fleet.hub.publish("0", "a")
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.stall("0", answers_echo=answers_echo, until="reopened")
+        fleet.hub.publish("0", count=10)
+        await _delivered(fleet, 10)
+        (stalled,) = fleet.told("a", LinkStalled)
+        assert stalled.evidence == "the hub holds events up to sequence number 10"
+        assert fleet.record.numbers("0") == list(range(11))
+
+
+async def test_a_link_at_the_end_of_the_stream_is_found() -> None:
+    """A link that began at `@latest` and never brought an event is found once the hub has grown under it."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=5)
+        await fleet.start("a", initial_position=EventPosition.latest())
+        await asyncio.sleep(WAIT + 5)
+        assert fleet.told("a", LinkStalled) == []
+        fleet.hub.stall("0", answers_echo=True, until="reopened")
+        fleet.hub.publish("0", "x")
+        await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
+
+
+# ----------------------------------------------------------------------------------------------- not judged
+
+
+@pytest.mark.parametrize("answers_echo", [True, False])
+async def test_an_idle_service_is_left_alone(answers_echo: bool) -> None:
+    """An hour without an event reopens no link and drops no connection, whether the service answers probes or not."""
+    async with _fleet(2) as fleet:
+        fleet.hub.answers_echo = answers_echo
+        fleet.hub.publish("0", count=5)
+        await fleet.start("a")
+        await asyncio.sleep(3600)
+        assert len(fleet.hub.attached) == 2
+        assert fleet.told("a", LinkStalled) == []
+        assert fleet.hub.probes.count("0") > 60
+        fleet.hub.publish("1", "x")
+        await _delivered(fleet, 0, "1", 1)
+
+
+async def test_management_is_asked_once_a_second_in_turn() -> None:
+    """All silent partitions of a host together cost one question a second at most, and take turns."""
+    async with _fleet(8) as fleet:
+        await fleet.start("a", max_wait_time=2.0)
+        await asyncio.sleep(5)
+        fleet.hub.looks.clear()
+        await asyncio.sleep(80)
+        asked = fleet.hub.looks
+        assert 70 <= len(asked) <= 81
+        assert min(later[1] - earlier[1] for earlier, later in pairwise(asked)) >= 0.999
+        for partition_id in fleet.hub.partition_ids:
+            moments = [at for partition, at in asked if partition == partition_id]
+            assert all(6 <= later - earlier <= 12 for earlier, later in pairwise(moments))
+
+
+@pytest.mark.parametrize("answers_echo", [True, False])
+async def test_a_link_that_does_not_attach_holds_up_no_question(answers_echo: bool) -> None:
+    """While a link that was found dead waits for its attach, management is asked about the other partitions."""
+    async with _fleet(2) as fleet:
+        await fleet.start("a", max_wait_time=5.0)
+        await asyncio.sleep(10)
+        fleet.hub.stall("0", answers_echo=answers_echo)
+        fleet.hub.publish("0", "x")
+        fleet.hub.hang("receive")
+        await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
+        fleet.hub.looks.clear()
+        await asyncio.sleep(30)
+        assert [partition for partition, _ in fleet.hub.looks].count("1") >= 4
+        fleet.hub.resume()
+        fleet.hub.answer("receive")
+        await _delivered(fleet, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("answers_echo", [True, False])
+async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool) -> None:
+    """With events at any moment, a slow service and checks at every turn, a link that works is never given up."""
+    rng = random.Random(seed)
+    async with _fleet(2, latency=rng.uniform(0.0, 0.4)) as fleet:
+        fleet.hub.answers_echo = answers_echo
+        await fleet.start("a", max_wait_time=1.0, cache_events=rng.choice([1, 3000]))
+        for _ in range(200):
+            await asyncio.sleep(rng.choice([0.0, 0.3, 1.0, 2.5]) * rng.random())
+            fleet.hub.publish(rng.choice("01"), count=rng.randint(1, 5))
+        for partition_id in "01":
+            last = len(fleet.hub.events(partition_id)) - 1
+            await _delivered(fleet, last, partition_id, 600)
+            assert fleet.record.numbers(partition_id) == list(range(last + 1))
+        assert fleet.told("a", LinkStalled) == []
+
+
+async def test_a_slow_handler_is_no_silence() -> None:
+    """While events wait for a handler, or there is no credit because of it, nothing is checked, and lag is known."""
+
+    async def slow(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await asyncio.sleep(100)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        processor = RecordingProcessor(fleet.record, on_events=slow)
+        host = await fleet.start(
+            "a", processor, max_batch_size=1, cache_events=2, close_timeout=200.0, track_last_enqueued=True
+        )
+        await asyncio.sleep(50)
+        for number in range(9):
+            (status,) = host.partitions
+            assert status.lag == 9 - number
+            await asyncio.sleep(100)
+        assert fleet.hub.probes == []
+        await fleet.until(lambda: len(fleet.record.numbers("0")) == 10, 200)
+
+
+async def test_a_hub_that_is_ahead_for_ever_is_asked_ever_less() -> None:
+    """Where the newest events cannot be had (a compacted hub), the link is opened again, but ever more rarely."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=3)
+        fleet.hub.compact("0", [2])
+        await fleet.start("a")
+        await asyncio.sleep(3600)
+        moments = [each.silent_for for each in fleet.told("a", LinkStalled)]
+        assert 4 <= len(moments) <= 7
+        assert all(later > 1.5 * earlier for earlier, later in pairwise(moments))
+        fleet.hub.publish("0", "x")
+        await _delivered(fleet, 3, within=1)
+
+
+async def test_a_partition_emptied_by_retention_is_not_ahead() -> None:
+    """What retention took is nothing to wait for."""
+    async with _fleet() as fleet:
+        fleet.hub.stall("0", answers_echo=True)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", count=3)
+        fleet.hub.truncate("0", 3)
+        await asyncio.sleep(300)
+        assert fleet.told("a", LinkStalled) == []
+
+
+async def test_management_that_fails_is_no_evidence() -> None:
+    """Where management does not answer, or refuses, no link is given up for it."""
+    async with _fleet() as fleet:
+        fleet.hub.stall("0", answers_echo=True, until="reopened")
+        await fleet.start("a")
+        fleet.hub.refuse(ServiceTimeoutError("no answer"), operation="partition", times=float("inf"))
+        await asyncio.sleep(5)
+        fleet.hub.stall("0", answers_echo=True, until="reopened")
+        fleet.hub.publish("0", "x")
+        await asyncio.sleep(200)
+        assert fleet.told("a", LinkStalled) == []
+        fleet.hub.accept()
+        await _delivered(fleet, 0)
+
+
+async def test_a_host_closes_in_the_middle_of_a_check() -> None:
+    """Closed while a probe is out, while management is asked or while a link is opened again, no task is left."""
+    for at in (WAIT + 1.0, WAIT + 11.0, 2 * WAIT + 10.5):
+        async with _fleet(3) as fleet:
+            await fleet.start("a")
+            await asyncio.sleep(2)
+            fleet.hub.hang("partition")
+            fleet.hub.stall()
+            await asyncio.sleep(at)
+            await asyncio.wait_for(fleet.hosts["a"].aclose(), 25)
+
+
+# ------------------------------------------------------------------------------------------------------ lag
+
+
+async def test_lag_is_unknown_until_it_is_confirmed() -> None:
+    """On a stalled link lag is what was told last, then unknown, then what management says."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = await fleet.start("a", track_last_enqueued=True)
+        await asyncio.sleep(5)
+        fleet.hub.stall("0", answers_echo=True)
+        fleet.hub.publish("0", count=10)
+        fleet.hub.hang("partition")
+
+        def lag() -> int | None:
+            (status,) = host.partitions
+            return status.lag
+
+        assert lag() == 0
+        await asyncio.sleep(WAIT)
+        assert lag() is None
+        fleet.hub.answer("partition")
+        await asyncio.sleep(0.1)
+        assert lag() == 10
+        assert await fleet.until(lambda: lag() is None, FOUND) > 0
+        fleet.hub.resume("0")
+        await fleet.until(lambda: lag() == 0, FOUND)
+
+
+async def test_lag_of_an_idle_partition_stays_known() -> None:
+    """Of few silent partitions each is confirmed in time: lag is 0 throughout, also where no event ever came."""
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("0", count=3)
+        host = await fleet.start("a", track_last_enqueued=True)
+        await asyncio.sleep(WAIT * 2 + 5)
+        for _ in range(100):
+            await asyncio.sleep(7.3)
+            assert [(status.lag, status.is_attached) for status in host.partitions] == [(0, True)] * 2
+
+
+async def test_a_detached_link_is_seen() -> None:
+    """While a link is not attached, its partition's status says so, and lag is unknown."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        host = await fleet.start("a", track_last_enqueued=True)
+        await asyncio.sleep(5)
+        fleet.hub.hang("receive")
+        fleet.hub.detach("0")
+        await asyncio.sleep(5)
+        (status,) = host.partitions
+        assert (status.lag, status.is_attached) == (None, False)
+        fleet.hub.answer("receive")
+        await asyncio.sleep(5)
+        (status,) = host.partitions
+        assert (status.lag, status.is_attached) == (0, True)
+
+
+# --------------------------------------------------------------------------------------------------- reader
+
+
+@pytest.mark.parametrize("until", ["reopened", "reconnected"])
+@pytest.mark.parametrize("patience", [None, 1.0])
+async def test_a_reader_finds_its_silent_link(
+    until: Any, patience: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reader that waits for events checks its link as a host does, however long its single waits are."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", "a")
+    settings = ReaderSettings(hub=hub.name, partition_id="0")
+    async with PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
+
+        async def read() -> list[int]:
+            while not (events := await reader.read(max_wait_time=patience)):
+                assert patience is not None
+            return [event.sequence_number for event in events]
+
+        assert await read() == [0]
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(WAIT + 5)
+        assert hub.probes == ["0"]
+        hub.stall("0", until=until)
+        hub.publish("0", "b")
+        async with asyncio.timeout(FOUND + 10):
+            assert await reading == [1]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (1 if until == "reopened" else 2)
+
+
+async def test_a_reader_closes_in_the_middle_of_a_check() -> None:
+    """Closed while a probe is out, a reader leaves no task."""
+    hub = FakeHub(partitions=1)
+    settings = ReaderSettings(hub=hub.name, partition_id="0")
+    before = asyncio.all_tasks()
+    async with PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
+        hub.stall("0")
+        assert await reader.read(max_wait_time=WAIT + 5) == []
+    assert asyncio.all_tasks() == before

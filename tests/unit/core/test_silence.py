@@ -1,0 +1,171 @@
+"""When a silent link is judged dead, and what is known of lag meanwhile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.core.silence import Look, Patience, Peer, SilenceCheck, Step, is_ahead, lag
+from eventpump.events import EventPosition
+
+ANSWERS = st.sampled_from([True, False, None])
+
+
+def _answering() -> Peer:
+    peer = Peer()
+    peer.answers_echo = True
+    return peer
+
+
+def _go(check: SilenceCheck, *outcomes: Any) -> list[Step]:
+    """Go through a check. :returns: its steps, the first and the last included."""
+    steps = [check.step]
+    for outcome in outcomes:
+        {Step.PROBE: check.probed, Step.ASK: check.looked, Step.REOPEN: check.reopened}[check.step](outcome)
+        steps.append(check.step)
+    return steps
+
+
+P, A, R, D, REST = Step.PROBE, Step.ASK, Step.REOPEN, Step.DROP, Step.REST
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcomes", "steps"),
+    [
+        (False, [True, False], [P, A, REST]),
+        (False, [True, None], [P, A, REST]),
+        (False, [False, False], [P, A, REST]),
+        (False, [None, True, None, False], [P, A, P, A, REST]),
+        (False, [None, True, None, True, True], [P, A, P, A, R, REST]),
+        (False, [True, True, False, True, False], [P, A, P, R, P, D]),
+        (True, [False, True, True], [P, R, P, REST]),
+        (True, [False, True, False], [P, R, P, D]),
+        (True, [False, False], [P, R, D]),
+        (True, [False, None], [P, R, REST]),
+        (True, [False, True, None], [P, R, P, REST]),
+    ],
+)
+def test_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> None:
+    """A check goes as the module's table has it."""
+    check = SilenceCheck(_answering() if answers else Peer())
+    assert _go(check, *outcomes) == steps
+
+
+@given(answers=st.booleans(), outcomes=st.lists(ANSWERS, min_size=10, max_size=10))
+def test_nothing_is_judged_without_evidence(answers: bool, outcomes: list[bool | None]) -> None:
+    """A link is given up for an unanswered probe of a peer that answers, or a hub twice ahead; the connection only for
+    two links without an answer. Every check ends, after eight steps at most."""
+    peer = _answering() if answers else Peer()
+    check = SilenceCheck(peer)
+    aheads, unanswered = 0, 0
+    for number, outcome in enumerate(outcomes):
+        step = check.step
+        if step in {Step.REST, Step.DROP}:
+            break
+        assert number < 8
+        if step is Step.PROBE:
+            was_known = peer.answers_echo or bool(outcome)
+            check.probed(outcome)
+            unanswered += outcome is False and was_known
+            assert peer.answers_echo is was_known
+        elif step is Step.ASK:
+            check.looked(outcome)
+            aheads += bool(outcome)
+        else:
+            assert unanswered == 1 or aheads == 2
+            check.reopened(outcome)
+            unanswered += outcome is False and not check.is_ahead
+        if check.step is Step.DROP:
+            assert unanswered == 2
+    else:
+        assert check.step in {Step.REST, Step.DROP}
+
+
+def test_patience_grows_with_each_vain_attempt() -> None:
+    """Opening a link again for nothing gets rarer, to a bound; a message makes it as at first."""
+    patience = Patience(30.0)
+    waits = []
+    for _ in range(9):
+        waits.append(patience.seconds)
+        patience.reopened()
+    assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 1920.0, 1920.0]
+    patience.received()
+    assert patience.seconds == 30.0
+
+
+MOMENT = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"received": 4}, True),
+        ({"received": 5}, False),
+        ({"received": 9}, False),
+        ({"received": 4, "is_empty": True}, False),
+        ({"position": EventPosition.earliest()}, True),
+        ({"position": EventPosition.earliest(), "is_empty": True}, False),
+        ({"position": EventPosition.latest()}, None),
+        ({"position": EventPosition.latest(), "baseline": 5}, False),
+        ({"position": EventPosition.latest(), "baseline": 4}, True),
+        ({"position": EventPosition.at_offset("five")}, False),
+        ({"position": EventPosition.at_offset("five", inclusive=True)}, True),
+        ({"position": EventPosition.at_offset("four")}, True),
+        ({"position": EventPosition.at_sequence_number(5)}, False),
+        ({"position": EventPosition.at_sequence_number(5, inclusive=True)}, True),
+        ({"position": EventPosition.at_sequence_number(4)}, True),
+        ({"position": EventPosition.at_enqueued_time(MOMENT)}, False),
+        ({"position": EventPosition.at_enqueued_time(MOMENT, inclusive=True)}, True),
+        ({"position": EventPosition.at_enqueued_time(MOMENT.replace(year=2023))}, True),
+        ({"position": EventPosition.at_enqueued_time(MOMENT.replace(year=2025))}, False),
+    ],
+)
+def test_ahead(facts: dict[str, Any], expected: bool | None) -> None:
+    """A hub is ahead where it holds an event after what was received, or after where the link began."""
+    known: dict[str, Any] = {
+        "received": None,
+        "position": EventPosition.earliest(),
+        "baseline": None,
+        "last": 5,
+        "last_offset": "five",
+        "last_time": MOMENT.timestamp(),
+        "is_empty": False,
+    }
+    assert is_ahead(**{**known, **facts}) is expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, 3),
+        ({"is_attached": False}, None),
+        ({"told": None}, None),
+        ({"delivered": 9}, 0),
+        ({"silent_for": 30.0}, 3),
+        ({"silent_for": 30.1}, None),
+        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True)}, 10),
+        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True), "told": None}, 10),
+        ({"silent_for": 99.0, "look": Look(39.9, 12, is_ahead=True)}, None),
+        ({"look": Look(40.0, 12, is_ahead=True), "is_attached": False}, None),
+        ({"delivered": None}, None),
+        ({"delivered": None, "look": Look(99.0, 5, is_ahead=False)}, 0),
+        ({"delivered": None, "look": Look(99.0, 5, is_ahead=True)}, None),
+        ({"delivered": None, "look": Look(99.0, 5, is_ahead=None)}, None),
+    ],
+)
+def test_lag(facts: dict[str, Any], expected: int | None) -> None:
+    """Lag is a number only where it is known, and never 0 for want of knowledge."""
+    known: dict[str, Any] = {
+        "delivered": 2,
+        "told": 5,
+        "look": None,
+        "is_attached": True,
+        "silent_for": None,
+        "now": 100.0,
+        "patience": 30.0,
+    }
+    assert lag(**{**known, **facts}) == expected

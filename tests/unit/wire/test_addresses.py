@@ -1,0 +1,194 @@
+"""A name with several addresses, on loopback: one that swallows, one that refuses, two that answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # it comes without types
+import pytest
+
+from eventpump.settings import ProxySettings
+from eventpump.wire import addresses
+from eventpump.wire.route import Route, dial
+from tests.unit.wire.ends import Client
+from tests.unit.wire.test_route import answering
+
+pytestmark = pytest.mark.real_time
+
+Place = tuple[str, int]
+PATIENCE = 20.0
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[socket.socket]:
+    """Listen without accepting: what connects is connected by the system."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        yield listener
+
+
+@contextlib.contextmanager
+def swallowing() -> Iterator[Place]:
+    """Give a place that answers no attempt to connect: its queue of connections is full."""
+    with socket.socket() as listener, contextlib.ExitStack() as held:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        place = listener.getsockname()
+        for _ in range(16):
+            filler = held.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(place)
+            except TimeoutError:
+                break
+        else:
+            pytest.fail("the queue does not get full")
+        yield place
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[Place]:
+    """Give a place that nobody listens at, and nobody else can take."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have a name stand for places in their order, until the test is over."""
+
+    def stand_for(*places: Place) -> None:
+        async def getaddrinfo(_host: object, _port: object, **_: Any) -> list[Any]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place) for place in places]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+
+    return stand_for
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> Any:
+    """Check that no task and no socket is left."""
+    before = open_sockets()
+    yield
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert open_sockets() == before
+
+
+def open_sockets() -> int:
+    return len(psutil.Process(os.getpid()).net_connections("inet"))
+
+
+async def test_an_address_that_swallows_holds_up_no_other(resolve: Any) -> None:
+    """Where the first address answers nothing, the second is connected to while the first is still being tried."""
+    with swallowing() as hole, listening() as listener:
+        resolve(hole, listener.getsockname())
+        async with asyncio.timeout(PATIENCE):
+            with await addresses.connect("two.test", 1) as connected:
+                assert connected.getpeername() == listener.getsockname()
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "proxy", "websocket"])
+async def test_every_way_goes_by_it(resolve: Any, carrier: str) -> None:
+    """Straight, by way of a proxy and as a WebSocket: an address that swallows is passed over."""
+    reached = asyncio.Event()
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        reached.set()
+
+    client = Client()
+    with swallowing() as hole:
+        async with asyncio.timeout(PATIENCE), answering(note) as port:
+            resolve(hole, ("127.0.0.1", port))
+            proxy = ProxySettings.parse("proxy.test:1") if carrier == "proxy" else None
+            route = Route("two.test", 1, is_websocket=carrier == "websocket", proxy=proxy)
+            dialling = asyncio.ensure_future(dial(client.engine, client, route))
+            await reached.wait()
+            dialling.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                (await dialling).abort()
+            await asyncio.sleep(0)
+
+
+async def test_an_address_that_fails_is_followed_at_once(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused attempt is not waited out: the next address is tried, however long the stagger."""
+    monkeypatch.setattr(addresses, "STAGGER", 3600.0)
+    with refusing() as closed, listening() as listener:
+        resolve(closed, listener.getsockname())
+        async with asyncio.timeout(PATIENCE):
+            with await addresses.connect("two.test", 1) as connected:
+                assert connected.getpeername() == listener.getsockname()
+
+
+async def test_two_that_answer_at_once(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of addresses that answer in one turn of the loop the first in order wins, and the other is closed."""
+    monkeypatch.setattr(addresses, "STAGGER", 0.0)
+    loop = asyncio.get_running_loop()
+    connect, together = loop.sock_connect, asyncio.Barrier(2)
+
+    async def sock_connect(connecting: socket.socket, place: Any) -> None:
+        await connect(connecting, place)
+        await together.wait()
+
+    monkeypatch.setattr(loop, "sock_connect", sock_connect)
+    with listening() as first, listening() as second:
+        resolve(first.getsockname(), second.getsockname())
+        async with asyncio.timeout(PATIENCE):
+            with await addresses.connect("two.test", 1) as connected:
+                assert connected.getpeername() == first.getsockname()
+        other, _ = second.accept()
+        with other:
+            other.setblocking(False)
+            async with asyncio.timeout(PATIENCE):
+                assert await loop.sock_recv(other, 1) == b""
+
+
+async def test_all_fail(resolve: Any) -> None:
+    """Where every address fails, the error gives each reason once."""
+    with refusing() as one, refusing() as other:
+        resolve(one, other)
+        with pytest.raises(ConnectionRefusedError):
+            await addresses.connect("two.test", 1)
+        resolve(one, ("255.255.255.255", 1))
+        with pytest.raises(OSError, match="Connection refused, "):
+            await addresses.connect("two.test", 1)
+        resolve()
+        with pytest.raises(OSError, match="no address"):
+            await addresses.connect("two.test", 1)
+
+
+async def test_cancelled_on_the_way(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while addresses are tried, no task and no socket is left."""
+    with swallowing() as hole, swallowing() as other:
+        resolve(hole, other)
+        loop = asyncio.get_running_loop()
+        connect, trying = loop.sock_connect, asyncio.Semaphore(0)
+
+        async def sock_connect(socket: socket.socket, place: Any) -> None:
+            trying.release()
+            await connect(socket, place)
+
+        monkeypatch.setattr(loop, "sock_connect", sock_connect)
+        connecting = asyncio.create_task(addresses.connect("two.test", 1))
+        for _ in range(2):
+            await trying.acquire()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+
+def test_families_take_turns() -> None:
+    """Addresses of both families alternate, beginning with the family of the first, each in its own order."""
+    six, four = socket.AF_INET6, socket.AF_INET
+    given: Any = [(six, 0, 0, "", n) for n in "abc"] + [(four, 0, 0, "", n) for n in "xy"]
+    assert [each[4] for each in addresses._by_turns(given)] == ["a", "x", "b", "y", "c"]
