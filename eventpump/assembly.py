@@ -76,6 +76,7 @@ class ReaderOptions(FeedOptions, total=False):
     end: str | datetime | EventPosition
     owner_level: int
     receiver_name: str
+    on_data_loss: Literal["earliest", "latest", "fail"]
 
 
 class HostOptions(FeedOptions, total=False):
@@ -93,6 +94,7 @@ class HostOptions(FeedOptions, total=False):
     failure_policy: Literal["retry", "stop"]
     retry_delay: float
     retry_delay_max: float
+    on_data_loss: Literal["earliest", "latest", "fail"]
     handler_timeout: float
     on_handler_timeout: Literal["report", "cancel"]
 

@@ -270,13 +270,25 @@ class DataLossError(EventPumpError):
     :param hub: the hub.
     :param partition_id: the partition.
     :param problem: which events are gone, and how that shows.
+    :param first_missing: the sequence number of the first event that is gone; None where that is not known.
+    :param last_missing: that of the last one; None where that is not known.
     """
 
-    def __init__(self, hub: str, partition_id: str, problem: str) -> None:
+    def __init__(
+        self,
+        hub: str,
+        partition_id: str,
+        problem: str,
+        *,
+        first_missing: int | None = None,
+        last_missing: int | None = None,
+    ) -> None:
         super().__init__(f"hub {hub}, partition {partition_id}: {problem}")
         self.hub = hub
         self.partition_id = partition_id
         self.problem = problem
+        self.first_missing = first_missing
+        self.last_missing = last_missing
 
 
 class StoreError(EventPumpError):

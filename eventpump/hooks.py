@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from eventpump.core.pump_state import CloseReason
+from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.events import Checkpoint
 
 
@@ -289,6 +290,53 @@ class UnexpectedFailure(HostReport):
 
     def describe(self) -> str:
         return f"{self.operation} failed unexpectedly: {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataLost(HostReport):
+    """Events that were to be read are gone.
+
+    :param loss: why, and which: `kind`, `first_missing`, `last_missing`.
+    :param action: what follows: reading goes on at the oldest event kept ("earliest"), or at the end of the partition
+        ("latest"), or the partition is left ("fail", with a `DataLossError`).
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    loss: Loss
+    action: OnDataLoss
+
+    def describe(self) -> str:
+        then = {
+            "earliest": "goes on at the oldest event kept",
+            "latest": "goes on at the end of the partition",
+            "fail": "the partition is left",
+        }
+        return f"{self.loss.describe()}; {then[self.action]}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartIgnored(HostReport):
+    """The host's `initial_position` is not the one that the first host of its consumer group has recorded.
+
+    Partitions without a checkpoint begin as recorded.
+
+    :param recorded: the starts in the record, by partition id, and "" for the others (see `eventpump.core.starts`).
+    :param configured: those of this host.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    recorded: Mapping[str, str]
+    configured: Mapping[str, str]
+
+    def describe(self) -> str:
+        recorded, configured = (
+            ", ".join(f"{text} for partition {each}" if each else text for each, text in sorted(starts.items()))
+            for starts in (self.recorded, self.configured)
+        )
+        return (
+            f"partitions without a checkpoint begin where the consumer group's record says ({recorded}), "
+            f"not at this host's initial_position ({configured})"
+        )
 
 
 Hook = Callable[[HostReport], None]

@@ -30,9 +30,10 @@ from pydantic import (
 )
 
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.starts import OnDataLoss
 from eventpump.dialect import sas
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition
+from eventpump.events import LATEST_OFFSET, EventPosition
 
 AMQPS_PORT: Final = 5671
 AMQP_PORT: Final = 5672
@@ -395,7 +396,7 @@ class RetryOptions(SettingsModel):
 
     :param max_retries: tries after the first.
     :param base_delay: seconds; the bound of the first delay, doubled with each further one.
-    :param max_delay: seconds; no delay is longer.
+    :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
     """
 
     max_retries: int = Field(default=3, ge=0, le=100)
@@ -689,14 +690,22 @@ def start_position(value: object) -> EventPosition:
     raise ValueError("must be an offset, a sequence number, a datetime with a time zone, or an EventPosition")
 
 
+def _host_start(value: object) -> EventPosition:
+    position = start_position(value)
+    if position.offset == LATEST_OFFSET and position.inclusive:
+        # No checkpoint can say so, and a host pins its start by one.
+        raise ValueError('"@latest" cannot be inclusive here')
+    return position
+
+
 def _check_initial_position(value: object) -> Mapping[str, EventPosition] | EventPosition:
     if not isinstance(value, Mapping):
-        return start_position(value)
+        return _host_start(value)
     positions: dict[str, EventPosition] = {}
     for partition_id, position in value.items():
         if not isinstance(partition_id, str):
             raise ValueError("its keys must be partition ids, which are text")
-        positions[partition_id] = start_position(position)
+        positions[partition_id] = _host_start(position)
     return positions
 
 
@@ -727,6 +736,7 @@ class FeedSettings(SettingsModel):
     :param strict_bytes: grant credit by the link's maximum message size, so that `cache_bytes` holds exactly.
     :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it.
     :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
+        After a lost connection it is not doubled: only attempts to connect are spaced then, by 5 s at most.
     :param reopen_delay_max: seconds; no delay is longer.
     :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
         reached once is tried for ever.
@@ -759,6 +769,9 @@ class ReaderSettings(FeedSettings):
         "@latest" for the newest event at the start. None for never. Text and numbers given here include themselves.
     :param owner_level: the epoch of an exclusive reader; None shares the partition.
     :param receiver_name: shown by the service in the texts of other readers' errors.
+    :param on_data_loss: what follows where events that were to be read are gone: "earliest" and "latest" log a warning
+        and go on at the oldest event kept or at the partition's end; "fail" raises `DataLossError`. None is "earliest"
+        where retention has dropped them, and "fail" where the hub was made again while the reader read it.
     """
 
     partition_id: Name
@@ -766,6 +779,7 @@ class ReaderSettings(FeedSettings):
     end: Annotated[EventPosition | None, PlainValidator(_check_end)] = None
     owner_level: int | None = Field(default=None, ge=0, lt=2**63)
     receiver_name: Name | None = None
+    on_data_loss: OnDataLoss | None = None
 
 
 class HostSettings(FeedSettings):
@@ -773,7 +787,9 @@ class HostSettings(FeedSettings):
 
     :param checkpoint_policy: when checkpoints are written unasked; by default never.
     :param initial_position: where a partition without a checkpoint begins; a mapping gives it per partition id, and
-        what it lacks begins at the start of the stream.
+        what it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
+        and what is recorded counts for every later one. "@latest" is the end of the partition when it is first opened.
+        A partition that is added to the hub later begins at its beginning in any case.
     :param host_name: the owner's name in leases; None for one made of machine, process and chance.
     :param max_batch_size: the most events `process_events` gets at once.
     :param max_wait_time: seconds without an event after which a pump checks its health.
@@ -784,6 +800,10 @@ class HostSettings(FeedSettings):
     :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
     :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
     :param retry_delay_max: seconds; no delay is longer.
+    :param on_data_loss: what follows where events after a checkpoint are gone: go on at the oldest event kept
+        ("earliest") or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and
+        tried again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the
+        hub was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
     :param handler_timeout: seconds after which a method of the processor that has not returned is reported, and again
         each time that doubles.
     :param on_handler_timeout: what follows beside: "report" for nothing, or "cancel" it, which counts as raising
@@ -803,6 +823,7 @@ class HostSettings(FeedSettings):
     failure_policy: Literal["retry", "stop"] = "retry"
     retry_delay: Seconds = 0.5
     retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    on_data_loss: OnDataLoss | None = None
     handler_timeout: Seconds = 60.0
     on_handler_timeout: Literal["report", "cancel"] = "report"
 

@@ -186,7 +186,10 @@ class _Tail:
                 consumer_group=self._group,
                 cache_bytes=max(1 << 20, _CACHE // len(partition_ids)),
             )
-            readers.append((each, PartitionReader(lambda: SharedTransport(transport), settings)))
+            reader = PartitionReader(
+                lambda: SharedTransport(transport), settings, on_loss=lambda error: complain(str(error))
+            )
+            readers.append((each, reader))
         return readers
 
     async def _follow(self, partition_id: str, reader: PartitionReader) -> None:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 
 from eventpump.consumer.tasks import TaskSet, is_failure
-from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
@@ -22,9 +21,9 @@ FAILURES_TOLD = 3
 class CheckpointWriter:
     """Carries out what a tracker wants stored.
 
+    :param store: gives a write up after the time-out; its outcome is not known after that, and it is written again.
     :param lease: gives the lease to write under.
-    :param turns: keeps handlers that compute from starving a write.
-    :param timeout: seconds for one write; its outcome is not known after that, and it is written again.
+    :param timeout: that time-out, in seconds.
     :param on_written: is called with every checkpoint stored.
     :param on_failed: is called with every error of the store.
     :param on_refused: is called when the store says that the lease is lost.
@@ -36,7 +35,6 @@ class CheckpointWriter:
         tracker: CheckpointTracker,
         lease: Callable[[], PartitionLease],
         *,
-        turns: Turns,
         timeout: float,
         rng: random.Random,
         on_written: Callable[[Checkpoint], None],
@@ -47,7 +45,6 @@ class CheckpointWriter:
         self._store = store
         self._tracker = tracker
         self._lease = lease
-        self._turns = turns
         self._timeout = timeout
         self._rng = rng
         self._backoff = Backoff(0.2, 5.0)
@@ -108,9 +105,7 @@ class CheckpointWriter:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                with self._turns.call(self._timeout):
-                    async with asyncio.timeout(self._timeout):
-                        is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+                is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
             except BaseException as error:
                 tracker.write_failed()
                 if not is_failure(error):

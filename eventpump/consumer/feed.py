@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
@@ -13,8 +13,15 @@ from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
-from eventpump.errors import ClosedError, EventPumpError, Recovery, ServiceBusyError, ServiceError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    EventPumpError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+)
+from eventpump.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 
@@ -30,11 +37,14 @@ class PartitionFeed:
 
     What the link's end allows is decided by the error's `Recovery`: to give up ends the feed, everything else opens
     the link again after the last message *received*. What was received stays in the cache meanwhile, so nothing is
-    lost and nothing comes twice.
+    lost and nothing comes twice. A back-off of its own the feed has for what befalls its link only: attempts to connect
+    are spaced by the transport, and two waits in a row would only make an outage longer.
 
     :param spec: the link; its position is where the first one begins.
     :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
     :param limit: the messages wanted, until `resume` says more; None for no end.
+    :param locate: is called before each link with the place where it would begin, and returns where it begins; what it
+        raises is taken as the link's failure.
     :param on_attached: is called each time the link is attached.
     :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
     """
@@ -48,15 +58,23 @@ class PartitionFeed:
         rng: random.Random,
         startup_timeout: float | None = None,
         limit: int | None = None,
+        locate: Callable[[EventPosition], Awaitable[EventPosition]] | None = None,
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None] | None = None,
     ) -> None:
+        # Asked for anew on every link, the end would be another one each time.
+        assert spec.position.offset != LATEST_OFFSET
         self._transport = transport
         self._spec = spec
+        self._locate = locate
         self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._reopen_delay = settings.reopen_delay
+        self._telling = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._quiet_until = float("-inf")
         self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
         self._was_attached = False
+        self._is_opened = False
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
@@ -211,32 +229,60 @@ class PartitionFeed:
         while True:
             self._link_error = loop.create_future()
             opened_at, newest = loop.time(), self.newest
+            self._is_opened = False
             try:
                 await self._use_link(self._link_error)
             except EventPumpError as error:
                 if self.newest is not newest or loop.time() - opened_at > self._settled_after:
                     self._backoff.reset()
-                if self._is_parked or not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP:
+                if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
                     self._end(error)
                     return
-                least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
-                delay = self._backoff.next(self._rng, at_least=least)
+                delay = self._delay_after(error)
                 if self._is_too_late(loop.time() - began + delay):
                     self._end(error)
                     return
-                if self._on_trouble is not None:
+                if self._is_worth_telling(error, loop.time()) and self._on_trouble is not None:
                     self._on_trouble(error, delay)
             await asyncio.sleep(delay)
+
+    def _is_final(self, error: ServiceError) -> bool:
+        """Tell whether to give up. A hub that was deleted under an open link may have been made again."""
+        was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
+        return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
+
+    def _delay_after(self, error: ServiceError) -> float:
+        """Return the seconds until the link is opened again."""
+        if error.recovery is Recovery.RECONNECT:
+            # The transport waits as long as it takes; this only keeps many feeds from asking in one instant.
+            return self._rng.uniform(0, self._reopen_delay)
+        least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
+        return self._backoff.next(self._rng, at_least=least)
+
+    def _is_worth_telling(self, error: ServiceError, now: float) -> bool:
+        """Return whether a failure is one to report: each but those of an outage that goes on, of which ever fewer."""
+        if error.recovery is not Recovery.RECONNECT:
+            return True
+        if now < self._quiet_until:
+            return False
+        self._quiet_until = now + self._telling.next(self._rng)
+        return True
 
     def _is_too_late(self, elapsed: float) -> bool:
         return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
 
     async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
         """Open the link, and raise the error it ends with."""
+        position = self.position
+        if self._locate is not None and (located := await self._locate(position)) != position:
+            self._spec = replace(self._spec, position=located)
+            self.newest = None
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         try:
             self._link = link
-            self._was_attached = True
+            self._was_attached = self._is_opened = True
+            self._telling.reset()
+            self._quiet_until = float("-inf")
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()

@@ -15,11 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from eventpump.clock import LoopClock
+from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.tasks import is_failure
-from eventpump.consumer.turns import Turns
+from eventpump.consumer.turns import LoopTurns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter
 from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
@@ -169,10 +170,12 @@ class PartitionHost:
     async def _run(self) -> None:
         settings = self._settings
         transport = self._transport_factory()
+        store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
+        turns = LoopTurns(self._clock)
         around = PumpSurroundings(
-            transport=transport,
-            directory=transport,
-            store=self._leases,
+            transport=BoundedTransport(transport, rng=self._rng),
+            directory=PacedDirectory(transport, transport.fully_qualified_namespace),
+            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_turns=turns),
             settings=settings,
             source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
@@ -180,9 +183,9 @@ class PartitionHost:
             clock=self._clock,
             rng=self._rng,
             reporter=self._reporter,
-            store_timeout=(self._leases.lease_duration - self._renew_interval) * STORE_SHARE,
+            store_timeout=store_timeout,
             blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
-            turns=Turns(self._clock),
+            turns=turns,
             renew_interval=self._renew_interval,
         )
         manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)

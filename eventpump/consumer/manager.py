@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from eventpump.consumer.checkpoints import store_error
-from eventpump.consumer.pump import PartitionPump, PumpSurroundings, is_configured_wrongly
+from eventpump.consumer.opening import GroupStart
+from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.core.backoff import Backoff
-from eventpump.core.balancer import plan_leases
+from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.schedule import Schedule
+from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EventPumpError,
     ProcessorFailedError,
     Recovery,
-    RequestRefusedError,
     ServiceError,
     ServiceTimeoutError,
     StoreError,
@@ -36,6 +38,7 @@ from eventpump.hooks import (
     PartitionFailed,
     PartitionsFound,
     ServiceFailed,
+    StartIgnored,
     StoreFailed,
     UnexpectedFailure,
 )
@@ -44,6 +47,12 @@ _T = TypeVar("_T")
 
 JITTER = 0.2
 """The part of an interval that chance takes off, so that hosts started together drift apart."""
+
+FIRST_JITTER = 0.5
+"""The same for the first renewal after an acquisition: leases taken together are not renewed together for ever."""
+
+FIRST_STEP = 0.25
+"""The part of an interval that a joiner waits, once it is seen, for those that join with it to be seen too."""
 
 RELEASE_TIME = 1.0
 """Seconds a release may take at the least, even where the time to close has run out."""
@@ -90,9 +99,10 @@ class _Outcome:
 class PartitionManager:
     """Runs one host's partitions, until told to stop or until it cannot go on.
 
-    Every interval, three things are set going that do not wait for each other: each lease is renewed in a task of its
-    own; all leases are listed and those due to this host are taken, again in a task each; the hub is asked for new
-    partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits for user code.
+    Each lease is renewed at a time of its own, in a task of its own. Every interval, two more things are set going that
+    do not wait for each other: all leases are listed and those due to this host are taken, again in a task each; the
+    hub is asked for new partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits
+    for user code. How many calls of the store are under way at a time, the store bounds.
 
     :param renew_interval: seconds between renewals.
     """
@@ -102,11 +112,15 @@ class PartitionManager:
         self._settings = around.settings
         self._store = around.store
         self._clock = around.clock
+        self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
         self._renew_interval = renew_interval
         self._slots: dict[str, _Slot] = {}
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
         self._renewals = TaskSet(self._unexpected)
+        self._renewals_due = Schedule()
+        self._renewal_timer: asyncio.TimerHandle | None = None
+        self._renews = True
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
         self._end = _Outcome()
@@ -114,7 +128,8 @@ class PartitionManager:
         self._hurry = asyncio.Event()
         self._is_listing = False
         self._is_discovering = False
-        self._was_attached = False
+        self._start_of_host = HostStart(math.inf)
+        self._withheld: list[PartitionFailed] = []
 
     @property
     def statuses(self) -> list[PartitionStatus]:
@@ -140,7 +155,7 @@ class PartitionManager:
         try:
             await self._start()
             while not self._is_ending:
-                self._renew_all()
+                self._judge_start()
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
                 await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
@@ -183,6 +198,7 @@ class PartitionManager:
     async def _start(self) -> None:
         """Bind the store and learn the partitions. What may pass is tried again for a while, and reported."""
         until = self._clock.monotonic() + self._settings.startup_timeout
+        self._start_of_host = HostStart(until)
         await self._at_start("open the lease store", lambda: self._store.open(self._around.scope), until)
         hub = self._settings.hub
         properties = await self._at_start(
@@ -196,6 +212,14 @@ class PartitionManager:
             unknown = self._settings.positions_without_partition(ids)
             if unknown:
                 raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
+            # Before there is a lease: a group whose leases are there has a record, whenever a host dies.
+            record = await self._at_start(
+                "agree on the consumer group's record", lambda: self._group.agree(properties), until
+            )
+            if record is None:
+                return
+            if record.starts != self._group.starts:
+                self._report(StartIgnored(self._around.host_name, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
 
@@ -280,7 +304,10 @@ class PartitionManager:
                 self._report(ServiceFailed(self._around.host_name, None, operation, error))
                 return
             new = tuple(each for each in properties.partition_ids if each not in self._known)
-            if new and await self._stored("ensure leases", None, self._store.ensure_leases(new)) is not _FAILED:
+            if not new:
+                return
+            timeout = self._around.store_timeout
+            if await self._stored("ensure leases", None, self._store.ensure_leases(new), timeout) is not _FAILED:
                 self._found(new)
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
         finally:
@@ -302,19 +329,33 @@ class PartitionManager:
         if isinstance(snapshots, _Failed) or self._is_ending:
             return
         now = self._clock.monotonic()
+        host = self._around.host_name
+        taking = [slot.partition_id for slot in self._slots.values() if slot.is_taking]
         plan = plan_leases(
             snapshots,
-            host=self._around.host_name,
+            host=host,
             held=[slot.partition_id for slot in self._slots.values() if slot.lease is not None],
             rng=self._around.rng,
-            taking=[slot.partition_id for slot in self._slots.values() if slot.is_taking],
+            taking=taking,
             avoid=[slot.partition_id for slot in self._slots.values() if self._is_barred(slot, now)],
         )
+        step = first_step(plan, snapshots, host=host, taking=taking)
+        plan = plan if step is None else step
         tries = [self._take(partition_id, None) for partition_id in plan.acquire]
         tries += [self._take(snapshot.partition_id, snapshot) for snapshot in plan.steal]
+        begun = [task for task in tries if task is not None]
         if plan.spare:
-            begun = [task for task in tries if task is not None]
-            self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
+            task = self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
+            begun = [*begun, task]
+        if step is not None and begun:
+            self._chores.spawn(self._balance_after(begun), "eventpump balancing")
+
+    async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
+        """Take the rest of a joiner's share, soon after its first lease."""
+        await asyncio.wait(tries)
+        await self._sleep(self._renew_interval * FIRST_STEP * (1 - JITTER * self._around.rng.random()), measured=False)
+        if not self._is_ending:
+            await self._balance_once()
 
     async def _take_spare(self, spare: Sequence[LeaseSnapshot], tries: Collection[asyncio.Task[None]]) -> None:
         """Win one lease where every other try was lost: a host that owns nothing is not seen by the others."""
@@ -353,6 +394,7 @@ class PartitionManager:
         if lease is None or isinstance(lease, _Failed):
             return
         self._own(slot, lease)
+        self._renew_later(slot, lease, FIRST_JITTER)
         if self._is_ending:
             await self._release(slot)
             return
@@ -391,18 +433,40 @@ class PartitionManager:
         slot.lease = None
         slot.stolen = None
         self._around.turns.lease_gone(slot.partition_id)
+        self._renewals_due.remove(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
 
-    def _renew_all(self) -> None:
-        for slot in self._slots.values():
-            # A lease without a pump is never kept, however the pump ended.
-            if slot.lease is not None and slot.pump is not None:
-                self._renew(slot)
+    def _renew_later(self, slot: _Slot, lease: PartitionLease, jitter: float = JITTER) -> None:
+        """Have a lease renewed an interval after it was last asked for; less by a part that chance decides."""
+        asked = lease.expires_at - self._store.lease_duration
+        wait = self._renew_interval * (1 - jitter * self._around.rng.random())
+        self._renewals_due.set(slot.partition_id, asked + wait)
+        self._set_renewal_timer()
+
+    def _set_renewal_timer(self) -> None:
+        if self._renewal_timer is not None:
+            self._renewal_timer.cancel()
+            self._renewal_timer = None
+        first = self._renewals_due.first
+        if first is not None and self._renews:
+            delay = max(0.0, first - self._clock.monotonic())
+            self._renewal_timer = asyncio.get_running_loop().call_later(delay, self._renew_due)
+
+    def _renew_due(self) -> None:
+        self._renewal_timer = None
+        for partition_id in self._renewals_due.take(self._clock.monotonic()):
+            self._renew(self._slots[partition_id])
+        self._set_renewal_timer()
+
+    def _renew_no_more(self) -> None:
+        self._renews = False
+        self._set_renewal_timer()
 
     def _renew(self, slot: _Slot) -> None:
-        if not slot.is_renewing:
+        # A lease without a pump is never kept, however the pump ended.
+        if not slot.is_renewing and slot.pump is not None:
             slot.is_renewing = True
             self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
 
@@ -422,6 +486,7 @@ class PartitionManager:
                     self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
                     return
                 self._own(slot, renewed)
+                self._renew_later(slot, renewed)
                 if slot.pump is not None:
                     slot.pump.renewed(renewed)
                 if slot.stolen is None:
@@ -432,6 +497,10 @@ class PartitionManager:
                 # The link was stolen while we asked: the answer may be older than that. Ask again.
         finally:
             slot.is_renewing = False
+            lease = None if slot.pump is None else slot.lease
+            if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
+                # Taken anew meanwhile, and due while the renewal of the lease before was not over.
+                self._renew_later(slot, lease)
 
     def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
         """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
@@ -465,10 +534,12 @@ class PartitionManager:
         pump = slot.pump = PartitionPump(
             self._around,
             lease,
+            self._group,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
         )
+        self._start_of_host.tried(slot.partition_id)
         self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
 
     def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
@@ -490,11 +561,11 @@ class PartitionManager:
         finally:
             # Only now may the partition be started here again.
             slot.pump = None
-        self._was_attached = self._was_attached or pump.was_attached
         if escaped is not None:
             self._pump_broke(slot, escaped)
         elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
+        self._attempt_ended(pump)
         await self._release(slot)
 
     def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
@@ -506,21 +577,37 @@ class PartitionManager:
         slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
         self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
 
+    def _attempt_ended(self, pump: PartitionPump) -> None:
+        """End the host where this was the last attempt that could have shown that it is configured rightly."""
+        if pump.was_attached:
+            self._start_of_host.linked()
+        self._start_of_host.ended(pump.partition_id)
+        self._judge_start()
+
+    def _judge_start(self) -> None:
+        """End the host over what was refused at its start, or report it; neither while that is not decided."""
+        now, start = self._clock.monotonic(), self._start_of_host
+        if any(slot.pump is not None and slot.pump.was_attached for slot in self._slots.values()):
+            start.linked()
+        error = start.verdict(now)
+        if isinstance(error, EventPumpError) and not self._end.is_stopping:
+            self._fail(error)
+            self._withheld.clear()
+        elif self._is_ending or not start.is_open(now):
+            withheld, self._withheld = self._withheld, []
+            for report in withheld:
+                self._report(report)
+
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
-        if isinstance(error, ProcessorFailedError | ConfigurationError) or is_configured_wrongly(pump):
-            assert isinstance(error, EventPumpError)
+        if isinstance(error, ProcessorFailedError | ConfigurationError):
             self._fail(error)
             return
-        is_first_contact = not self._was_attached and not any(
-            other.pump is not None and other.pump.was_attached for other in self._slots.values()
-        )
-        if isinstance(error, ServiceError) and is_first_contact and not isinstance(error, RequestRefusedError):
-            # Nothing was ever read: it is the key, the hub or the group that is wrong, not this partition.
-            self._fail(error)
-            return
+        if isinstance(error, ServiceError):
+            self._start_of_host.refused(slot.partition_id, error)
         avoided_for = self._store.lease_duration
         slot.avoid_until = self._clock.monotonic() + avoided_for
-        self._report(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
+        # The error that ends a host is raised by `run`, and not reported once per partition as well.
+        self._withheld.append(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
         """Let others have a partition whose processor does not return. It was reported."""
@@ -533,11 +620,13 @@ class PartitionManager:
         """Stop every pump and release every lease, in time."""
         if self._close_by == math.inf:
             self._close_by = self._clock.monotonic() + self._settings.close_timeout
+        self._store.take_no_more()
         for slot in self._slots.values():
             if slot.pump is not None:
                 slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
         await self._wait_for_pumps()
+        self._renew_no_more()
         await self._renewals.cancel(RELEASE_TIME)
         for slot in self._slots.values():
             if slot.lease is not None:
@@ -548,13 +637,13 @@ class PartitionManager:
             if slot.pump is not None:
                 slot.pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
+        self._judge_start()
         for slot in self._slots.values():
             self._forget(slot)
 
     async def _wait_for_pumps(self) -> None:
         """Wait for their ends until the time is up, which a second call of `stop` may bring nearer."""
         # Renewals go on meanwhile: a handler that takes its time must not lose its lease over it.
-        renewing = self._chores.spawn(self._renew_until_closed(), "eventpump renewals")
         while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
             self._hurry.clear()
             hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
@@ -562,29 +651,24 @@ class PartitionManager:
             await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
             self._chores.drop(hurried)
             self._chores.drop(ended)
-        self._chores.drop(renewing)
         await self._chores.wait(RELEASE_TIME)
-
-    async def _renew_until_closed(self) -> None:
-        while True:
-            await asyncio.sleep(self._renew_interval)
-            self._renew_all()
 
     # ------------------------------------------------------------------------------------------------- helpers
 
     async def _stored(
         self, operation: str, partition_id: str | None, call: Awaitable[_T], timeout: float | None = None
     ) -> _T | _Failed:
-        """Call the store within its time-out; a failure is reported and given back, not raised."""
-        timeout = self._around.store_timeout if timeout is None else timeout
+        """Call the store; a failure is reported and given back, not raised.
+
+        :param timeout: seconds for the call and its wait for a turn; None for the store's time-out, once it is sent.
+        """
         try:
-            with self._around.turns.call(timeout):
-                async with asyncio.timeout(timeout):
-                    return await call
+            async with asyncio.timeout(timeout):
+                return await call
         except BaseException as error:
             if not is_failure(error):
                 raise
-            failure = store_error(error, operation, partition_id, timeout)
+            failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
             self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
             return _FAILED
 

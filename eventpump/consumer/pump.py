@@ -12,25 +12,33 @@ from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.limits import BoundedLeaseStore
+from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.tasks import TaskSet, is_failure
-from eventpump.consumer.turns import Turns
+from eventpump.consumer.turns import LoopTurns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.starts import NumberWatch
+from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
+    EventError,
+    EventPumpError,
     OwnershipLostError,
     ProcessorFailedError,
     RequestRefusedError,
+    ServiceError,
 )
 from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.hooks import (
     CheckpointDropped,
     CheckpointWritten,
+    DataLost,
     HandlerSlow,
     LinkFailed,
     LoopBlocked,
@@ -39,10 +47,18 @@ from eventpump.hooks import (
     PumpOverdue,
     PumpStarted,
     Reporter,
+    ServiceFailed,
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.ports import Clock, ConsumerScope, HubDirectory, LeaseStore, ReceiveLinkSpec, Transport
+from eventpump.ports import (
+    Clock,
+    ConsumerScope,
+    HubDirectory,
+    PartitionProperties,
+    ReceiveLinkSpec,
+    Transport,
+)
 from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
@@ -57,7 +73,8 @@ class PumpSurroundings:
 
     :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
-    :param store_timeout: seconds for one call of the store.
+    :param store: gives its calls up after the store's time-out.
+    :param store_timeout: seconds for one call of the store, once it is sent.
     :param renew_interval: seconds between renewals.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
     :param turns: holds deliveries back while handlers compute and the store needs the loop.
@@ -65,7 +82,7 @@ class PumpSurroundings:
 
     transport: Transport
     directory: HubDirectory
-    store: LeaseStore
+    store: BoundedLeaseStore
     settings: HostSettings
     source: ProcessorSource
     scope: ConsumerScope
@@ -75,7 +92,7 @@ class PumpSurroundings:
     reporter: Reporter
     store_timeout: float
     blocked_after: float
-    turns: Turns
+    turns: LoopTurns
     renew_interval: float
 
 
@@ -85,6 +102,7 @@ class PartitionPump:
     The user's code runs in the task of `run`, and nothing else of the pump depends on that code to return: the feed,
     the checkpoint writer and the deadlines are on their own.
 
+    :param group: the consumer group's record.
     :param on_stolen: is called once when a reader with a higher owner level took the link; no batch follows.
     :param on_lost: is called with the way it was learned that the lease is lost.
     :param on_overdue: is called when the end should have come and has not.
@@ -94,6 +112,7 @@ class PartitionPump:
         self,
         around: PumpSurroundings,
         lease: PartitionLease,
+        group: GroupStart,
         *,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_lost: Callable[[str], None],
@@ -117,7 +136,7 @@ class PartitionPump:
         self._slow_timer: asyncio.TimerHandle | None = None
         self._is_timed_out = False
         self._batch: object | None = None
-        self._origin = (around.scope, lease.partition_id)
+        self._origin: object = None
         self._cancels = 0
         self._is_suspended = False
         self._held_back: asyncio.Future[None] | None = None
@@ -130,7 +149,25 @@ class PartitionPump:
         self._tracker: CheckpointTracker | None = None
         self._writer: CheckpointWriter | None = None
         self._due_timer: asyncio.TimerHandle | None = None
+        self._beginning = ""
         self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
+        self._group = group
+        self._opening = PartitionOpening(
+            group,
+            around.store,
+            around.directory,
+            around.settings,
+            lease.partition_id,
+            store_timeout=around.store_timeout,
+            rng=around.rng,
+            lease=lambda: self.lease,
+            step=self._unless_ending,
+            pause=self._pause_or_end,
+            report=self._report,
+            on_refused=self._refused,
+        )
+        self._numbers = NumberWatch(None)
+        self._recorded_start: EventPosition | None = None
         self.lease = lease
         """The lease as last renewed."""
         self.context = PartitionContext(
@@ -143,8 +180,6 @@ class PartitionPump:
         )
         self.failure: Exception | None = None
         """Why the partition cannot go on, where that was not the lease."""
-        self.began_at_checkpoint = False
-        """Whether reading began after a stored checkpoint, rather than where the settings say."""
         self.was_attached = False
         """Whether there ever was a link."""
 
@@ -236,22 +271,41 @@ class PartitionPump:
 
     async def _open(self) -> bool:
         """Open the processor, find the position, start the feed. False where the end came first."""
-        if not await self._open_processor():
+        if not await self._open_processor() or not await self._begin():
             return False
+        self._life.opened()
+        return True
+
+    async def _begin(self) -> bool:
+        """Find the position and start the feed; again where what is being read is gone. False where the end came."""
+        if self._feed is not None:
+            await self._feed.aclose()
+        if self._writer is not None:
+            await self._unless_ending(self._writer.flush(self._around.store_timeout))
+            await self._writer.aclose()
         stored = await self._read_checkpoint()
         if self._life.is_ending:
             return False
         partition_id, around = self.partition_id, self._around
-        self.began_at_checkpoint = stored is not None
-        position = (
-            self._settings.position_of(partition_id) if stored is None else EventPosition.at_offset(stored.offset)
-        )
-        self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, stored)
+        try:
+            beginning = await self._opening.find(stored)
+        except EventPumpError as error:
+            await self._feed_failed(error)
+            return False
+        if self._ending.is_set():
+            return False
+        position = beginning.position
+        # Plain values, so that an event keeps its origin in a process pool.
+        self._origin = (around.scope, partition_id, beginning.hub_created_at)
+        self._numbers = NumberWatch(beginning.expected)
+        self._recorded_start = position if beginning.checkpoint is None else None
+        self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
+        source = _FROM_SETTINGS if beginning.checkpoint is None else _FROM_CHECKPOINT
+        self._beginning = f"{_words(position)}, {source}"
         self._writer = CheckpointWriter(
             around.store,
             self._tracker,
             lambda: self.lease,
-            turns=around.turns,
             timeout=around.store_timeout,
             rng=around.rng,
             on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
@@ -273,12 +327,27 @@ class PartitionPump:
             ),
             self._settings,
             rng=around.rng,
+            locate=self._checker(beginning),
             on_attached=lambda: self._attached(position),
             on_trouble=self._link_trouble,
         )
-        self._life.opened()
         self._feed.start()
         return True
+
+    def _checker(self, beginning: Beginning) -> Callable[[EventPosition], Awaitable[EventPosition]]:
+        """Give what checks, before a link is opened again, that the hub is the one that was being read."""
+        is_first = True
+
+        async def check(position: EventPosition) -> EventPosition:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+            elif (await self._group.hub()).created_at != beginning.hub_created_at:
+                problem = "the hub was deleted and made again while it was read"
+                raise HubMadeAgainError(self._around.scope.hub, self.partition_id, problem)
+            return position
+
+        return check
 
     async def _open_processor(self) -> bool:
         while not self._life.is_ending:
@@ -308,7 +377,7 @@ class PartitionPump:
         backoff = Backoff(0.2, 5.0)
         while not self._life.is_ending:
             try:
-                return await self._unless_ending(self._read_checkpoint_once())
+                return await self._unless_ending(self._around.store.read_checkpoint(self.partition_id))
             except Exception as error:
                 timeout = self._around.store_timeout
                 self._report(
@@ -317,31 +386,91 @@ class PartitionPump:
                 await self._pause(backoff.next(self._around.rng))
         return None
 
-    async def _read_checkpoint_once(self) -> Checkpoint | None:
-        with self._around.turns.call(self._around.store_timeout):
-            async with asyncio.timeout(self._around.store_timeout):
-                return await self._around.store.read_checkpoint(self.partition_id)
-
     async def _deliver_all(self) -> None:
-        feed, settings = self._feed, self._settings
-        assert feed is not None
+        settings = self._settings
         limit = settings.max_batch_size
         while not self._life.is_ending:
+            feed = self._feed
+            assert feed is not None
             if self._is_suspended:
                 # The link is stolen; whether the lease is too, the manager is finding out.
                 await self._ending.wait()
                 return
             raw = feed.take(limit)
             if raw:
-                await self._deliver(tuple(map(ReceivedEvent, raw, repeat(self._origin))))
+                events = tuple(map(ReceivedEvent, raw, repeat(self._origin)))
+                if not self._follows(events) and not await self._go_on_over_gap(events):
+                    if not await self._begin():
+                        return
+                    continue
+                await self._deliver(events)
                 if feed.events_held:
                     # A handler that never really waits must not keep the loop from turning.
                     await asyncio.sleep(0)
             elif feed.error is not None:
-                await self._feed_failed(feed.error)
-                return
+                if not await self._can_begin_anew(feed.error):
+                    await self._feed_failed(feed.error)
+                    return
+                if not await self._begin():
+                    return
             elif not await feed.wait(settings.max_wait_time) and self._may_deliver() and settings.call_when_idle:
                 await self._deliver(())
+
+    def _follows(self, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Check that no number is missing before or in a batch. Only its first and last event are looked at."""
+        try:
+            return self._numbers.passed(events[0].sequence_number, events[-1].sequence_number, len(events))
+        except EventError:
+            # The processor finds that out too; which number should follow, nobody knows.
+            self._numbers.expected = None
+            return True
+
+    async def _go_on_over_gap(self, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Find out whether missing numbers are lost, and do what the settings say. False where not to deliver."""
+        numbers, now = self._numbers, self._clock.monotonic()
+        try:
+            if events[-1].sequence_number - events[0].sequence_number + 1 != len(events):
+                numbers.look_into([event.sequence_number for event in events])
+        except EventError:
+            numbers.expected = None
+        if not numbers.is_due(now):
+            return True
+        settings, hub = self._settings, self._around.scope.hub
+        try:
+            facts = await self._unless_ending(self._facts_once())
+        except ServiceError as error:
+            self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
+            numbers.not_answered(now)
+            if settings.on_data_loss != "fail":
+                return True
+            facts = await self._opening.facts()
+        loss = numbers.judge(facts, now)
+        if loss is None:
+            return True
+        action = loss.action(settings.on_data_loss)
+        if action == "latest":
+            await self._opening.skip_to_end(loss)
+            return False
+        self._report(DataLost, loss, action)
+        if action == "fail":
+            await self._feed_failed(loss_error(hub, self.partition_id, loss))
+            return False
+        return True
+
+    async def _facts_once(self) -> PartitionProperties:
+        return await self._around.directory.get_partition_properties(self._around.scope.hub, self.partition_id)
+
+    async def _can_begin_anew(self, error: Exception) -> bool:
+        """Tell whether the end of the feed is one after which the position is found anew."""
+        if isinstance(error, HubMadeAgainError):
+            return True
+        if not isinstance(error, RequestRefusedError) or self.was_attached or self._recorded_start is None:
+            return False
+        try:
+            return await self._unless_ending(self._group.give_way(self.partition_id, self._recorded_start))
+        except EventPumpError as another:
+            self._report(StoreFailed, "write scope record", another)
+            return False
 
     async def _deliver(self, events: tuple[ReceivedEvent, ...]) -> None:
         """Hand a batch over, the same again until it is processed, as long as it is ours to."""
@@ -398,6 +527,13 @@ class PartitionPump:
         return True
 
     async def _feed_failed(self, error: Exception) -> None:
+        if isinstance(error, RequestRefusedError) and error.condition == ARGUMENT_ERROR and not self.was_attached:
+            error = RequestRefusedError(
+                f"{error.description}; reading was to begin at {self._beginning}",
+                condition=error.condition,
+                entity=error.entity,
+                tracking_id=error.tracking_id,
+            )
         self._fail(error)
         await self._tell_processor(error)
 
@@ -622,6 +758,16 @@ class PartitionPump:
         except TimeoutError:
             pass
 
+    async def _pause_or_end(self, delay: float) -> None:
+        """Wait. :raises _Ended: the end began."""
+        await self._pause(delay)
+        if self._life.is_ending:
+            raise _Ended
+
+    def _refused(self) -> None:
+        self._on_lost("a checkpoint was refused")
+        raise _Ended
+
     async def _unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run something of ours. :raises _Ended: the end began first."""
         task = self._tasks.spawn(_outcome(work), f"eventpump step of partition {self.partition_id}")
@@ -728,9 +874,8 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def is_configured_wrongly(pump: PartitionPump) -> bool:
-    """Tell whether a pump failed at a position that came from the settings, not from a checkpoint."""
-    return isinstance(pump.failure, RequestRefusedError) and not pump.began_at_checkpoint
+_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
 
 
 def _words(position: EventPosition) -> str:

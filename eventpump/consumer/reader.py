@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.errors import ClosedError, ConfigurationError
+from eventpump.consumer.opening import HubMadeAgainError
+from eventpump.core.backoff import Backoff
+from eventpump.core.starts import Loss, NumberWatch, end_position
+from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
 from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
 
+logger = logging.getLogger("eventpump.consumer")
+
 _START = "-1"
 _LATEST = "@latest"
+
+ASK_TIME = 1.0
+"""Seconds the question whether missing events are lost may take beyond the time that a read has."""
 
 
 class PartitionReader:
     """Reads one partition from a position, to the end of a range or for ever.
 
     Shared, or with an owner level. A link that fails is opened again after the last event received: nothing is lost
-    and nothing comes twice. The reader owns the transport it makes.
+    and nothing comes twice, unless the hub drops events before they are read, or is made again; see `on_data_loss`.
+    "@latest" is the end of the partition on entering, whenever the first link is attached.
+    The reader owns the transport it makes.
 
     Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
 
     :param transport_factory: makes the way to the namespace, on entering.
     :param rng: spreads load; None for an unseeded one.
+    :param on_loss: is called with what is gone where reading goes on all the same; None to log it.
     """
 
     def __init__(
-        self, transport_factory: Callable[[], Transport], settings: ReaderSettings, *, rng: random.Random | None = None
+        self,
+        transport_factory: Callable[[], Transport],
+        settings: ReaderSettings,
+        *,
+        rng: random.Random | None = None,
+        on_loss: Callable[[DataLossError], None] | None = None,
     ) -> None:
         self._transport_factory = transport_factory
         self._settings = settings
+        self._on_loss = on_loss or _log
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
@@ -43,12 +63,17 @@ class PartitionReader:
         self._end = settings.end
         self._is_at_end = False
         self._last: bytes | None = None
+        self._start = settings.position
+        self._numbers = NumberWatch(_first_number(settings.position))
+        self._held: list[bytes] = []
+        self._failure: DataLossError | None = None
+        self._hub_created_at: datetime | None = None
 
     @property
     def position(self) -> EventPosition:
-        """Where a reader that goes on after what this one gave would begin."""
+        """Where a reader that goes on after what this one gave would begin. Not "@latest" once it was entered."""
         if self._last is None:
-            return self._settings.position
+            return self._start
         return EventPosition.at_offset(ReceivedEvent(self._last).offset)
 
     @property
@@ -66,31 +91,20 @@ class PartitionReader:
         """Connect, and find the end of the range. :raises ServiceError: the partition cannot be read."""
         if self._is_closed or self._feed is not None:
             raise ClosedError("partition reader")
-        settings = self._settings
         transport = self._transport = self._transport_factory()
         try:
-            if self._end is not None:
-                properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
-                self._bound(self._end, properties)
+            if self._end is not None or self._start.offset == _LATEST:
+                properties = await self._properties_at_start(transport)
+                if self._start.offset == _LATEST:
+                    self._start = end_position(self._start, properties)
+                    if not self._start.inclusive:
+                        self._numbers = NumberWatch(properties.last_enqueued_sequence_number + 1)
+                if self._end is not None:
+                    self._bound(self._end, properties)
         except BaseException:
             await self.aclose()
             raise
-        self._feed = PartitionFeed(
-            transport,
-            ReceiveLinkSpec(
-                hub=settings.hub,
-                consumer_group=settings.consumer_group,
-                partition_id=settings.partition_id,
-                position=settings.position,
-                owner_level=settings.owner_level,
-                receiver_name=settings.receiver_name,
-                track_last_enqueued=settings.track_last_enqueued,
-                max_message_size=settings.max_message_size,
-            ),
-            settings,
-            rng=self._rng,
-            startup_timeout=settings.startup_timeout,
-        )
+        self._feed = self._make_feed(transport)
         if not self._is_at_end:
             self._feed.start()
         return self
@@ -114,6 +128,7 @@ class PartitionReader:
         :param max_wait_time: seconds to wait for the first; None for as long as it takes.
         :returns: empty where the time ran out or the range is read; see `is_at_end`.
         :raises ServiceError: the link ended for a reason that trying again does not cure.
+        :raises DataLossError: events are gone, and `on_data_loss` says to fail. What was given before is not affected.
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
@@ -121,15 +136,26 @@ class PartitionReader:
         """Read as `read` does, but give the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
-        feed = self._feed
-        if feed is None or self._is_closed:
+        if self._feed is None or self._is_closed:
             raise ClosedError("partition reader")
         loop = asyncio.get_running_loop()
         until = None if max_wait_time is None else loop.time() + max_wait_time
         while not self._is_at_end:
-            messages = feed.take(max_messages)
+            if self._failure is not None:
+                raise self._failure
+            feed = self._feed
+            # Held until it is given: a call that is cancelled while the service is asked loses nothing.
+            messages = self._held = self._held or feed.take(max_messages)
             if messages:
-                messages = self._within(messages)
+                if not self._follows(messages):
+                    try:
+                        async with asyncio.timeout_at(None if until is None else max(until, loop.time() + ASK_TIME)):
+                            await self._judge_gap(messages)
+                    except TimeoutError:
+                        return []
+                    if not self._held:
+                        continue
+                messages, self._held = self._within(messages[:max_messages]), messages[max_messages:]
                 if messages:
                     self._last = messages[-1]
                 return messages
@@ -149,6 +175,115 @@ class PartitionReader:
         finally:
             if self._transport is not None:
                 await self._transport.aclose()
+
+    # ----------------------------------------------------------------------------------------- what may be gone
+
+    def _make_feed(self, transport: Transport) -> PartitionFeed:
+        settings = self._settings
+        return PartitionFeed(
+            transport,
+            ReceiveLinkSpec(
+                hub=settings.hub,
+                consumer_group=settings.consumer_group,
+                partition_id=settings.partition_id,
+                position=self._start,
+                owner_level=settings.owner_level,
+                receiver_name=settings.receiver_name,
+                track_last_enqueued=settings.track_last_enqueued,
+                max_message_size=settings.max_message_size,
+            ),
+            settings,
+            rng=self._rng,
+            startup_timeout=settings.startup_timeout,
+            locate=self._locate,
+        )
+
+    async def _properties_at_start(self, transport: Transport) -> PartitionProperties:
+        """Read the partition's properties; what may pass is tried again for the start-up time-out."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        until = loop.time() + settings.startup_timeout
+        backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        while True:
+            try:
+                return await transport.get_partition_properties(settings.hub, settings.partition_id)
+            except ServiceError as error:
+                delay = backoff.next(self._rng)
+                if error.recovery is Recovery.GIVE_UP or loop.time() + delay >= until:
+                    raise
+            await asyncio.sleep(delay)
+
+    async def _locate(self, position: EventPosition) -> EventPosition:
+        """Check, before a link is opened, that the hub is the one that was being read, and give where to begin."""
+        assert self._transport is not None
+        settings = self._settings
+        created_at = (await self._transport.get_hub_properties(settings.hub)).created_at
+        before, self._hub_created_at = self._hub_created_at, created_at
+        if before in {None, created_at}:
+            return position
+        error = HubMadeAgainError(
+            settings.hub, settings.partition_id, "the hub was deleted and made again while it was read"
+        )
+        if settings.on_data_loss in {None, "fail"}:
+            raise error
+        self._on_loss(error)
+        self._start, self._last = EventPosition.earliest(), None
+        if settings.on_data_loss == "latest":
+            properties = await self._transport.get_partition_properties(settings.hub, settings.partition_id)
+            self._start = end_position(EventPosition.latest(), properties)
+        return self._start
+
+    def _follows(self, messages: list[bytes]) -> bool:
+        """Check that no number is missing before or in a batch. Only its first and last message are looked at."""
+        try:
+            first, last = ReceivedEvent(messages[0]).sequence_number, ReceivedEvent(messages[-1]).sequence_number
+        except EventError:
+            self._numbers.expected = None
+            return True
+        return self._numbers.passed(first, last, len(messages))
+
+    async def _judge_gap(self, messages: list[bytes]) -> None:
+        """Find out whether missing numbers are lost, and do what the settings say.
+
+        :raises DataLossError: which is what every later read raises too.
+        """
+        numbers, settings, transport = self._numbers, self._settings, self._transport
+        assert transport is not None
+        now = asyncio.get_running_loop().time()
+        with suppress(EventError):
+            numbers.look_into([ReceivedEvent(message).sequence_number for message in messages])
+        if not numbers.is_due(now):
+            return
+        try:
+            properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
+        except ServiceError as error:
+            logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            numbers.not_answered(now)
+            return
+        loss = numbers.judge(properties, now)
+        if loss is None:
+            return
+        if settings.on_data_loss == "fail":
+            self._failure = self._loss_error(loss)
+            raise self._failure
+        self._on_loss(self._loss_error(loss))
+        if settings.on_data_loss == "latest":
+            before, self._held, self._last = self._feed, [], None
+            self._start = end_position(EventPosition.latest(), properties)
+            numbers.expected = properties.last_enqueued_sequence_number + 1
+            self._feed = self._make_feed(transport)
+            self._feed.start()
+            if before is not None:
+                await before.aclose()
+
+    def _loss_error(self, loss: Loss) -> DataLossError:
+        settings = self._settings
+        return DataLossError(
+            settings.hub,
+            settings.partition_id,
+            loss.describe(),
+            first_missing=loss.first_missing,
+            last_missing=loss.last_missing,
+        )
 
     # --------------------------------------------------------------------------------------------------- the end
 
@@ -197,6 +332,15 @@ class PartitionReader:
             assert end.enqueued_time is not None
             past = (event.enqueued_time - end.enqueued_time).total_seconds()
         return past > 0 if end.inclusive else past >= 0
+
+
+def _log(error: DataLossError) -> None:
+    logger.warning("%s", error)
+
+
+def _first_number(start: EventPosition) -> int | None:
+    """Give the sequence number that reading from a position begins with; None where that is not known."""
+    return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
 
 
 def _is_after(start: EventPosition, properties: PartitionProperties) -> bool:

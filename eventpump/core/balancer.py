@@ -12,7 +12,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eventpump.core.lease import LeaseSnapshot
 
@@ -82,6 +82,27 @@ def plan_leases(
         steal=tuple(lease for lease in taken if lease.is_held),
         spare=tuple(spare),
     )
+
+
+def first_step(
+    plan: LeasePlan, snapshots: Sequence[LeaseSnapshot], *, host: str, taking: Collection[str] = ()
+) -> LeasePlan | None:
+    """Return the part of a plan that makes its host seen, for a host that is not; None where it is, or steals nothing.
+
+    Hosts that join at once do not see each other: if each stole its whole share of what it sees, the first would take
+    half of all leases, the second a third, and most of it would move again. With one lease each they see each other,
+    and what they are then appointed to is the fewest moves.
+
+    :param plan: what `plan_leases` returned for these snapshots.
+    :param taking: as given to `plan_leases`.
+    """
+    if not plan.steal or any(lease.is_held and lease.owner == host for lease in snapshots):
+        return None
+    if taking:
+        return replace(plan, steal=(), spare=())
+    steal = () if plan.acquire else plan.steal[:1]
+    spare = (*plan.steal[len(steal) :], *plan.spare)[: 2 * SPARES]
+    return replace(plan, steal=steal, spare=spare)
 
 
 class _Picture:

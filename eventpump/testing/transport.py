@@ -140,6 +140,7 @@ class FakeHub:
         self._stalled: dict[str, asyncio.Event] = {}
         self._turn = 0
         self._transports: list[FakeTransport] = []
+        self._began = self.created_at
         self.add_partitions(partitions)
 
     # ----------------------------------------------------------------------------------------- what a test does
@@ -255,6 +256,21 @@ class FakeHub:
         """What a partition holds."""
         return list(map(ReceivedEvent, self._partitions[partition_id].raw))
 
+    def recreate(self, partitions: int | None = None) -> None:
+        """Delete the hub and make it again: a later creation, no events, numbers from 0. Links to the old one end.
+
+        :param partitions: how many it has now; None for as many as before.
+        """
+        old, count = list(self._partitions.values()), len(self._partitions) if partitions is None else partitions
+        # A millisecond later at least, so that the two can be told apart.
+        self.created_at = max(self.now(), self.created_at + timedelta(milliseconds=1))
+        self._partitions = {}
+        self.add_partitions(count)
+        for partition in old:
+            for link in list(partition.links):
+                text = f"The messaging entity '{self.name}' could not be found."
+                link.end(error_for("amqp:not-found", text, entity=self.name))
+
     # ------------------------------------------------------------------------------------ what a transport does
 
     def join(self, transport: FakeTransport) -> None:
@@ -313,7 +329,7 @@ class FakeHub:
         if spec.consumer_group.lower() not in {group.lower() for group in self.consumer_groups}:
             text = f"The messaging entity '{spec.hub}|{spec.consumer_group}' could not be found."
             raise error_for("amqp:not-found", text, entity=spec.consumer_group)
-        partition = self.partition(spec.partition_id)
+        partition = link.partition = self.partition(spec.partition_id)
         link.next = self._index(partition, spec.position)
         table = partition.readers.setdefault(spec.consumer_group.lower(), ReaderTable())
         answer = table.admit(Reader(link, spec.receiver_name, spec.owner_level))
@@ -327,14 +343,14 @@ class FakeHub:
 
     def leave(self, link: FakeReceiveLink) -> None:
         """Let go of a link."""
-        partition = self._partitions[link.spec.partition_id]
+        partition = link.partition
         if link in partition.links:
             partition.links.remove(link)
         partition.readers[link.spec.consumer_group.lower()].leave(link)
 
     def run(self, link: FakeReceiveLink) -> list[bytes]:
         """Give what a link may be sent now."""
-        partition = self._partitions[link.spec.partition_id]
+        partition = link.partition
         if partition.is_stalled:
             return []
         start = max(link.next, partition.first)
@@ -421,8 +437,8 @@ class FakeHub:
         )
 
     def now(self) -> datetime:
-        """The time, counted from the hub's creation on the loop's clock, in whole milliseconds."""
-        return self.created_at + timedelta(milliseconds=int(_time() * 1000))
+        """The time, counted from the first hub's creation on the loop's clock, in whole milliseconds."""
+        return self._began + timedelta(milliseconds=int(_time() * 1000))
 
     # -------------------------------------------------------------------------------------------------- inside
 
@@ -474,6 +490,10 @@ class FakeHub:
         if prefix != "fake" or not number.isdecimal():
             text = f"The supplied offset '{position.offset}' is invalid."
             raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
+        if int(number) >= partition.next:
+            last = _offset(partition.next - 1) if partition.next else "-1"
+            text = f"The supplied offset '{position.offset}' is invalid. The last offset in the system is '{last}'"
+            raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
         return int(number) + (not position.inclusive)
 
     @staticmethod
@@ -487,6 +507,8 @@ class FakeReceiveLink:
 
     def __init__(self, hub: FakeHub, spec: ReceiveLinkSpec, sink: ReceiveSink) -> None:
         self.spec = spec
+        self.partition: _Partition
+        """The one it is attached to."""
         self.next = 0
         """The sequence number sent next."""
         self._hub = hub

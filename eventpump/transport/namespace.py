@@ -41,6 +41,12 @@ from eventpump.transport.tokens import Authorizer, TokenSource
 
 _T = TypeVar("_T")
 
+RECONNECT_DELAY_MAX = 5.0
+"""Seconds; no delay between attempts to connect is longer, so that after an outage of any length events soon flow."""
+
+STEADY_AFTER = 10.0
+"""Seconds between two connections that were of use after which the delays begin small again."""
+
 
 class _Live:
     """A connection, with what serves requests on it."""
@@ -87,7 +93,9 @@ class NamespaceTransport(ABC):
         self._settings = settings
         self._rng = rng or random.Random()
         self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
-        self._backoff = Backoff(settings.retry.base_delay, settings.retry.max_delay)
+        retry = settings.retry
+        self._backoff = Backoff(min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX))
+        self._proven_at = float("-inf")
         self._not_before = 0.0
         self._live: _Live | None = None
         self._connecting: asyncio.Task[_Live] | None = None
@@ -237,11 +245,19 @@ class NamespaceTransport(ABC):
         return self._live
 
     def _succeeded(self, live: _Live) -> None:
-        """Learn that a connection is of use: the waits before further ones begin small again."""
+        """Learn that a connection is of use: the waits before further ones begin small again.
+
+        Not where the one before was of use only just now: one link whose attach ends the connection each time must not
+        make all others reconnect with it several times a second.
+        """
         if not live.is_proven:
             live.is_proven = True
+            now = asyncio.get_running_loop().time()
+            before, self._proven_at = self._proven_at, now
+            if now - before < STEADY_AFTER:
+                return
             self._backoff.reset()
-            soon = asyncio.get_running_loop().time() + self._rng.uniform(0, self._settings.retry.base_delay)
+            soon = now + self._rng.uniform(0, self._settings.retry.base_delay)
             self._not_before = min(self._not_before, soon)
 
     async def aclose(self) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from eventpump import (
     RetryOptions,
     SqliteLeaseStore,
 )
+from eventpump.hooks import HostReport, PartitionFailed
 
 KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
 WRONG_KEY = "AnotherSecretKeyOfTheUser+/0123456789abcdef="
@@ -201,14 +203,34 @@ async def test_a_partition_that_is_not_there(
     )
 
 
-@pytest.mark.parametrize(("client", "option"), [(run_host, "initial_position"), (read, "position")])
 @pytest.mark.parametrize("position", ["4711", "no offset"])
-async def test_a_position_that_is_not_there(
-    service: Emulator, client: Client, option: str, position: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An offset the partition does not have is refused by the service, and that ends the work."""
-    options = {option: EventPosition.at_offset(position)}
-    await refused(caplog, RequestRefusedError, "", lambda: client(service.connection_string, "telemetry", **options))
+async def test_a_position_that_is_not_there(service: Emulator, position: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An offset the partition does not have is refused by the service, and that ends a reader."""
+    where = EventPosition.at_offset(position)
+    await refused(caplog, RequestRefusedError, "", lambda: read(service.connection_string, "telemetry", position=where))
+
+
+@pytest.mark.parametrize("position", ["4711", "no offset"])
+async def test_an_initial_position_that_is_not_there(service: Emulator, position: str) -> None:
+    """A host reports each partition that does not have it, with the option's name, and goes on."""
+    failed: asyncio.Queue[PartitionFailed] = asyncio.Queue()
+
+    def hook(report: HostReport) -> None:
+        if isinstance(report, PartitionFailed):
+            failed.put_nowait(report)
+
+    options: dict[str, Any] = {"initial_position": EventPosition.at_offset(position), "hooks": [hook]}
+    running = asyncio.create_task(run_host(service.connection_string, "telemetry", **options))
+    try:
+        async with asyncio.timeout(LIMIT):
+            reports = [await failed.get() for _ in range(2)]
+        assert {report.partition_id for report in reports} == {"0", "1"}
+        assert all("initial_position" in str(report.error) and position in str(report.error) for report in reports)
+        assert not running.done()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -9,6 +9,7 @@ import pytest
 
 from eventpump import hooks
 from eventpump.core.pump_state import CloseReason
+from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
 from eventpump.events import Checkpoint
 from eventpump.hooks import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
@@ -32,6 +33,10 @@ _VALUES: dict[str, Any] = {
     "duration": 12.0,
     "running_for": 60.0,
     "is_cancelled": True,
+    "loss": Loss(LossKind.RECREATED, 5, None),
+    "action": "fail",
+    "recorded": {"": "offset>-1", "3": "number>7"},
+    "configured": {"": "offset>@latest"},
 }
 
 _KINDS = [

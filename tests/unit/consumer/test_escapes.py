@@ -322,7 +322,7 @@ async def test_who_waits_for_a_checkpoint_is_not_left_hanging(error: BaseExcepti
         fleet.stores["a"].fail("write", times=5, error=error)
         running = asyncio.create_task(host.run())
         await asyncio.sleep(120)
-        assert len(fleet.record.errors) == 1
+        assert 1 <= len(fleet.record.errors) <= 3
         assert fleet.checkpoint("0") == 2
         await host.aclose()
         await running

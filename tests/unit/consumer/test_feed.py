@@ -26,7 +26,7 @@ from eventpump.errors import (
 from eventpump.events import EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec
 from eventpump.settings import FeedSettings
-from eventpump.testing.clock import VirtualTimeLoop
+from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 Trouble = list[tuple[Exception, float | None]]
@@ -204,7 +204,7 @@ async def test_a_busy_service_is_left_alone_for_a_while() -> None:
 async def test_attempts_are_spaced_more_and_more() -> None:
     """While the link cannot be opened the delays' bound doubles to its maximum; a link that received starts over."""
     hub = FakeHub()
-    hub.refuse(ConnectionLostError("no way"), times=60)
+    hub.refuse(LinkDetachedError("not now"), times=60)
     trouble: Trouble = []
     hub.publish("0", "a")
     async with _feed(hub, trouble=trouble, reopen_delay=0.5, reopen_delay_max=8.0) as feed:
@@ -219,6 +219,20 @@ async def test_attempts_are_spaced_more_and_more() -> None:
         await _read(feed, 1)
         assert trouble[0][1] is not None
         assert trouble[0][1] <= 0.5
+
+
+async def test_a_lost_connection_is_not_waited_for_twice(clock: VirtualClock) -> None:
+    """While there is no connection the transport's waits count alone, and only ever fewer failures are told."""
+    hub = FakeHub()
+    hub.refuse(ConnectionLostError("no way"), times=300)
+    trouble: Trouble = []
+    hub.publish("0", "a", "b")
+    began = clock.monotonic()
+    async with _feed(hub, trouble=trouble, reopen_delay=0.5, reopen_delay_max=8.0) as feed:
+        await _read(feed, 1)
+        assert clock.monotonic() - began < 300 * 0.5 / 2 * 1.2
+        assert all(delay is not None and delay <= 0.5 for _, delay in trouble)
+        assert 5 < len(trouble) < 60
 
 
 async def test_a_slow_reader_holds_the_service_back() -> None:

@@ -26,7 +26,6 @@ from eventpump.errors import (
     EventPumpError,
     OwnershipLostError,
     ProcessorFailedError,
-    RequestRefusedError,
     ServiceTimeoutError,
     StoreError,
 )
@@ -378,7 +377,9 @@ async def test_whoever_waits_is_told_of_a_store_that_keeps_failing() -> None:
         await fleet.start("a")
         fleet.stores["a"].fail("write", times=5)
         await asyncio.sleep(120)
-        assert [type(error) for _, _, error in fleet.record.errors] == [StoreError]
+        # How many of the later failures meet a handler that was called again meanwhile is left to chance.
+        assert {type(error) for _, _, error in fleet.record.errors} == {StoreError}
+        assert len(fleet.record.errors) <= 3
         assert fleet.checkpoint("0") == 2
 
 
@@ -751,7 +752,6 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
     [
         (lambda fleet: None, {"hub": "another"}, EntityNotFoundError),
         (lambda fleet: None, {"consumer_group": "nobody"}, EntityNotFoundError),
-        (lambda fleet: None, {"initial_position": "no offset"}, RequestRefusedError),
         (lambda fleet: None, {"initial_position": {"0": "-1", "77": "-1"}}, ConfigurationError),
         (
             lambda fleet: fleet.hub.refuse(AuthenticationError("bad key"), operation="hub", times=9),
@@ -764,7 +764,7 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
             AuthenticationError,
         ),
     ],
-    ids=["hub", "group", "position", "position of no partition", "key", "right"],
+    ids=["hub", "group", "position of no partition", "key", "right"],
 )
 async def test_a_wrong_start_is_one_clear_error(
     break_it: Callable[[Fleet], None],
@@ -772,7 +772,7 @@ async def test_a_wrong_start_is_one_clear_error(
     error: type[EventPumpError],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A wrong hub, key, group or position ends `run` with its error, soon, without further ado in the log."""
+    """A wrong hub, key or group ends `run` with its error, soon, without further ado in the log."""
     async with Fleet() as fleet:
         host = fleet.host("a", **options)
         break_it(fleet)
@@ -861,6 +861,7 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
         {"max_wait_time": 0},
         {"failure_policy": "skip"},
         {"initial_position": 2.5},
+        {"on_data_loss": "skip"},
         {"initial_position": {"0": None}},
         {"close_timeout": -1},
         {"loss_grace": -1},

@@ -182,7 +182,14 @@ async def test_what_cannot_be_read_is_one_clear_error(options: dict[str, Any], e
 
 @pytest.mark.parametrize(
     "options",
-    [{"end": "12345"}, {"end": EventPosition.at_offset("12345")}, {"position": ""}, {"owner_level": -1}, {"end": 2.5}],
+    [
+        {"end": "12345"},
+        {"end": EventPosition.at_offset("12345")},
+        {"position": ""},
+        {"owner_level": -1},
+        {"end": 2.5},
+        {"on_data_loss": ""},
+    ],
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
     """What cannot work is refused before anything is opened, by the option's name."""

@@ -20,6 +20,7 @@ from eventpump.errors import (
 )
 from eventpump.settings import RetryOptions
 from eventpump.testing.sink import RecordingSink
+from eventpump.transport.namespace import STEADY_AFTER
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle
 
@@ -96,7 +97,7 @@ async def test_attempts_are_spaced_by_the_back_off(service: Service) -> None:
     service.script.connect = refused
     await errors(transport, 7)
     gaps = [after - before for before, after in zip(service.attempts, service.attempts[1:], strict=False)]
-    assert gaps == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert gaps == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
     await transport.aclose()
 
 
@@ -114,11 +115,12 @@ async def test_only_real_success_ends_the_back_off(service: Service) -> None:
     script.hold_attach.clear()
     await open_sender(transport)
     assert round(service.attempts[3] - service.attempts[2]) == 4
-    connected = now()
+    await asyncio.sleep(STEADY_AFTER)
+    lost = now()
     service.connection.drop()
     await settle()
     await open_sender(transport)
-    assert service.attempts[4] - connected <= RETRY.base_delay
+    assert service.attempts[4] - lost <= RETRY.base_delay
     service.connection.drop()
     await settle()
     script.connect = refused

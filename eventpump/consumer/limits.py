@@ -1,0 +1,293 @@
+"""What a host may ask of its store and of the service at a time: wrappers around both that bound it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from eventpump.consumer.turns import LoopTurns
+from eventpump.core.bucket import TokenBucket
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.core.request_queue import RequestQueue
+from eventpump.errors import StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import (
+    Clock,
+    ConsumerScope,
+    HubDirectory,
+    HubProperties,
+    LeaseStore,
+    PartitionProperties,
+    ReceiveLink,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    ScopeRecord,
+    SendLink,
+    SendLinkSpec,
+    StoredScopeRecord,
+    Transport,
+)
+
+_T = TypeVar("_T")
+
+STORE_CALLS: Final = 128
+"""Calls of the store under way at a time, per host."""
+
+RENEWAL, CHECKPOINT, LISTING, TAKING = range(4)
+"""Calls of the store by priority: a lease that is not renewed is lost, one that is not taken yet can wait."""
+
+STORE_SHARES: Final = (STORE_CALLS, 48, 8, 40)
+"""The same per priority. What the lower ones may have leaves 32 calls to renewals, though all others should hang."""
+
+ATTACHES: Final = 128
+"""Receive links that are being attached at a time, per host."""
+
+ATTACH_RATE: Final = 400.0
+"""Receive links that a host attaches per second, beyond the first ones after a pause."""
+
+ATTACH_BURST: Final = 100
+"""The number of those first ones."""
+
+READ_RATE: Final = 35.0
+"""Reads about hubs and partitions per second and namespace. The service takes 50."""
+
+READ_BURST: Final = 10
+"""Reads that may begin at once after a pause."""
+
+
+class WithdrawnError(Exception):
+    """A request will not get its turn."""
+
+
+class Turns:
+    """Lets tasks wait for their turn in a queue."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
+        self._waiting: dict[int, asyncio.Future[bool]] = {}
+
+    @asynccontextmanager
+    async def turn(self, priority: int = 0, order: float = 0.0) -> AsyncIterator[None]:
+        """Wait for a turn, and end it on leaving. Cancelled, the request is out of the queue.
+
+        :raises WithdrawnError: `withdraw` was called for this priority.
+        """
+        request = self._queue.ask(priority, order)
+        try:
+            turn = self._waiting[request] = asyncio.get_running_loop().create_future()
+            self._begin()
+            # A turn that comes at once costs no turn of the loop.
+            has_turn = turn.result() if turn.done() else await turn
+            if not has_turn:
+                raise WithdrawnError
+            yield
+        finally:
+            self._waiting.pop(request, None)
+            self._queue.leave(request)
+            self._begin()
+
+    def withdraw(self, priority: int) -> None:
+        """End the waits of a priority."""
+        for request in self._queue.waiting_of(priority):
+            turn = self._waiting[request]
+            if not turn.done():
+                turn.set_result(False)
+            self._queue.leave(request)
+
+    def _begin(self) -> None:
+        while (request := self._queue.begin()) is not None:
+            turn = self._waiting[request]
+            if not turn.done():
+                turn.set_result(True)
+
+
+class BoundedLeaseStore:
+    """A `LeaseStore` that has a bounded number of calls under way: renewals first, then checkpoints, listings, takings.
+
+    A call's time counts from when it is sent: what waits here is not late, and giving it up would not make the store
+    faster. `open` and `ensure_leases` are passed on as they are.
+
+    :param timeout: seconds that one call may take. :raises TimeoutError: from each call that takes longer.
+    :param loop_turns: keeps handlers that compute from starving a call.
+    """
+
+    def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, loop_turns: LoopTurns) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._clock = clock
+        self._loop_turns = loop_turns
+        self._turns = Turns(RequestQueue(STORE_CALLS, STORE_SHARES))
+        self._takes_more = True
+
+    @property
+    def lease_duration(self) -> float:
+        """See `LeaseStore`."""
+        return self._store.lease_duration
+
+    def take_no_more(self) -> None:
+        """Have every acquisition and steal that has not been sent yet return None, as a lost race does."""
+        self._takes_more = False
+        self._turns.withdraw(TAKING)
+
+    async def open(self, scope: ConsumerScope) -> None:
+        """See `LeaseStore`."""
+        await self._store.open(scope)
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        """See `LeaseStore`."""
+        await self._store.ensure_leases(partition_ids)
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, self._store.list_leases)
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        """See `LeaseStore`."""
+        return await self._take(lambda: self._store.acquire_lease(partition_id, owner))
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        """See `LeaseStore`."""
+        return await self._take(lambda: self._store.steal_lease(snapshot, owner))
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        """See `LeaseStore`. The lease that runs out first is renewed first.
+
+        :raises StoreError: also where the lease ran out before this was sent.
+        """
+
+        def renew() -> Awaitable[PartitionLease | None]:
+            if self._clock.monotonic() >= lease.expires_at:
+                raise StoreError("renew", "the lease ran out before its turn", partition_id=lease.partition_id)
+            return self._store.renew_lease(lease)
+
+        return await self._call(RENEWAL, renew, lease.expires_at)
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.release_lease(lease))
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id, subscription))
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.write_checkpoint(lease, checkpoint, subscription))
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.reset_checkpoint(lease, checkpoint, subscription))
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, self._store.read_scope_record)
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.write_scope_record(record, replaces))
+
+    async def aclose(self) -> None:
+        """See `LeaseStore`."""
+        await self._store.aclose()
+
+    async def _take(self, take: Callable[[], Awaitable[PartitionLease | None]]) -> PartitionLease | None:
+        if not self._takes_more:
+            return None
+        try:
+            return await self._call(TAKING, take)
+        except WithdrawnError:
+            return None
+
+    async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
+        async with self._turns.turn(priority, order):
+            with self._loop_turns.call(self._timeout):
+                async with asyncio.timeout(self._timeout):
+                    return await call()
+
+
+class BoundedTransport:
+    """A `Transport` that attaches a bounded number of receive links at a time, and so many a second.
+
+    A thousand links that were lost together come back within seconds, and not in one instant, nor in step with the
+    other hosts that lost theirs.
+    """
+
+    def __init__(self, transport: Transport, *, rng: random.Random) -> None:
+        self._transport = transport
+        self._rng = rng
+        self._turns = Turns(RequestQueue(ATTACHES, (ATTACHES,)))
+        self._bucket = TokenBucket(ATTACH_RATE, ATTACH_BURST)
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """See `Transport`."""
+        return self._transport.fully_qualified_namespace
+
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
+        """See `Transport`."""
+        async with self._turns.turn():
+            wait = self._bucket.take(asyncio.get_running_loop().time())
+            if wait:
+                # Of the wait a part is left to chance, on both sides, so that the rate stays what it is.
+                await asyncio.sleep(wait * self._rng.uniform(0.5, 1.5))
+            return await self._transport.open_receive_link(spec, sink)
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        """See `Transport`."""
+        return await self._transport.open_send_link(spec)
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """See `Transport`."""
+        return await self._transport.get_hub_properties(hub)
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """See `Transport`."""
+        return await self._transport.get_partition_properties(hub, partition_id)
+
+    async def aclose(self) -> None:
+        """See `Transport`."""
+        await self._transport.aclose()
+
+
+_BUCKETS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, TokenBucket]] = WeakKeyDictionary()
+
+
+class PacedDirectory:
+    """A `HubDirectory` that reads below 50 times a second: the service takes so many per namespace.
+
+    All hosts of one event loop share the bound of a namespace. Other processes have theirs, and the service throttles
+    all of them together: it answers that it is busy, and the read is tried again.
+    """
+
+    def __init__(self, directory: HubDirectory, fully_qualified_namespace: str) -> None:
+        self._directory = directory
+        self._namespace = fully_qualified_namespace.lower()
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        """See `HubDirectory`."""
+        await self._wait()
+        return await self._directory.get_hub_properties(hub)
+
+    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
+        """See `HubDirectory`."""
+        await self._wait()
+        return await self._directory.get_partition_properties(hub, partition_id)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        buckets = _BUCKETS.setdefault(loop, {})
+        bucket = buckets.get(self._namespace)
+        if bucket is None:
+            bucket = buckets[self._namespace] = TokenBucket(READ_RATE, READ_BURST)
+        if wait := bucket.take(loop.time()):
+            await asyncio.sleep(wait)

@@ -1,0 +1,426 @@
+"""Where a host begins to read: the consumer group's record, and each partition's start, checked against the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.tasks import is_failure
+from eventpump.core.backoff import Backoff
+from eventpump.core.lease import PartitionLease
+from eventpump.core.starts import (
+    Loss,
+    LossKind,
+    OnDataLoss,
+    at_beginning,
+    at_end,
+    entered,
+    find_loss,
+    hub_of,
+    parse_position,
+    position_text,
+    retained_from,
+    start_of,
+    starts_text,
+)
+from eventpump.errors import DataLossError, Recovery, ServiceError, StoreError
+from eventpump.events import LATEST_OFFSET, Checkpoint, EventPosition
+from eventpump.hooks import DataLost, ServiceFailed, StoreFailed
+from eventpump.ports import (
+    HubDirectory,
+    HubProperties,
+    LeaseStore,
+    PartitionProperties,
+    ScopeRecord,
+    StoredScopeRecord,
+)
+from eventpump.settings import HostSettings
+
+_T = TypeVar("_T")
+
+BEYOND_END_PAUSE = 1.0
+"""Seconds after which a partition's end is read again before a checkpoint is taken to lie beyond it."""
+
+
+class HubMadeAgainError(DataLossError):
+    """The hub was deleted and made again while it was read."""
+
+
+class _HubChangedError(Exception):
+    """The hub was made again since the opening of a partition began, which has to begin anew."""
+
+
+def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
+    """Make the error of a loss, with what to do about it."""
+    if loss.kind is LossKind.RETENTION:
+        advice = 'on_data_loss="earliest" goes on at the oldest event kept, "latest" at the end'
+    else:
+        advice = (
+            "the checkpoint is kept until somebody decides: "
+            'on_data_loss="earliest" reads the hub there is now from its beginning, "latest" from its end'
+        )
+    return DataLossError(
+        hub,
+        partition_id,
+        f"{loss.describe()}; {advice}",
+        first_missing=loss.first_missing,
+        last_missing=loss.last_missing,
+    )
+
+
+class SharedRead:
+    """Reads a hub's properties for many who ask at once; nobody gets an answer to a question older than theirs."""
+
+    def __init__(self, directory: HubDirectory, hub: str) -> None:
+        self._directory = directory
+        self._hub = hub
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        self._answered = 0
+        self._answer: HubProperties | Exception | None = None
+
+    async def read(self) -> HubProperties:
+        """Read them. :raises ServiceError: as `HubDirectory.get_hub_properties`."""
+        asked = self._begun
+        async with self._lock:
+            if self._answered <= asked or self._answer is None:
+                self._begun += 1
+                number = self._begun
+                try:
+                    self._answer = await self._directory.get_hub_properties(self._hub)
+                except Exception as error:
+                    self._answer = error
+                self._answered = number
+            if isinstance(self._answer, Exception):
+                raise self._answer
+            return self._answer
+
+
+class GroupStart:
+    """What one host knows of its consumer group's record.
+
+    :param store: gives its calls up after its time-out.
+    :param store_timeout: that time-out, in seconds.
+    :ivar starts: where this host's settings let partitions begin, as a record keeps it.
+    """
+
+    def __init__(
+        self, store: LeaseStore, directory: HubDirectory, settings: HostSettings, *, store_timeout: float
+    ) -> None:
+        self._store = store
+        self._hub = SharedRead(directory, settings.hub)
+        self._store_timeout = store_timeout
+        self._stored: StoredScopeRecord | None = None
+        self._pending: set[tuple[str, datetime]] = set()
+        self._entering = asyncio.Lock()
+        self.starts = starts_text(settings.initial_position)
+
+    @property
+    def record(self) -> ScopeRecord:
+        """The record as last read or written. Not before `agree` returned."""
+        assert self._stored is not None
+        return self._stored.record
+
+    async def agree(self, properties: HubProperties) -> ScopeRecord:
+        """Read the group's record, or write the first one. Of several hosts at once, the first decides for all.
+
+        A group that was used before there were records adopts the hub that there is now.
+
+        :raises StoreError: the store failed, or holds no starts that this version can read.
+        """
+        stored = await self._call("read scope record", self._store.read_scope_record())
+        while stored is None:
+            first = ScopeRecord(properties.created_at, len(properties.partition_ids), self.starts)
+            stored = await self._call("write scope record", self._store.write_scope_record(first, None))
+            if stored is None:
+                stored = await self._call("read scope record", self._store.read_scope_record())
+        for text in stored.record.starts.values():
+            self._parsed(text)
+        self._stored = stored
+        return stored.record
+
+    def start_of(self, partition_id: str) -> EventPosition:
+        """Give where a partition without a checkpoint begins."""
+        try:
+            return start_of(self.record, partition_id)
+        except ValueError as error:
+            raise StoreError("read scope record", str(error)) from None
+
+    async def hub(self) -> HubProperties:
+        """Read the hub's properties, not before now. :raises ServiceError: unknown hub, no right, or no answer."""
+        return await self._hub.read()
+
+    async def current(self) -> tuple[ScopeRecord, HubProperties]:
+        """Give the record and the hub it is to be compared with; the hub is read after the record.
+
+        The record is read anew only where it may have changed since: every change of it follows a change of the hub.
+        """
+        properties, record = await self.hub(), self.record
+        if record.reset_for is None and record.hub_created_at == properties.created_at:
+            return record, properties
+        record = await self.agree(properties)
+        return record, await self.hub()
+
+    async def enter(self, partition_id: str, created_at: datetime) -> None:
+        """Note in the record that a partition's state belongs to the hub created then. Cancelled, it may be noted yet.
+
+        :raises _HubChangedError: another hub has taken its place.
+        """
+        entry = (partition_id, created_at)
+        self._pending.add(entry)
+        async with self._entering:
+            while entry in self._pending:
+                properties = await self._refreshed()
+                if properties.created_at != created_at:
+                    self._pending.discard(entry)
+                    raise _HubChangedError
+                batch = frozenset(each for each in self._pending if each[1] == created_at)
+                leases = await self._call("list leases", self._store.list_leases())
+                known = {lease.partition_id for lease in leases} | set(properties.partition_ids)
+                names = [each for each, _ in batch]
+                change = entered(self.record, names, created_at, known, len(properties.partition_ids))
+                if change is None or await self._swap(
+                    replace(
+                        self.record,
+                        hub_created_at=change.hub_created_at,
+                        partition_count=change.partition_count,
+                        reset_for=change.reset_for,
+                        reset_partitions=change.reset_partitions,
+                    )
+                ):
+                    self._pending -= batch
+
+    async def give_way(self, partition_id: str, refused: EventPosition) -> bool:
+        """Put this host's start of a partition in the place of a recorded one that the service refuses.
+
+        Else a slip in the first host's settings would outlive its correction.
+
+        :returns: False where this host asks for the same.
+        """
+        own = self.starts.get(partition_id, self.starts[""])
+        if own == position_text(refused):
+            return False
+        while self.start_of(partition_id) == refused:
+            if await self._swap(replace(self.record, starts={**self.record.starts, partition_id: own})):
+                break
+            await self._refreshed()
+        return True
+
+    async def _refreshed(self) -> HubProperties:
+        """Read the record, and then the hub."""
+        stored = await self._call("read scope record", self._store.read_scope_record())
+        if stored is None:
+            await self.agree(await self.hub())
+        else:
+            self._stored = stored
+        return await self.hub()
+
+    async def _swap(self, record: ScopeRecord) -> bool:
+        stored = await self._call("write scope record", self._store.write_scope_record(record, self._stored))
+        if stored is None:
+            return False
+        self._stored = stored
+        return True
+
+    async def _call(self, operation: str, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise store_error(error, operation, None, self._store_timeout) from error
+
+    @staticmethod
+    def _parsed(text: str) -> EventPosition:
+        try:
+            return parse_position(text)
+        except ValueError as error:
+            raise StoreError("read scope record", str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a partition's reading begins.
+
+    :param checkpoint: what the store holds now; None where nothing.
+    :param expected: the sequence number of the first event; None where that is not known.
+    :param hub_created_at: the hub this holds for.
+    """
+
+    position: EventPosition
+    checkpoint: Checkpoint | None
+    expected: int | None
+    hub_created_at: datetime
+
+
+class PartitionOpening:
+    """Finds the beginning of one partition, under its lease.
+
+    :param store: gives its calls up after its time-out.
+    :param store_timeout: that time-out, in seconds.
+    :param lease: gives the lease to write under.
+    :param step: runs a step of ours unless the pump ends.
+    :param pause: waits for a time in seconds, or until the pump ends; raises where it does.
+    :param report: reports on the partition.
+    :param on_refused: is called when the store says that the lease is lost; raises.
+    """
+
+    def __init__(
+        self,
+        group: GroupStart,
+        store: LeaseStore,
+        directory: HubDirectory,
+        settings: HostSettings,
+        partition_id: str,
+        *,
+        store_timeout: float,
+        rng: random.Random,
+        lease: Callable[[], PartitionLease],
+        step: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
+        pause: Callable[[float], Awaitable[None]],
+        report: Callable[..., None],
+        on_refused: Callable[[], None],
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._directory = directory
+        self._settings = settings
+        self._partition_id = partition_id
+        self._store_timeout = store_timeout
+        self._rng = rng
+        self._lease = lease
+        self._step = step
+        self._pause = pause
+        self._report = report
+        self._on_refused = on_refused
+
+    async def find(self, stored: Checkpoint | None) -> Beginning:
+        """Find the beginning, and store it where it could not be found again. Tried until it succeeds.
+
+        :param stored: the partition's checkpoint, read under the lease.
+        :raises DataLossError: events are gone, and the settings say to fail.
+        :raises ServiceError: the service refused to answer.
+        """
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                return await self._find(stored)
+            except _HubChangedError:
+                continue
+            except StoreError as error:
+                self._report(StoreFailed, error.operation, error)
+            except ServiceError as error:
+                self._service_failed(error)
+            await self._pause(backoff.next(self._rng))
+
+    async def skip_to_end(self, loss: Loss) -> None:
+        """Store the partition's end as its checkpoint, after a loss, and report that."""
+        await self.store(at_end(self._partition_id, await self.facts()), is_reset=True)
+        self._report(DataLost, loss, "latest")
+
+    async def facts(self) -> PartitionProperties:
+        """Read the partition's properties; tried until it succeeds. :raises ServiceError: refused."""
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                return await self._facts()
+            except ServiceError as error:
+                self._service_failed(error)
+            await self._pause(backoff.next(self._rng))
+
+    async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
+        """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
+        operation = "reset checkpoint" if is_reset else "write checkpoint"
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                is_stored = await self._step(self._store_once(checkpoint, is_reset))
+            except Exception as error:
+                failure = store_error(error, operation, self._partition_id, self._store_timeout)
+                self._report(StoreFailed, operation, failure)
+            else:
+                if not is_stored:
+                    self._on_refused()
+                return
+            await self._pause(backoff.next(self._rng))
+
+    async def _find(self, stored: Checkpoint | None) -> Beginning:
+        group, partition_id = self._group, self._partition_id
+        record, hub = await self._step(group.current())
+        is_of_this_hub = hub_of(record, partition_id) == hub.created_at
+        if stored is None:
+            if not is_of_this_hub:
+                # First: the checkpoint that follows must not look like one of the hub before.
+                await self._step(group.enter(partition_id, hub.created_at))
+            start = group.start_of(partition_id)
+            if start.offset != LATEST_OFFSET:
+                return Beginning(start, None, None, hub.created_at)
+            pinned = at_end(partition_id, await self.facts())
+            await self.store(pinned, is_reset=False)
+            return _after(pinned, pinned.sequence_number + 1, hub)
+        facts = await self.facts() if is_of_this_hub else None
+        loss = find_loss(stored, facts, is_of_this_hub=is_of_this_hub)
+        if loss is not None and loss.kind is LossKind.BEYOND_END:
+            # Management may be a moment behind what was received.
+            await self._pause(BEYOND_END_PAUSE)
+            facts = await self.facts()
+            loss = find_loss(stored, facts, is_of_this_hub=True)
+        if loss is None:
+            return _after(stored, stored.sequence_number + 1, hub)
+        action = loss.action(self._settings.on_data_loss)
+        if action == "fail":
+            self._report(DataLost, loss, action)
+            raise loss_error(self._settings.hub, partition_id, loss)
+        if action == "earliest" and loss.kind is LossKind.RETENTION:
+            assert facts is not None
+            self._report(DataLost, loss, action)
+            return _after(stored, retained_from(facts), hub)
+        return await self._reset(loss, action, hub, facts)
+
+    async def _reset(
+        self, loss: Loss, action: OnDataLoss, hub: HubProperties, facts: PartitionProperties | None
+    ) -> Beginning:
+        """Put another checkpoint in the place of one that means nothing any more."""
+        partition_id = self._partition_id
+        if facts is None and partition_id in hub.partition_ids:
+            facts = await self.facts()
+        if action == "latest" and facts is not None:
+            target = at_end(partition_id, facts)
+            expected: int | None = target.sequence_number + 1
+        else:
+            target = at_beginning(partition_id)
+            expected = None if facts is None else retained_from(facts)
+        await self.store(target, is_reset=True)
+        if loss.kind is LossKind.RECREATED:
+            # Only now: were it entered first, a crash in between would make the old checkpoint one of the new hub.
+            await self._step(self._group.enter(partition_id, hub.created_at))
+        self._report(DataLost, loss, action)
+        return _after(target, expected, hub)
+
+    async def _facts(self) -> PartitionProperties:
+        reading = self._directory.get_partition_properties(self._settings.hub, self._partition_id)
+        facts: PartitionProperties = await self._step(_awaited(reading))
+        return facts
+
+    async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
+        write = self._store.reset_checkpoint if is_reset else self._store.write_checkpoint
+        return await write(self._lease(), checkpoint)
+
+    def _service_failed(self, error: ServiceError) -> None:
+        """Report a read that is tried again. :raises ServiceError: it need not be."""
+        if error.recovery is Recovery.GIVE_UP:
+            raise error
+        self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
+
+
+def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:
+    return Beginning(EventPosition.at_offset(checkpoint.offset), checkpoint, expected, hub.created_at)
+
+
+async def _awaited(call: Awaitable[_T]) -> _T:
+    return await call

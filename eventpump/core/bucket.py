@@ -1,0 +1,27 @@
+"""Decide when a request may be sent so that there are never more than so many a second."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Spaces requests: in any second at most `rate + burst` begin.
+
+    :param rate: requests per second in the long run.
+    :param burst: requests that may begin at once after a pause.
+    """
+
+    def __init__(self, rate: float, burst: int) -> None:
+        assert rate > 0
+        assert burst >= 1
+        self._gap = 1.0 / rate
+        self._ahead = (burst - 1) * self._gap
+        self._next = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Count a request, and return how many seconds it has to wait, 0 where it may begin now.
+
+        :param now: on a clock that never goes back, in seconds.
+        """
+        due = max(self._next, now - self._ahead)
+        self._next = due + self._gap
+        return max(0.0, due - now)

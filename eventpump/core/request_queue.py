@@ -1,0 +1,74 @@
+"""Decide which of many requests may run now: a bounded number at a time, the urgent ones first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+
+class RequestQueue:
+    """Requests that wait for their turn. A request is known by the number that `ask` returns.
+
+    :param limit: how many may run at a time.
+    :param shares: for each priority, the most urgent first, how many of that priority may run at a time. Where those of
+        the lower ones together are below the limit, the most urgent requests never wait for lower ones only.
+    """
+
+    def __init__(self, limit: int, shares: Sequence[int]) -> None:
+        assert limit > 0
+        assert all(share > 0 for share in shares)
+        self._limit = limit
+        self._shares = shares
+        self._waiting: list[list[tuple[float, int]]] = [[] for _ in shares]
+        self._priorities: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        self._counts = [0] * len(shares)
+        self._last = 0
+
+    @property
+    def running(self) -> int:
+        """How many run now."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._priorities)
+
+    def ask(self, priority: int, order: float = 0.0) -> int:
+        """Add a request.
+
+        :param priority: 0 for the most urgent.
+        :param order: of two with the same priority the lower comes first; the earlier, where it is the same.
+        """
+        self._last += 1
+        self._priorities[self._last] = priority
+        heapq.heappush(self._waiting[priority], (order, self._last))
+        return self._last
+
+    def begin(self) -> int | None:
+        """Return the request that runs from now on; None where none may."""
+        if len(self._running) >= self._limit:
+            return None
+        for priority, waiting in enumerate(self._waiting):
+            if self._counts[priority] >= self._shares[priority]:
+                continue
+            while waiting:
+                _, request = heapq.heappop(waiting)
+                if self._priorities.pop(request, None) is not None:
+                    self._running[request] = priority
+                    self._counts[priority] += 1
+                    return request
+        return None
+
+    def leave(self, request: int) -> None:
+        """Remove a request that has run, or that does not want to any more."""
+        priority = self._running.pop(request, None)
+        if priority is not None:
+            self._counts[priority] -= 1
+        else:
+            self._priorities.pop(request, None)
+
+    def waiting_of(self, priority: int) -> list[int]:
+        """Return the requests of a priority that wait."""
+        return [request for request, each in self._priorities.items() if each == priority]

@@ -1,0 +1,516 @@
+"""Events that are gone before they were read: by retention, with their hub, or beyond a partition's end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.reader import PartitionReader
+from eventpump.core.starts import LossKind
+from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
+from eventpump.events import Checkpoint, EventPosition
+from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
+from eventpump.ports import PartitionProperties, ScopeRecord
+from eventpump.settings import ReaderSettings
+from eventpump.testing.fleet import Fleet
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+
+def _fleet(partitions: int = 1, **options: Any) -> Fleet:
+    return Fleet(FakeHub(partitions=partitions, **options))
+
+
+def _record(fleet: Fleet) -> ScopeRecord:
+    return fleet.leases.scopes[fleet.scope].record
+
+
+def _stored(fleet: Fleet, partition_id: str = "0") -> Checkpoint | None:
+    return fleet.leases.checkpoints(fleet.scope).get((partition_id, "default"))
+
+
+async def _read_all(fleet: Fleet, count: int = 20) -> None:
+    """Have a first host process and checkpoint so many events of each partition, and end."""
+    for partition_id in fleet.hub.partition_ids:
+        fleet.hub.publish(partition_id, count=count)
+    await fleet.start("first")
+    await asyncio.sleep(20)
+    await fleet.hosts["first"].aclose()
+    for partition_id in fleet.hub.partition_ids:
+        assert fleet.checkpoint(partition_id) == count - 1
+
+
+def _losses(fleet: Fleet, name: str = "a") -> list[tuple[str | None, LossKind, int, int | None, str]]:
+    return [
+        (each.partition_id, each.loss.kind, each.loss.first_missing, each.loss.last_missing, each.action)
+        for each in fleet.told(name, DataLost)
+    ]
+
+
+# -------------------------------------------------------------------------------------------------- retention, away
+
+
+@pytest.mark.parametrize(
+    ("policy", "numbers"), [(None, [50, 51]), ("earliest", [50, 51]), ("latest", []), ("fail", [])]
+)
+async def test_retention_that_passed_the_checkpoint_is_reported(policy: Any, numbers: list[int]) -> None:
+    """The numbers that are gone are named, and what follows goes by `on_data_loss`; by default reading goes on."""
+    async with _fleet() as fleet:
+        await _read_all(fleet)
+        fleet.hub.publish("0", count=32)
+        fleet.hub.truncate("0", 50)
+        await fleet.start("a", on_data_loss=policy)
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(70)
+        action = policy or "earliest"
+        losses = _losses(fleet)
+        assert set(losses) == {("0", LossKind.RETENTION, 20, 49, action)}
+        assert fleet.record.numbers("0", "a") == (numbers if policy == "fail" else [*numbers, 52])
+        if policy == "fail":
+            assert len(losses) > 1  # it is tried again
+            assert fleet.checkpoint("0") == 19
+            (error, *_) = [error for _, _, error in fleet.record.errors]
+            assert isinstance(error, DataLossError)
+            assert (error.first_missing, error.last_missing) == (20, 49)
+            assert "on_data_loss" in str(error)
+            assert isinstance(fleet.told("a", PartitionFailed)[0].error, DataLossError)
+        else:
+            assert len(losses) == 1
+            assert fleet.checkpoint("0") == 52
+            assert not fleet.told("a", PartitionFailed)
+
+
+async def test_retention_that_emptied_the_partition_is_reported() -> None:
+    """A partition that holds nothing any more has lost what was not read."""
+    async with _fleet() as fleet:
+        await _read_all(fleet)
+        fleet.hub.publish("0", count=5)
+        fleet.hub.truncate("0", 25)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 24, "earliest")]
+
+
+async def test_a_pinned_start_that_retention_passed_counts() -> None:
+    """What came after a start at "@latest" was to be read, also where nothing was ever processed."""
+    async with _fleet() as fleet:
+        await fleet.start("first", initial_position="@latest")
+        await asyncio.sleep(5)
+        await fleet.hosts["first"].aclose()
+        fleet.hub.publish("0", count=10)
+        fleet.hub.truncate("0", 4)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        assert _losses(fleet) == [("0", LossKind.RETENTION, 0, 3, "earliest")]
+        assert fleet.record.numbers("0") == list(range(4, 10))
+
+
+async def test_the_start_of_the_stream_loses_nothing() -> None:
+    """Who begins at the oldest event kept has asked for no older one."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        fleet.hub.truncate("0", 4)
+        await fleet.start("a", on_data_loss="fail")
+        await asyncio.sleep(5)
+        assert fleet.record.numbers("0") == list(range(4, 10))
+        assert not _losses(fleet)
+
+
+# ------------------------------------------------------------------------------------------------ retention, reading
+
+
+async def _overtake(fleet: Fleet) -> None:
+    """Let retention pass a link that is open: of 20 to 39 only 35 to 39 stay."""
+    fleet.hub.stall("0")
+    fleet.hub.publish("0", count=20)
+    fleet.hub.truncate("0", 35)
+    fleet.hub.resume("0")
+
+
+@pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
+async def test_retention_that_passes_while_reading_is_reported(policy: Any) -> None:
+    """A jump in the numbers is judged before the events after it are delivered."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", on_data_loss=policy)
+        await asyncio.sleep(5)
+        await _overtake(fleet)
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(5)
+        assert set(_losses(fleet)) == {("0", LossKind.RETENTION, 20, 34, policy or "earliest")}
+        delivered = fleet.record.numbers("0")[20:]
+        if policy == "fail":
+            assert delivered == []
+            assert fleet.checkpoint("0") == 19
+            assert isinstance(fleet.record.errors[0][2], DataLossError)
+        else:
+            assert delivered == ([40] if policy == "latest" else [*range(35, 40), 40])
+            assert fleet.checkpoint("0") == 40
+            assert not fleet.told("a", PartitionFailed)
+
+
+async def test_retention_that_passes_while_a_link_is_gone_is_reported() -> None:
+    """The first batch of a link that was opened again shows what went meanwhile."""
+    async with _fleet(latency=0.1) as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.detach()
+        fleet.hub.publish("0", count=20)
+        fleet.hub.truncate("0", 35)
+        await asyncio.sleep(5)
+        assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
+        assert fleet.record.numbers("0") == [*range(20), *range(35, 40)]
+
+
+async def test_a_compacted_hub_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that compaction left out are no loss, and management is asked about few of them."""
+    asked = 0
+    ask = FakeHub.partition_properties
+
+    def count(hub: FakeHub, partition_id: str) -> PartitionProperties:
+        nonlocal asked
+        asked += 1
+        return ask(hub, partition_id)
+
+    monkeypatch.setattr(FakeHub, "partition_properties", count)
+    async with _fleet() as fleet:
+        await fleet.start("a", on_data_loss="fail")
+        await asyncio.sleep(5)
+        for number in range(0, 6000, 3):
+            fleet.hub.compact("0", [number, number + 1])
+            fleet.hub.publish("0", count=3)
+            await asyncio.sleep(0.2)
+        assert fleet.record.numbers("0") == list(range(2, 6000, 3))
+        assert not _losses(fleet)
+        assert asked < 20
+
+
+async def test_a_gap_is_judged_when_management_answers() -> None:
+    """A service that does not answer holds nothing up by default, and the gap is judged with a later batch."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=1)
+        await _overtake(fleet)
+        await asyncio.sleep(5)
+        assert fleet.record.numbers("0") == [*range(20), *range(35, 40)]
+        assert len(fleet.told("a", ServiceFailed)) == 1
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(5)
+        assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
+        assert fleet.record.numbers("0")[-1] == 40
+
+
+# --------------------------------------------------------------------------------------------------- hub made again
+
+
+@pytest.mark.parametrize("count", [5, 50], ids=["fewer events", "more events"])
+@pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
+async def test_a_hub_made_again_is_not_read_at_an_old_position(policy: Any, count: int) -> None:
+    """However many events it has: its partitions are left, or reset, as `on_data_loss` says; by default left."""
+    async with _fleet(2) as fleet:
+        await _read_all(fleet)
+        old = fleet.hub.created_at
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=count)
+        fleet.hub.publish("1", count=count)
+        await fleet.start("a", on_data_loss=policy)
+        await asyncio.sleep(60)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, "new")
+        await asyncio.sleep(60)
+        action = policy or "fail"
+        assert set(_losses(fleet)) == {(each, LossKind.RECREATED, 20, None, action) for each in "01"}
+        for partition_id in "01":
+            first = {"earliest": 0, "latest": count, "fail": count + 1}[action]
+            assert fleet.record.numbers(partition_id, "a") == list(range(first, count + 1))
+            assert fleet.checkpoint(partition_id) == (19 if action == "fail" else count)
+        record = _record(fleet)
+        if action == "fail":
+            assert record.hub_created_at == old
+            errors = [each.error for each in fleet.told("a", PartitionFailed, "1")]
+            assert len(errors) > 1
+            assert all("on_data_loss" in str(error) for error in errors)
+        else:
+            assert record == ScopeRecord(fleet.hub.created_at, 2, record.starts)
+            assert len(_losses(fleet)) == 2
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest", "fail"])
+async def test_a_hub_made_again_while_it_is_read_is_noticed(policy: Any) -> None:
+    """A link that is opened again asks first whether it is the same hub; the pump goes on in the new one, or fails."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", on_data_loss=policy)
+        await asyncio.sleep(5)
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=30)
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(5)
+        first = {"earliest": 0, "latest": 30, "fail": 31}[policy]
+        assert fleet.record.numbers("0") == [*range(20), *range(first, 31)]
+        assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, policy)]
+        assert bool(fleet.told("a", PartitionFailed)) == (policy == "fail")
+        assert fleet.checkpoint("0") == (19 if policy == "fail" else 30)
+
+
+async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
+    """Only what was checkpointed is left: a partition that was never read begins as recorded."""
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("first")
+        await asyncio.sleep(20)
+        await fleet.hosts["first"].aclose()
+        fleet.hub.recreate()
+        fleet.hub.publish("1", count=3)
+        await fleet.start("a")
+        await asyncio.sleep(10)
+        fleet.hub.publish("1", count=3)
+        await asyncio.sleep(10)
+        assert fleet.record.numbers("1", "a") == list(range(6))
+        assert _record(fleet).reset_partitions == {"1"}
+        await fleet.hosts["a"].aclose()
+        fleet.hub.publish("1", count=3)
+        await fleet.start("b")
+        await asyncio.sleep(10)
+        assert fleet.record.numbers("1", "b") == [6, 7, 8]
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+@pytest.mark.parametrize("operation", ["reset", "scope", "record", "list"])
+@pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not done"])
+async def test_a_host_that_dies_amid_a_reset_loses_and_repeats_nothing(
+    policy: Any, operation: str, is_after: bool
+) -> None:
+    """Wherever it dies, the next host finds the reset noted, or resets again; no new checkpoint is taken back."""
+    async with _fleet(2) as fleet:
+        await _read_all(fleet)
+        fleet.hub.recreate()
+        host = fleet.host("a", on_data_loss=policy)
+        # The record is read once at the start, before the partitions are opened.
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await fleet.until(lambda: ("ensure", None) in fleet.stores["a"].calls, 5, step=0.0001)
+        fleet.stores["a"].fail(operation, times=float("inf"), is_after=is_after)
+        await asyncio.sleep(30)
+        assert fleet.hub.attached[-1].position != EventPosition.at_offset("fake:19")
+        assert fleet.record.numbers("0", "a") == []
+        fleet.runs["a"].cancel()
+        await asyncio.wait({fleet.runs["a"]})
+        await fleet.start("b", on_data_loss=policy)
+        await asyncio.sleep(60)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await asyncio.sleep(10)
+        await fleet.hosts["b"].aclose()
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await fleet.start("c", on_data_loss=policy)
+        await asyncio.sleep(60)
+        for partition_id in "01":
+            assert fleet.record.numbers(partition_id, "b") == list(range(10))
+            assert fleet.record.numbers(partition_id, "c") == list(range(10, 20))
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+        assert not _losses(fleet, "c")
+
+
+async def test_hosts_that_reset_at_once_agree() -> None:
+    """Each partition is reset once, by whoever owns it, and the record takes the new hub at the end."""
+    async with _fleet(8) as fleet:
+        await _read_all(fleet)
+        fleet.hub.recreate()
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, count=5)
+        for name in "abc":
+            await fleet.start(name, on_data_loss="earliest")
+        await asyncio.sleep(120)
+        resets = [each for name in "abc" for each in _losses(fleet, name)]
+        assert sorted(resets, key=str) == [
+            (each, LossKind.RECREATED, 20, None, "earliest") for each in fleet.hub.partition_ids
+        ]
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+        assert _record(fleet).reset_partitions == frozenset()
+        for partition_id in fleet.hub.partition_ids:
+            assert set(fleet.record.numbers(partition_id)[20:]) == set(range(5))
+
+
+async def test_a_hub_made_again_twice_is_reset_twice() -> None:
+    """What was reset for the second hub is of no use in the third, although the second reset never ended."""
+    async with _fleet(2) as fleet:
+        await _read_all(fleet)
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=30)
+        fleet.host("a", on_data_loss="earliest")
+        fleet.stores["a"].fail("reset", "1", times=float("inf"))
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(30)
+        assert fleet.record.numbers("0", "a") == list(range(30))
+        assert _record(fleet).reset_partitions == {"0"}
+        await fleet.hosts["a"].aclose()
+        fleet.hub.recreate()
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=40)
+        await fleet.start("b", on_data_loss="earliest")
+        await asyncio.sleep(60)
+        assert _losses(fleet, "b").count(("0", LossKind.RECREATED, 30, None, "earliest")) == 1
+        assert _losses(fleet, "b").count(("1", LossKind.RECREATED, 20, None, "earliest")) == 1
+        assert [fleet.record.numbers(each, "b") for each in "01"] == [list(range(40))] * 2
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+
+
+async def test_a_new_hub_with_fewer_partitions() -> None:
+    """Checkpoints of partitions that are not there are reset too: one that is added later begins at its beginning."""
+    async with _fleet(3) as fleet:
+        await _read_all(fleet)
+        fleet.hub.recreate(partitions=1)
+        await fleet.start("a", on_data_loss="latest", initial_position="@latest")
+        await asyncio.sleep(120)
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+        assert _record(fleet).partition_count == 1
+        fleet.hub.add_partitions(1)
+        fleet.hub.publish("1", count=30)
+        await asyncio.sleep(120)
+        assert fleet.record.numbers("1", "a") == list(range(30))
+
+
+# --------------------------------------------------------------------------------------------------- beyond the end
+
+
+@pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
+async def test_a_checkpoint_beyond_the_end(policy: Any) -> None:
+    """It is left as it is by default, for that partition alone; else it is reset, once."""
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("0", count=5)
+        fleet.hub.publish("1", count=5)
+        fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:19", 19)
+        await fleet.start("a", on_data_loss=policy)
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(40)
+        action = policy or "fail"
+        assert fleet.record.numbers("1") == list(range(5))
+        assert fleet.record.numbers("0") == {"earliest": list(range(6)), "latest": [5], "fail": []}[action]
+        assert fleet.checkpoint("0") == (19 if action == "fail" else 5)
+        assert _losses(fleet)[0] == ("0", LossKind.BEYOND_END, 5, 19, action)
+        assert (len(_losses(fleet)) == 1) == (action != "fail")
+
+
+async def test_management_that_is_a_moment_behind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint just written is not taken for one beyond the end by an older answer."""
+    async with _fleet() as fleet:
+        await _read_all(fleet)
+        ask, stale = FakeHub.partition_properties, [True]
+
+        def old(hub: FakeHub, partition_id: str) -> PartitionProperties:
+            now = ask(hub, partition_id)
+            if not stale:
+                return now
+            stale.clear()
+            return PartitionProperties(now.hub, "0", 0, 11, "fake:11", datetime.min, is_empty=False)
+
+        monkeypatch.setattr(FakeHub, "partition_properties", old)
+        await fleet.start("a", on_data_loss="earliest")
+        await asyncio.sleep(5)
+        assert not stale
+        assert not _losses(fleet)
+        assert fleet.told("a", PumpStarted)[0].position == "offset fake:19"
+
+
+async def test_a_reset_that_is_refused_writes_nothing() -> None:
+    """A host whose lease is gone by then has not reset anything."""
+    async with _fleet() as fleet:
+        fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:19", 19)
+        fleet.host("a", on_data_loss="earliest")
+        fleet.stores["a"].fail("reset", times=1, error=StoreError("reset", "503"))
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await fleet.until(lambda: ("reset", "0") in fleet.stores["a"].calls, 10, step=0.001)
+        fleet.leases.leases(fleet.scope)["0"].token = "another's"
+        await asyncio.sleep(3)
+        assert fleet.checkpoint("0") == 19
+        assert fleet.hub.attached == []
+
+
+# ----------------------------------------------------------------------------------------------------------- reader
+
+
+def _reader(hub: FakeHub, /, **options: Any) -> PartitionReader:
+    settings = ReaderSettings(**{"hub": hub.name, "partition_id": "0", **options})
+    return PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
+
+
+@pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
+async def test_a_reader_that_retention_passes(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It warns and goes on, or raises, and then at every later read too; what it gave before stays given."""
+    caplog.set_level(logging.WARNING, "eventpump.consumer")
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=20)
+    got: list[int] = []
+    async with _reader(hub, on_data_loss=policy) as reader:
+        while len(got) < 20:
+            got += [event.sequence_number for event in await reader.read(7)]
+        hub.stall("0")
+        hub.publish("0", count=20)
+        hub.truncate("0", 35)
+        hub.resume("0")
+        if policy == "fail":
+            for _ in range(2):
+                with pytest.raises(DataLossError) as caught:
+                    await reader.read(max_wait_time=5)
+                assert (caught.value.first_missing, caught.value.last_missing) == (20, 34)
+            assert reader.position == EventPosition.at_offset("fake:19")
+            return
+        expected = [*range(35, 40), 40] if policy != "latest" else [40]
+        reading = asyncio.create_task(reader.read(2, max_wait_time=20))
+        await asyncio.sleep(1)
+        hub.publish("0", "new")
+        more = [event.sequence_number for event in await reading]
+        while len(more) < len(expected):
+            more += [event.sequence_number for event in await reader.read(2, max_wait_time=20)]
+        assert more == expected
+        assert "sequence numbers 20 to 34 are gone" in caplog.text
+
+
+async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
+    """The events behind the gap are given by the next read."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=5)
+    hub.compact("0", [1, 2])
+    async with _reader(hub) as reader:
+        hub.hang("partition")
+        reading = asyncio.create_task(reader.read())
+        await asyncio.sleep(1)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert await reader.read(max_wait_time=3) == []
+        hub.answer("partition")
+        assert [event.sequence_number for event in await reader.read()] == [0, 3, 4]
+
+
+@pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
+async def test_a_reader_whose_hub_is_made_again(policy: Any) -> None:
+    """It does not go on at an old position: it raises, or begins anew as the settings say."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=20)
+    async with _reader(hub, on_data_loss=policy) as reader:
+        assert len(await reader.read()) == 20
+        hub.recreate()
+        hub.publish("0", count=30)
+        if policy in {None, "fail"}:
+            with pytest.raises(DataLossError, match="made again"):
+                await reader.read(max_wait_time=20)
+            return
+        await asyncio.sleep(2)
+        hub.publish("0", "new")
+        got = [event.sequence_number for event in await reader.read(max_wait_time=20)]
+        while got[-1] < 30:
+            got += [event.sequence_number for event in await reader.read(max_wait_time=20)]
+        assert got == (list(range(31)) if policy == "earliest" else [30])

@@ -1,0 +1,129 @@
+"""How soon events flow after an outage, with default settings and the real transport, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.errors import ConnectionLostError
+from eventpump.ports import ReceiveLinkSpec
+from eventpump.settings import FeedSettings
+from eventpump.transport.namespace import RECONNECT_DELAY_MAX
+from eventpump.transport.native import NativeTransport
+from tests.unit.transport.service import EARLIEST, Service, settings
+
+WITHIN = 6.0
+"""Seconds after which events flow again, as docs/networks.md has it."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _refused() -> None:
+    raise ConnectionLostError("cannot connect: Connection refused")
+
+
+class _Reading:
+    """Some partitions read over one transport, with default settings."""
+
+    def __init__(self, service: Service, seed: int, partitions: int = 4) -> None:
+        self.rng = random.Random(seed)
+        self.transport = NativeTransport(settings(), rng=self.rng, dialer=service.dial)
+        self.attached: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self.told: list[float] = []
+        self.feeds = [self._feed(str(number)) for number in range(partitions)]
+
+    def _feed(self, partition_id: str) -> PartitionFeed:
+        spec = ReceiveLinkSpec("telemetry", "$Default", partition_id, EARLIEST)
+        feed = PartitionFeed(
+            self.transport,
+            spec,
+            FeedSettings(hub="telemetry"),
+            rng=self.rng,
+            on_attached=lambda: self._attached(partition_id),
+            on_trouble=lambda error, delay: self.told.append(_now()),
+        )
+        feed.start()
+        return feed
+
+    def _attached(self, partition_id: str) -> None:
+        self.attached[partition_id] = _now()
+        self._changed.set()
+
+    async def until_attached(self) -> float:
+        """Wait until every link is attached, and return when the last one was."""
+        while len(self.attached) < len(self.feeds):
+            self._changed.clear()
+            await self._changed.wait()
+        return max(self.attached.values())
+
+    async def aclose(self) -> None:
+        for feed in self.feeds:
+            await feed.aclose()
+        await self.transport.aclose()
+
+
+async def _outage(service: Service, seed: int, length: float, how: Callable[[], Awaitable[None]] = _refused) -> float:
+    """Return the seconds from the end of an outage until every link is attached again."""
+    reading = _Reading(service, seed)
+    await reading.until_attached()
+    await asyncio.sleep(random.Random(seed).uniform(0, 100))
+    service.script.connect = how
+    reading.attached.clear()
+    service.connection.drop()
+    await asyncio.sleep(length)
+    assert reading.attached == {}
+    service.script.connect = None
+    mended = _now()
+    attached = await reading.until_attached()
+    await reading.aclose()
+    return attached - mended
+
+
+@pytest.mark.parametrize("length", [0.5, 12.0, 150.0, 3600.0])
+async def test_events_flow_soon_after_an_outage_of_any_length(
+    service: Service, length: float, request: pytest.FixtureRequest
+) -> None:
+    """With default settings every link is attached again within 6 s of the end of an outage."""
+    count = 400 if request.config.getoption("--long") else 40
+    waits = [await _outage(service, seed, length) for seed in range(count if length < 1000 else count // 10)]
+    assert max(waits) <= WITHIN
+    # No worse than one full-jitter delay: the mean is half its bound.
+    assert sum(waits) / len(waits) <= RECONNECT_DELAY_MAX / 2 + 0.5
+
+
+async def test_an_outage_is_not_reported_at_every_attempt(service: Service) -> None:
+    """What each link reports of an outage that goes on becomes ever less."""
+    reading = _Reading(service, 1)
+    await reading.until_attached()
+    service.script.connect = _refused
+    service.connection.drop()
+    await asyncio.sleep(600)
+    attempts = len(service.attempts)
+    assert attempts > 150
+    assert 4 * 15 < len(reading.told) < 4 * 80
+    await reading.aclose()
+
+
+async def test_a_link_that_ends_its_connection_does_not_make_all_reconnect_all_the_time(service: Service) -> None:
+    """A connection lost at every attach of one link is made again after delays that grow, though others attached."""
+    reading = _Reading(service, 1, partitions=2)
+    await reading.until_attached()
+
+    async def drop_soon() -> None:
+        asyncio.get_running_loop().call_later(0.2, lambda: service.connection.drop())
+
+    service.script.connect = drop_soon
+    began, before = _now(), len(service.attempts)
+    service.connection.drop()
+    await asyncio.sleep(600)
+    assert (len(service.attempts) - before) / (_now() - began) < 0.6
+    service.script.connect = None
+    await asyncio.sleep(20)
+    await reading.aclose()
