@@ -20,7 +20,7 @@ from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.tasks import is_failure
-from eventpump.consumer.turns import LoopTurns
+from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter
 from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
@@ -171,11 +171,11 @@ class PartitionHost:
         settings = self._settings
         transport = self._transport_factory()
         store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
-        turns = LoopTurns(self._clock)
+        turns = Turns(self._clock)
         around = PumpSurroundings(
             transport=BoundedTransport(transport, rng=self._rng),
             directory=PacedDirectory(transport, transport.fully_qualified_namespace),
-            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_turns=turns),
+            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, turns=turns),
             settings=settings,
             source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from eventpump.consumer.turns import LoopTurns
+from eventpump.consumer.turns import Turns
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
@@ -63,7 +63,7 @@ class WithdrawnError(Exception):
     """A request will not get its turn."""
 
 
-class Turns:
+class RequestGate:
     """Lets tasks wait for their turn in a queue."""
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -111,16 +111,16 @@ class BoundedLeaseStore:
     A call's time counts from when it is sent: what waits here is not late, and giving it up would not make the store
     faster. `open` and `ensure_leases` are passed on as they are.
 
+    :param turns: holds deliveries back that would have a call cut off.
     :param timeout: seconds that one call may take. :raises TimeoutError: from each call that takes longer.
-    :param loop_turns: keeps handlers that compute from starving a call.
     """
 
-    def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, loop_turns: LoopTurns) -> None:
+    def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, turns: Turns) -> None:
         self._store = store
         self._timeout = timeout
+        self._turns = turns
         self._clock = clock
-        self._loop_turns = loop_turns
-        self._turns = Turns(RequestQueue(STORE_CALLS, STORE_SHARES))
+        self._gate = RequestGate(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
 
     @property
@@ -131,7 +131,7 @@ class BoundedLeaseStore:
     def take_no_more(self) -> None:
         """Have every acquisition and steal that has not been sent yet return None, as a lost race does."""
         self._takes_more = False
-        self._turns.withdraw(TAKING)
+        self._gate.withdraw(TAKING)
 
     async def open(self, scope: ConsumerScope) -> None:
         """See `LeaseStore`."""
@@ -209,8 +209,8 @@ class BoundedLeaseStore:
             return None
 
     async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
-        async with self._turns.turn(priority, order):
-            with self._loop_turns.call(self._timeout):
+        async with self._gate.turn(priority, order):
+            with self._turns.call(self._timeout):
                 async with asyncio.timeout(self._timeout):
                     return await call()
 
@@ -225,7 +225,7 @@ class BoundedTransport:
     def __init__(self, transport: Transport, *, rng: random.Random) -> None:
         self._transport = transport
         self._rng = rng
-        self._turns = Turns(RequestQueue(ATTACHES, (ATTACHES,)))
+        self._gate = RequestGate(RequestQueue(ATTACHES, (ATTACHES,)))
         self._bucket = TokenBucket(ATTACH_RATE, ATTACH_BURST)
 
     @property
@@ -235,7 +235,7 @@ class BoundedTransport:
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
         """See `Transport`."""
-        async with self._turns.turn():
+        async with self._gate.turn():
             wait = self._bucket.take(asyncio.get_running_loop().time())
             if wait:
                 # Of the wait a part is left to chance, on both sides, so that the rate stays what it is.

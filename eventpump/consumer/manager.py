@@ -432,8 +432,8 @@ class PartitionManager:
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
         slot.stolen = None
-        self._around.turns.lease_gone(slot.partition_id)
         self._renewals_due.remove(slot.partition_id)
+        self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
@@ -465,8 +465,7 @@ class PartitionManager:
         self._set_renewal_timer()
 
     def _renew(self, slot: _Slot) -> None:
-        # A lease without a pump is never kept, however the pump ended.
-        if not slot.is_renewing and slot.pump is not None:
+        if not slot.is_renewing:
             slot.is_renewing = True
             self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
 
@@ -474,6 +473,7 @@ class PartitionManager:
         """Renew a lease, and again while that fails and the lease lives."""
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         try:
+            # A lease without a pump is never kept, however the pump ended.
             while (lease := slot.lease) is not None and slot.pump is not None:
                 stolen = slot.stolen
                 renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
@@ -497,7 +497,7 @@ class PartitionManager:
                 # The link was stolen while we asked: the answer may be older than that. Ask again.
         finally:
             slot.is_renewing = False
-            lease = None if slot.pump is None else slot.lease
+            lease = slot.lease if slot.pump is not None else None
             if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
                 # Taken anew meanwhile, and due while the renewal of the lease before was not over.
                 self._renew_later(slot, lease)
@@ -568,15 +568,6 @@ class PartitionManager:
         self._attempt_ended(pump)
         await self._release(slot)
 
-    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
-        """Report an end of a pump that never should be, and leave the partition to others for a while."""
-        task = asyncio.current_task()
-        while task is not None and task.cancelling():
-            # It was the pump that this ended; the lease is still to be released.
-            task.uncancel()
-        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-        self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
-
     def _attempt_ended(self, pump: PartitionPump) -> None:
         """End the host where this was the last attempt that could have shown that it is configured rightly."""
         if pump.was_attached:
@@ -597,6 +588,15 @@ class PartitionManager:
             withheld, self._withheld = self._withheld, []
             for report in withheld:
                 self._report(report)
+
+    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
+        """Report an end of a pump that never should be, and leave the partition to others for a while."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            # It was the pump that this ended; the lease is still to be released.
+            task.uncancel()
+        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+        self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError):

@@ -82,7 +82,7 @@ class SharedRead:
         self._lock = asyncio.Lock()
         self._begun = 0
         self._answered = 0
-        self._answer: HubProperties | Exception | None = None
+        self._answer: HubProperties | BaseException | None = None
 
     async def read(self) -> HubProperties:
         """Read them. :raises ServiceError: as `HubDirectory.get_hub_properties`."""
@@ -93,10 +93,12 @@ class SharedRead:
                 number = self._begun
                 try:
                     self._answer = await self._directory.get_hub_properties(self._hub)
-                except Exception as error:
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
                     self._answer = error
                 self._answered = number
-            if isinstance(self._answer, Exception):
+            if isinstance(self._answer, BaseException):
                 raise self._answer
             return self._answer
 

@@ -16,7 +16,7 @@ from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.tasks import TaskSet, is_failure
-from eventpump.consumer.turns import LoopTurns
+from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
@@ -92,7 +92,7 @@ class PumpSurroundings:
     reporter: Reporter
     store_timeout: float
     blocked_after: float
-    turns: LoopTurns
+    turns: Turns
     renew_interval: float
 
 

@@ -10,7 +10,7 @@ from eventpump.core.turns import TurnLedger
 from eventpump.ports import Clock
 
 
-class LoopTurns:
+class Turns:
     """A host's gate for deliveries, as `TurnLedger` decides. It costs nothing while handlers do not compute."""
 
     def __init__(self, clock: Clock) -> None:

@@ -31,12 +31,12 @@ _VALUES: dict[str, Any] = {
     "checkpoint": Checkpoint("3", "100", 9),
     "partition_ids": ("0", "1"),
     "duration": 12.0,
-    "running_for": 60.0,
-    "is_cancelled": True,
     "loss": Loss(LossKind.RECREATED, 5, None),
     "action": "fail",
     "recorded": {"": "offset>-1", "3": "number>7"},
     "configured": {"": "offset>@latest"},
+    "running_for": 60.0,
+    "is_cancelled": True,
 }
 
 _KINDS = [

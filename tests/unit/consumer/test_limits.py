@@ -20,7 +20,7 @@ from eventpump.consumer.limits import (
     BoundedTransport,
     PacedDirectory,
 )
-from eventpump.consumer.turns import LoopTurns
+from eventpump.consumer.turns import Turns
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.events import Checkpoint, EventPosition
@@ -186,7 +186,7 @@ def _keyed(scope: ConsumerScope) -> ConsumerScope:
 
 async def _bounded() -> tuple[BoundedLeaseStore, FlakyLeaseStore]:
     flaky = FlakyLeaseStore(MemoryLeaseStore())
-    bounded = BoundedLeaseStore(flaky, timeout=9.0, clock=VirtualClock(), loop_turns=LoopTurns(VirtualClock()))
+    bounded = BoundedLeaseStore(flaky, timeout=9.0, clock=VirtualClock(), turns=Turns(VirtualClock()))
     await bounded.open(SCOPE)
     await bounded.ensure_leases([str(number) for number in range(200)])
     return bounded, flaky
