@@ -95,6 +95,8 @@ class HostOptions(FeedOptions, total=False):
     retry_delay: float
     retry_delay_max: float
     on_data_loss: Literal["earliest", "latest", "fail"]
+    handler_timeout: float
+    on_handler_timeout: Literal["report", "cancel"]
 
 
 _CONNECTION = frozenset(ConnectionOptions.__annotations__)

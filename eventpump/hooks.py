@@ -262,6 +262,25 @@ class LoopBlocked(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerSlow(HostReport):
+    """A method of the processor has not returned for `handler_timeout`; reported again each time that doubles.
+
+    :param operation: the method that runs.
+    :param running_for: how long it runs, in seconds.
+    :param is_cancelled: whether it is cancelled now.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    operation: str
+    running_for: float
+    is_cancelled: bool
+
+    def describe(self) -> str:
+        then = ", and is cancelled" if self.is_cancelled else ""
+        return f"{self.operation} has not returned for {self.running_for:.1f} s{then}"
+
+
+@dataclass(frozen=True, slots=True)
 class UnexpectedFailure(HostReport):
     """Something raised that never should: a fault in eventpump, a transport or a store."""
 

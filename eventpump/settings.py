@@ -806,6 +806,11 @@ class HostSettings(FeedSettings):
         ("earliest") or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and
         tried again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the
         hub was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
+    :param handler_timeout: seconds after which a method of the processor that has not returned is reported, and again
+        each time that doubles.
+    :param on_handler_timeout: what follows beside: "report" for nothing, or "cancel" it, which counts as raising
+        `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
+        cancelled before it returns.
     """
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
@@ -821,6 +826,8 @@ class HostSettings(FeedSettings):
     retry_delay: Seconds = 0.5
     retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
     on_data_loss: OnDataLoss | None = None
+    handler_timeout: Seconds = 60.0
+    on_handler_timeout: Literal["report", "cancel"] = "report"
 
     @field_validator("retry_delay_max")
     @classmethod

@@ -43,7 +43,8 @@ class EventProcessor(ABC):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch. Returning says it is processed; raising goes to `process_error`, then by the failure policy.
 
-        Cancelled only when ownership was lost or the host's time to close has run out. Leaving with anything else than
+        Cancelled only when ownership was lost, the host's time to close has run out, or it has not returned for
+        `handler_timeout` and `on_handler_timeout` is "cancel". Leaving with anything else than
         an `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
 
         :param events: one event or more, in order; none only with `call_when_idle`.

@@ -41,6 +41,7 @@ from eventpump.hooks import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
+    HandlerSlow,
     LinkFailed,
     LinkStalled,
     LoopBlocked,
@@ -136,8 +137,12 @@ class PartitionPump:
         self._began_to_end = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._operation: str | None = None
+        self._called_at = 0.0
+        self._slow_at = 0.0
+        self._slow_timer: asyncio.TimerHandle | None = None
+        self._is_timed_out = False
         self._batch: object | None = None
-        self._origin = (around.scope, lease.partition_id)
+        self._origin: object = None
         self._cancels = 0
         self._is_suspended = False
         self._held_back: asyncio.Future[None] | None = None
@@ -268,6 +273,8 @@ class PartitionPump:
             self._is_over = True
             self._disown()
             self._clear_timers()
+            if self._slow_timer is not None:
+                self._slow_timer.cancel()
             if self._feed is not None:
                 self._silence.forget(self._feed)
                 await self._feed.aclose(0.0)
@@ -302,6 +309,8 @@ class PartitionPump:
         if self._ending.is_set():
             return False
         position = beginning.position
+        # Plain values, so that an event keeps its origin in a process pool.
+        self._origin = (around.scope, partition_id, beginning.hub_created_at)
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
@@ -484,9 +493,9 @@ class PartitionPump:
         tracker, processor, context = self._tracker, self._processor, self.context
         assert tracker is not None
         assert processor is not None
-        turns = self._around.turns
+        ledger = self._around.turns.ledger
         while self._may_deliver():
-            if turns.is_watching and await self._hold_back():
+            if ledger.is_watching and await self._hold_back():
                 continue
             if events:
                 context.last_delivered = events[-1]
@@ -650,6 +659,10 @@ class PartitionPump:
         :raises _Ended: it was cancelled by a deadline.
         """
         self._operation = operation
+        self._called_at = self._clock.monotonic()
+        self._slow_at = self._called_at + self._settings.handler_timeout
+        if self._slow_timer is None:
+            self._time_call()
         task = self._task
         assert task is not None
         raised: BaseException | None = None
@@ -665,7 +678,7 @@ class PartitionPump:
         except BaseException as error:
             raised = error
         self._operation = None
-        is_late = self._cancels > 0
+        is_late, is_timed_out, self._is_timed_out = self._cancels > 0, self._is_timed_out, False
         if is_late or task.cancelling():
             await self._take_cancellation_back()
         if raised is None:
@@ -676,6 +689,9 @@ class PartitionPump:
                     late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
                     self._report(ProcessorFailed, operation, late, 1, None)
                     raise _Ended
+                if is_timed_out:
+                    timeout = self._settings.handler_timeout
+                    raise TimeoutError(f"{operation} had not returned after {timeout:g} s, and was cancelled")
                 # The processor waited for something that was cancelled, or somebody cancelled this task in its code.
                 raise RuntimeError(f"{operation} was cancelled, and not by eventpump") from raised
             if isinstance(raised, Exception | KeyboardInterrupt | SystemExit):
@@ -684,6 +700,28 @@ class PartitionPump:
         finally:
             # The traceback holds this frame, which must not hold the error in turn.
             raised = None
+
+    def _time_call(self) -> None:
+        # One timer, which calls that return in time leave as it is: it finds out by itself whose time is up, and when.
+        delay = max(0.0, self._slow_at - self._clock.monotonic())
+        self._slow_timer = asyncio.get_running_loop().call_later(delay, self._call_may_be_slow)
+
+    def _call_may_be_slow(self) -> None:
+        self._slow_timer = None
+        if self._operation is None or self._is_over:
+            return
+        now = self._clock.monotonic()
+        if now >= self._slow_at:
+            took = now - self._called_at
+            # The same call is reported again when it has taken twice as long.
+            self._slow_at = now + took
+            is_cancelled = self._settings.on_handler_timeout == "cancel"
+            self._report(HandlerSlow, self._operation, took, is_cancelled)
+            if is_cancelled:
+                assert self._task is not None
+                self._is_timed_out = True
+                self._task.cancel(f"{self._operation} of partition {self.partition_id} takes too long")
+        self._time_call()
 
     async def _take_cancellation_back(self) -> None:
         """Forget every request to cancel the task: it was for what ran in it, and that has ended.

@@ -15,45 +15,40 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ledger = TurnLedger()
+        self.ledger = TurnLedger()
         self._waiters: set[asyncio.Future[None]] = set()
 
     def stepped(self, began: float) -> None:
         """Note a step of a handler that was long enough to count, by its beginning."""
-        if self._ledger.stepped(began):
+        if self.ledger.stepped(began):
             asyncio.get_running_loop().call_soon(self._turned)
 
     @contextmanager
     def call(self, timeout: float) -> Iterator[None]:
         """Note a call of the store for as long as it runs. :param timeout: seconds until it is cut off."""
-        key = self._ledger.call_begun(self._clock.monotonic() + timeout)
+        key = self.ledger.call_begun(self._clock.monotonic() + timeout)
         try:
             yield
         finally:
-            self._ledger.call_ended(key)
+            self.ledger.call_ended(key)
             self._look()
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
         """Note a lease that was taken or renewed, and when its next renewal is due."""
-        self._ledger.lease_held(partition_id, due_at)
+        self.ledger.lease_held(partition_id, due_at)
         self._look()
 
     def lease_gone(self, partition_id: str) -> None:
         """Note that a lease is not held any more."""
-        self._ledger.lease_gone(partition_id)
+        self.ledger.lease_gone(partition_id)
         self._look()
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether `hold` may give something to wait for."""
-        return self._ledger.is_watching
 
     def hold(self) -> asyncio.Future[None] | None:
         """Return what is done once a delivery may be tried again; None where one may start now.
 
-        Its caller may end it before, and must call `release` with it.
+        Only to be asked while `ledger.is_watching`. Its caller may end it before, and must call `release` with it.
         """
-        if not self._ledger.is_closed(self._clock.monotonic()):
+        if not self.ledger.is_closed(self._clock.monotonic()):
             return None
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -64,10 +59,10 @@ class Turns:
         self._waiters.discard(waiter)
 
     def _turned(self) -> None:
-        self._ledger.turned(self._clock.monotonic())
+        self.ledger.turned(self._clock.monotonic())
 
     def _look(self) -> None:
-        if self._waiters and not self._ledger.is_closed(self._clock.monotonic()):
+        if self._waiters and not self.ledger.is_closed(self._clock.monotonic()):
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)

@@ -27,7 +27,7 @@ class TurnLedger:
     clock.
     """
 
-    __slots__ = ("_began", "_calls", "_due", "_is_holding", "_keys", "_slow", "_slow_at")
+    __slots__ = ("_began", "_calls", "_due", "_is_holding", "_keys", "_slow", "_slow_at", "is_watching")
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -37,11 +37,8 @@ class TurnLedger:
         self._due: dict[str, float] = {}
         self._calls: dict[int, float] = {}
         self._keys = itertools.count()
-
-    @property
-    def is_watching(self) -> bool:
+        self.is_watching = False
         """Whether `is_closed` may be true; False for a host whose handlers do not compute."""
-        return self._slow > 0.0 or self._began is not None
 
     def stepped(self, began: float) -> bool:
         """Note a step of a handler that took more than `NOTED_STEP`.
@@ -52,6 +49,7 @@ class TurnLedger:
         if self._began is not None:
             return False
         self._began = began
+        self.is_watching = True
         return True
 
     def turned(self, now: float) -> None:
@@ -60,6 +58,7 @@ class TurnLedger:
         length = now - self._began
         self._began = None
         self._slow, self._slow_at = (length, now) if length > SLOW_TURN else (0.0, -math.inf)
+        self.is_watching = self._slow > 0.0
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
         """Note a lease that was taken or renewed, and when its next renewal is due."""

@@ -38,6 +38,8 @@ _VALUES: dict[str, Any] = {
     "evidence": "it does not answer a probe",
     "silent_for": 30.0,
     "drops_connection": False,
+    "running_for": 60.0,
+    "is_cancelled": True,
 }
 
 _KINDS = [
