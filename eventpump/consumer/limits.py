@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.core.turns import TurnQueue
+from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
 from eventpump.events import Checkpoint
 from eventpump.ports import (
@@ -62,10 +62,10 @@ class WithdrawnError(Exception):
     """A request will not get its turn."""
 
 
-class Turns:
+class Gate:
     """Lets tasks wait for their turn in a queue."""
 
-    def __init__(self, queue: TurnQueue) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self._queue = queue
         self._waiting: dict[int, asyncio.Future[bool]] = {}
 
@@ -117,7 +117,7 @@ class BoundedLeaseStore:
         self._store = store
         self._timeout = timeout
         self._clock = clock
-        self._turns = Turns(TurnQueue(STORE_CALLS, STORE_SHARES))
+        self._gate = Gate(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
 
     @property
@@ -128,7 +128,7 @@ class BoundedLeaseStore:
     def take_no_more(self) -> None:
         """Have every acquisition and steal that has not been sent yet return None, as a lost race does."""
         self._takes_more = False
-        self._turns.withdraw(TAKING)
+        self._gate.withdraw(TAKING)
 
     async def open(self, scope: ConsumerScope) -> None:
         """See `LeaseStore`."""
@@ -206,7 +206,7 @@ class BoundedLeaseStore:
             return None
 
     async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
-        async with self._turns.turn(priority, order), asyncio.timeout(self._timeout):
+        async with self._gate.turn(priority, order), asyncio.timeout(self._timeout):
             return await call()
 
 
@@ -220,7 +220,7 @@ class BoundedTransport:
     def __init__(self, transport: Transport, *, rng: random.Random) -> None:
         self._transport = transport
         self._rng = rng
-        self._turns = Turns(TurnQueue(ATTACHES, (ATTACHES,)))
+        self._gate = Gate(RequestQueue(ATTACHES, (ATTACHES,)))
         self._bucket = TokenBucket(ATTACH_RATE, ATTACH_BURST)
 
     @property
@@ -230,7 +230,7 @@ class BoundedTransport:
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
         """See `Transport`."""
-        async with self._turns.turn():
+        async with self._gate.turn():
             wait = self._bucket.take(asyncio.get_running_loop().time())
             if wait:
                 # Of the wait a part is left to chance, on both sides, so that the rate stays what it is.

@@ -7,10 +7,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.turns import TurnQueue
+from eventpump.core.request_queue import RequestQueue
 
 
-def _begun(queue: TurnQueue) -> list[int]:
+def _begun(queue: RequestQueue) -> list[int]:
     begun: list[int] = []
     while (request := queue.begin()) is not None:
         begun.append(request)
@@ -19,14 +19,14 @@ def _begun(queue: TurnQueue) -> list[int]:
 
 def test_the_urgent_come_first_and_the_earlier_of_two_alike() -> None:
     """Priority, then order, then arrival decide."""
-    queue = TurnQueue(10, (10, 10))
+    queue = RequestQueue(10, (10, 10))
     late, early, first, second = queue.ask(1, 5.0), queue.ask(1, 4.0), queue.ask(0, 9.0), queue.ask(0, 9.0)
     assert _begun(queue) == [first, second, early, late]
 
 
 def test_a_priority_at_its_share_lets_the_next_one_by() -> None:
     """What may not begin for its share holds up nobody of another priority."""
-    queue = TurnQueue(4, (4, 1))
+    queue = RequestQueue(4, (4, 1))
     low = [queue.ask(1), queue.ask(1)]
     assert _begun(queue) == low[:1]
     high = [queue.ask(0) for _ in range(5)]
@@ -41,7 +41,7 @@ def test_a_priority_at_its_share_lets_the_next_one_by() -> None:
 
 def test_who_left_gets_no_turn() -> None:
     """A request that was given up while it waited takes no room."""
-    queue = TurnQueue(1, (1,))
+    queue = RequestQueue(1, (1,))
     running, given_up, last = queue.ask(0), queue.ask(0), queue.ask(0)
     assert _begun(queue) == [running]
     queue.leave(given_up)
@@ -54,7 +54,7 @@ def test_who_left_gets_no_turn() -> None:
 def test_bounds_and_fairness_hold_in_every_history(seed: int, limit: int, shares: list[int]) -> None:
     """At any moment no bound is passed, no request waits that could run, and in the end everybody had a turn."""
     rng = random.Random(seed)
-    queue = TurnQueue(limit, shares)
+    queue = RequestQueue(limit, shares)
     priority: dict[int, int] = {}
     waiting: set[int] = set()
     running: set[int] = set()
@@ -91,5 +91,5 @@ def test_bounds_and_fairness_hold_in_every_history(seed: int, limit: int, shares
             running.add(request)
 
 
-def _priority(queue: TurnQueue, request: int, levels: int) -> int:
+def _priority(queue: RequestQueue, request: int, levels: int) -> int:
     return next((level for level in range(levels) if request in queue.waiting_of(level)), -1)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 
-class TurnQueue:
+class RequestQueue:
     """Requests that wait for their turn. A request is known by the number that `ask` returns.
 
     :param limit: how many may run at a time.
