@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -300,6 +301,7 @@ class PartitionOpening:
         self._pause = pause
         self._report = report
         self._on_refused = on_refused
+        self._stored: Checkpoint | None = None
 
     async def find(self, stored: Checkpoint | None) -> Beginning:
         """Find the beginning, and store it where it could not be found again. Tried until it succeeds.
@@ -308,17 +310,10 @@ class PartitionOpening:
         :raises DataLossError: events are gone, and the settings say to fail.
         :raises ServiceError: the service refused to answer.
         """
-        backoff = Backoff(0.2, 5.0)
+        self._stored = stored
         while True:
-            try:
-                return await self._find(stored)
-            except _HubChangedError:
-                continue
-            except StoreError as error:
-                self._report(StoreFailed, error.operation, error)
-            except ServiceError as error:
-                self._service_failed(error)
-            await self._pause(backoff.next(self._rng))
+            with suppress(_HubChangedError):
+                return await self._until_done(self._find)
 
     async def skip_to_end(self, loss: Loss) -> None:
         """Store the partition's end as its checkpoint, after a loss, and report that."""
@@ -327,13 +322,7 @@ class PartitionOpening:
 
     async def facts(self) -> PartitionProperties:
         """Read the partition's properties; tried until it succeeds. :raises ServiceError: refused."""
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                return await self._facts()
-            except ServiceError as error:
-                self._service_failed(error)
-            await self._pause(backoff.next(self._rng))
+        return await self._until_done(self._facts)
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
         """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
@@ -348,17 +337,33 @@ class PartitionOpening:
             else:
                 if not is_stored:
                     self._on_refused()
+                self._stored = checkpoint
                 return
             await self._pause(backoff.next(self._rng))
 
-    async def _find(self, stored: Checkpoint | None) -> Beginning:
-        group, partition_id = self._group, self._partition_id
+    async def _until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                return await attempt()
+            except StoreError as error:
+                self._report(StoreFailed, error.operation, error)
+            except ServiceError as error:
+                if error.recovery is Recovery.GIVE_UP:
+                    raise
+                self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
+            await self._pause(backoff.next(self._rng))
+
+    async def _find(self) -> Beginning:
+        # What is stored by now: an attempt before this one may have reset it.
+        group, partition_id, stored = self._group, self._partition_id, self._stored
         record, hub = await self._step(group.current())
         is_of_this_hub = hub_of(record, partition_id) == hub.created_at
         if stored is None:
             if not is_of_this_hub:
                 # First: the checkpoint that follows must not look like one of the hub before.
-                await self._step(group.enter(partition_id, hub.created_at))
+                await self._enter(hub)
             start = group.start_of(partition_id)
             if start.offset != LATEST_OFFSET:
                 return Beginning(start, None, None, hub.created_at)
@@ -398,11 +403,14 @@ class PartitionOpening:
             target = at_beginning(partition_id)
             expected = None if facts is None else retained_from(facts)
         await self.store(target, is_reset=True)
+        self._report(DataLost, loss, action)
         if loss.kind is LossKind.RECREATED:
             # Only now: were it entered first, a crash in between would make the old checkpoint one of the new hub.
-            await self._step(self._group.enter(partition_id, hub.created_at))
-        self._report(DataLost, loss, action)
+            await self._enter(hub)
         return _after(target, expected, hub)
+
+    async def _enter(self, hub: HubProperties) -> None:
+        await self._until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
 
     async def _facts(self) -> PartitionProperties:
         reading = self._directory.get_partition_properties(self._settings.hub, self._partition_id)
@@ -412,12 +420,6 @@ class PartitionOpening:
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
         write = self._store.reset_checkpoint if is_reset else self._store.write_checkpoint
         return await write(self._lease(), checkpoint)
-
-    def _service_failed(self, error: ServiceError) -> None:
-        """Report a read that is tried again. :raises ServiceError: it need not be."""
-        if error.recovery is Recovery.GIVE_UP:
-            raise error
-        self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
 
 
 def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:

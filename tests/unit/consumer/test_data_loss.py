@@ -292,11 +292,11 @@ async def test_a_host_that_dies_amid_a_reset_loses_and_repeats_nothing(
     policy: Any, operation: str, is_after: bool
 ) -> None:
     """Wherever it dies, the next host finds the reset noted, or resets again; no new checkpoint is taken back."""
-    async with _fleet(2) as fleet:
+    async with _fleet(2, latency=0.05) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()
         host = fleet.host("a", on_data_loss=policy)
-        # The record is read once at the start, before the partitions are opened.
+        # The record is read once at the start, before the partitions are opened; the hub takes its time to answer.
         fleet.runs["a"] = asyncio.create_task(host.run())
         await fleet.until(lambda: ("ensure", None) in fleet.stores["a"].calls, 5, step=0.0001)
         fleet.stores["a"].fail(operation, times=float("inf"), is_after=is_after)
@@ -320,6 +320,23 @@ async def test_a_host_that_dies_amid_a_reset_loses_and_repeats_nothing(
             assert fleet.record.numbers(partition_id, "c") == list(range(10, 20))
         assert _record(fleet).hub_created_at == fleet.hub.created_at
         assert not _losses(fleet, "c")
+
+
+@pytest.mark.parametrize("operation", ["reset", "scope", "record", "list"])
+@pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not done"])
+async def test_a_reset_amid_which_the_store_fails(operation: str, is_after: bool) -> None:
+    """It is reported once, with what was lost first, and reading begins at the reset checkpoint."""
+    async with _fleet(latency=0.05) as fleet:
+        await _read_all(fleet)
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=30)
+        host = fleet.host("a", on_data_loss="earliest")
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await fleet.until(lambda: ("ensure", None) in fleet.stores["a"].calls, 5, step=0.0001)
+        fleet.stores["a"].fail(operation, times=3, is_after=is_after)
+        await asyncio.sleep(60)
+        assert fleet.record.numbers("0", "a") == list(range(30))
+        assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, "earliest")]
 
 
 async def test_hosts_that_reset_at_once_agree() -> None:
