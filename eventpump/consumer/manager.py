@@ -518,8 +518,9 @@ class PartitionManager:
         self._forget(slot)
         if self._clock.monotonic() >= lease.expires_at:
             return
-        remaining = max(RELEASE_TIME, self._close_by - self._clock.monotonic())
-        timeout = min(self._around.store_timeout, remaining)
+        # Only a host that closes has no time to let a release wait for its turn.
+        remaining = self._close_by - self._clock.monotonic()
+        timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
         if await self._stored("release", slot.partition_id, self._store.release_lease(lease), timeout) is True:
             self._report(LeaseReleased(self._around.host_name, slot.partition_id, lease.epoch))
 

@@ -106,6 +106,7 @@ class BusyStore(MemoryLeaseStore):
             return await super().write_checkpoint(lease, checkpoint, subscription)
 
 
+@pytest.mark.timeout(900)
 async def test_a_thousand_partitions_on_a_slow_store(request: pytest.FixtureRequest, clock: VirtualClock) -> None:
     """1,000 partitions, 100 requests at a time of 0.6 s: all owned within 5 minutes, none lost (--long: in an hour)."""
     hub, leases, record = FakeHub(partitions=1000), MemoryLeases(), Record()
