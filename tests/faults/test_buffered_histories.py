@@ -325,7 +325,7 @@ def name_of(event: EventData) -> str:
 
 @pytest.mark.timeout(3600)
 def test_every_accepted_event_ends_once(pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture) -> None:
-    """In 100 random histories, or 10,000 in the long form. An hour of virtual time is enough for each.
+    """In 60 random histories, or 10,000 in the long form. An hour of virtual time is enough for each.
 
     Stored is what an idempotent producer acknowledged, once and in order, or what it said is not known. Where the
     trouble ends before the producer is closed, each partition takes an event again.
@@ -337,7 +337,7 @@ def test_every_accepted_event_ends_once(pytestconfig: pytest.Config, caplog: pyt
         async with asyncio.timeout(3600):
             await History(seed).run()
 
-    for seed in range(10_000 if pytestconfig.getoption("--long") else 100):
+    for seed in range(10_000 if pytestconfig.getoption("--long") else 60):
         try:
             with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
                 runner.run(run(seed))
