@@ -7,13 +7,16 @@ from typing import Any
 
 from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import consumer_history
+from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
+from tests.faults.histories.producer import producer_history
 from tests.faults.histories.world import Verdict, World, live
 
 SIZE = 40
 """Steps of trouble in a history, unless it is asked for more."""
 
 KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
-    f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES
+    **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
+    **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
 }
 
 

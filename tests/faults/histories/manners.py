@@ -36,7 +36,7 @@ class Manners:
     asks_in_error: bool = False
     asks_by_timer: bool = False
     compute: float = 1.0
-    is_good: asyncio.Event = field(default_factory=asyncio.Event)
+    is_good: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set once the faults are over: calls that hang return, and later ones only work."""
 
 

@@ -215,7 +215,6 @@ class LifeTransport:
     def __init__(self, hub: FakeHub, life: Life) -> None:
         self._transport = FakeTransport(hub)
         self._life = life
-        self._hub = hub
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -240,6 +239,11 @@ class LifeTransport:
 
     async def aclose(self) -> None:
         await self._transport.aclose()
+
+    @property
+    def links(self) -> Sequence[object]:
+        """The links that were opened, for the service's side to end."""
+        return self._transport._links
 
     def lose(self, error: EventPumpError) -> None:
         """Cut the connection."""
