@@ -24,13 +24,17 @@ def main() -> int:
     for seed in range(options.seed, options.seed + options.count):
         verdict = run_history(options.kind, seed, options.size)
         if options.count == 1:
-            print(verdict.describe())
+            _say(verdict.describe())
         elif verdict.violation is not None:
-            print(seed, verdict.violation)
+            _say(f"{seed} {verdict.violation}")
         failed += verdict.violation is not None
     if options.count > 1:
-        print(f"{options.kind}: {failed} of {options.count} seeds broke a promise")
+        _say(f"{options.kind}: {failed} of {options.count} seeds broke a promise")
     return int(failed > 0)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":

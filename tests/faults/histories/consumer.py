@@ -68,6 +68,9 @@ class Profile:
     :param hosts: the most at a time.
     :param starts: where a partition without a checkpoint may begin, by weight.
     :param is_asking: whether user code asks for checkpoints from everywhere, too.
+    :param compute: seconds that a computing call blocks the loop for, at most.
+    :param partitions: the fewest and the most at the start.
+    :param backlog: the fewest and the most events of a partition at the start.
     """
 
     actions: Mapping[str, float]
@@ -77,6 +80,8 @@ class Profile:
     starts: Mapping[str, float] = field(default_factory=lambda: {"earliest": 1.0})
     is_asking: bool = False
     compute: float = 1.0
+    partitions: tuple[int, int] = (1, 4)
+    backlog: tuple[int, int] = (0, 30)
 
 
 PROFILES: dict[str, Profile] = {
@@ -98,7 +103,9 @@ PROFILES: dict[str, Profile] = {
         {"retention": 2.0, "make again": 0.4, "detach": 0.5, "join": 1.0, "leave": 1.5, "crash": 0.5},
         starts={"earliest": 3.0, "latest": 1.0},
     ),
-    "compute": Profile({}, {"compute": 1.0}, {"none": 1.0, "end": 0.3}, hosts=1, compute=2.5),
+    "compute": Profile(
+        {}, {"compute": 1.0}, {"none": 1.0}, hosts=1, compute=1.5, partitions=(8, 16), backlog=(150, 250)
+    ),
     "all": Profile(
         {**_FLEET, **_NETWORK, **_STORE, "add partition": 0.2, "retention": 0.2},
         _USER,
@@ -133,7 +140,7 @@ class ConsumerHistory:
         self.world = world
         self.profile = profile
         rng = world.rng
-        self.hub = FakeHub(partitions=rng.randint(1, 4), latency=rng.choice((0.0, 0.0, 0.01, 0.3)))
+        self.hub = FakeHub(partitions=rng.randint(*profile.partitions), latency=rng.choice((0.0, 0.0, 0.01, 0.3)))
         self.start = Start(world.chosen(profile.starts))  # type: ignore[arg-type]  # the profile's keys are such
         self.ledger = Ledger(world, self.hub, self.start)
         self.hosts: list[_Host] = []
@@ -152,7 +159,10 @@ class ConsumerHistory:
             asks_by_timer=profile.is_asking and rng.random() < 0.5,
             compute=profile.compute,
         )
-        policies = [CheckpointPolicy(every_events=rng.randint(1, 20)), CheckpointPolicy(every_seconds=rng.uniform(1, 9))]
+        policies = [
+            CheckpointPolicy(every_events=rng.randint(1, 20)),
+            CheckpointPolicy(every_seconds=rng.uniform(1, 9)),
+        ]
         self.options: dict[str, Any] = {
             "hub": self.hub.name,
             "max_batch_size": rng.randint(1, 20),
@@ -187,7 +197,7 @@ class ConsumerHistory:
         actions: dict[str, float] = {"publish": 5.0, **self.profile.actions}
         if self.start.kind == "earliest":
             for partition_id in self.hub.partition_ids:
-                self.ledger.published(partition_id, world.rng.randint(0, 30))
+                self.ledger.published(partition_id, world.rng.randint(*self.profile.backlog))
         await self.join()
         # Some histories begin to be hard at once, most while everything runs.
         await world.sleep(world.rng.choice((0.0, 2.0, 20.0)))
@@ -217,7 +227,9 @@ class ConsumerHistory:
         for partition_id in self.hub.partition_ids:
             # A place that nobody began to read requires nothing yet: all are read first.
             ledger.published(partition_id, 3)
-        await world.until(lambda: not ledger.unprocessed() and set(self.hub.partition_ids) <= ledger.pinned, RECOVERY)
+        await world.until(
+            lambda: not ledger.unprocessed() and set(self.hub.partition_ids) <= ledger.pinned, self._patience()
+        )
         for partition_id in self.hub.partition_ids:
             ledger.published(partition_id, 3)
         await world.until(lambda: not ledger.unprocessed(), RECOVERY)
@@ -228,6 +240,13 @@ class ConsumerHistory:
             ledger.check_end()
         if world.violation is not None:
             raise Violation(world.violation)
+
+    def _patience(self) -> float:
+        """Return the seconds within which everything is processed: where handlers compute, twice what that takes."""
+        left = sum(map(len, self.ledger.unprocessed().values()))
+        is_computing = "compute" in self.profile.works
+        batches = left / self.options["max_batch_size"] + 2 * len(self.hub.partition_ids)
+        return RECOVERY + (2 * batches * self.profile.compute if is_computing else 0.0)
 
     async def _close(self, host: _Host) -> None:
         self._begin_to_leave(host)
@@ -249,7 +268,9 @@ class ConsumerHistory:
         host.orphans = {each: host.orphans.get(each, now) for each in sorted(held)}
         for partition_id, since in host.orphans.items():
             if now - since > ORPHAN:
-                text = f"partition {partition_id}: {host.life.name} holds its lease without a pump for {now - since:.0f} s"
+                text = (
+                    f"partition {partition_id}: {host.life.name} holds its lease without a pump for {now - since:.0f} s"
+                )
                 self.world.violate(text)
 
     def _owners(self) -> dict[str, str | None]:
@@ -304,7 +325,9 @@ class ConsumerHistory:
         host.closing = self.world.spawn(host.life, host.host.aclose(), f"close {host.life.name}")
 
     async def crash(self) -> None:
-        candidates = [host for host in self.hosts if host.run is not None and not host.run.done() and not host.life.is_dead]
+        candidates = [
+            host for host in self.hosts if host.run is not None and not host.run.done() and not host.life.is_dead
+        ]
         if candidates:
             host = self.world.rng.choice(candidates)
             self.world.note("crash", host.life.name)

@@ -134,7 +134,9 @@ class Ledger:
         self.unreported.discard(partition_id)
         numbers = set(range(first, last + 1))
         if not self.making and (kept := {number for number in numbers if number >= shore.truncated}):
-            self._world.violate(f"partition {partition_id}: events {_short(kept)} reported lost, and the hub holds them")
+            self._world.violate(
+                f"partition {partition_id}: events {_short(kept)} reported lost, and the hub holds them"
+            )
         shore.reported |= numbers
 
     def hub_loss_reported(self, partition_id: str) -> None:
@@ -198,7 +200,9 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------- the store
 
-    def took(self, partition_id: str, epoch: int, asked: Checkpoint, held: Checkpoint | None, *, is_reset: bool) -> None:
+    def took(
+        self, partition_id: str, epoch: int, asked: Checkpoint, held: Checkpoint | None, *, is_reset: bool
+    ) -> None:
         """Check what the store holds after it took a checkpoint.
 
         :param asked: what it was asked to store.

@@ -14,7 +14,7 @@ from tests.faults.histories.ledger import Call, Ledger
 from tests.faults.histories.world import Life, World, choose
 
 
-class Oddity(BaseException):  # noqa: N818 - what it is named for is that it is no Exception
+class Oddity(BaseException):
     """What user code should not raise."""
 
 

@@ -45,7 +45,6 @@ _KNOWN = inspect.signature(HubProducer.__init__).parameters
 _BASIC = {"start": 1.0, "kill": 0.7, "close": 0.5, "freeze": 0.7, "wake": 1.5}
 _WIRE = {"lose": 3.0, "deliver late": 1.5, "end links": 2.0, "refuse": 1.0, "accept": 2.5, "hang": 0.5, "answer": 2.0}
 _USER = {"cancel": 1.5}
-_STATES = {"trouble states": 1.0, "heal": 1.5}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ PROFILES: dict[str, Profile] = {
     "single": Profile("send", {**_BASIC, **_WIRE, **_USER}, is_idempotent=True),
     "states": Profile(
         "send",
-        {**_WIRE, **_USER, **_STATES, "start": 1.0, "close": 1.0},
+        {**_WIRE, **_USER, "trouble states": 3.0, "heal": 2.0, "start": 3.0, "close": 2.5},
         {"mode": "exclusive", "on_doubt": "accept"},
         producers=1,
         is_idempotent=True,
@@ -129,9 +128,13 @@ class _Worker:
     calls: dict[asyncio.Task[Any], str] = field(default_factory=dict)
     """Calls that have not ended, by what they are."""
     accepted: list[_Event] = field(default_factory=list)
+    given: dict[int, _Event] = field(default_factory=dict)
+    """What was given to its buffer, by the identity of an object that `kept` keeps."""
+    kept: list[EventData] = field(default_factory=list)
     is_stopping: bool = False
     is_shut_out: bool = False
     """Whether it was told that another publisher took over, or that its state is gone."""
+    is_closing: bool = False
     has_closed: bool = False
 
 
@@ -251,7 +254,9 @@ class ProducerHistory:
             return
         errors: list[BaseException] = []
         for partition_id in self.hub.partition_ids:
-            call = self._call(worker, self._send_at_last(worker, partition_id, errors), f"the last send to {partition_id}")
+            call = self._call(
+                worker, self._send_at_last(worker, partition_id, errors), f"the last send to {partition_id}"
+            )
             await asyncio.wait({call}, timeout=SETTLING)
             if not call.done():
                 self.world.violate(f"{worker.life.name}: the last send to {partition_id} hangs")
@@ -261,14 +266,13 @@ class ProducerHistory:
             raise Violation
 
     async def _send_at_last(self, worker: _Worker, partition_id: str, errors: list[BaseException]) -> None:
-        event = self._event(partition_id)
-        if worker.buffered is not None:
-            worker.accepted.append(event)
+        event, given = self._given(worker, partition_id)
         try:
             if worker.buffered is not None:
-                await worker.buffered.send_and_wait(EventData(event.body), partition_id=partition_id)
+                worker.accepted.append(event)
+                await worker.buffered.send_and_wait(given, partition_id=partition_id)
             else:
-                await worker.producer.send(EventData(event.body), partition_id=partition_id)
+                await worker.producer.send(given, partition_id=partition_id)
             event.acknowledged = True
         except EventPumpError as error:
             errors.append(error)
@@ -312,7 +316,9 @@ class ProducerHistory:
             if self.profile.work == "loop":
                 wanted = [f"{partition_id}/{number}" for number in range(len(stored))]
                 if stored != wanted:
-                    at = next(index for index, pair in enumerate(zip(stored, wanted, strict=True)) if pair[0] != pair[1])
+                    at = next(
+                        index for index, pair in enumerate(zip(stored, wanted, strict=True)) if pair[0] != pair[1]
+                    )
                     around = stored[max(0, at - 3) : at + 3]
                     self.world.violate(f"partition {partition_id}: order {at} is not stored in its place: {around}")
             twice = [body for body, count in Counter(stored).items() if count > 1]
@@ -338,7 +344,7 @@ class ProducerHistory:
 
     @property
     def _living(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.life.is_running and not worker.has_closed]
+        return [worker for worker in self.workers if worker.life.is_running and not worker.is_closing]
 
     async def start(self, *, forced: bool = False) -> None:
         """Start a process with a producer."""
@@ -367,6 +373,13 @@ class ProducerHistory:
         event = _Event(f"e{self._count}", partition_id)
         self.events[event.body] = event
         return event
+
+    def _given(self, worker: _Worker, partition_id: str) -> tuple[_Event, EventData]:
+        event = self._event(partition_id)
+        given = EventData(event.body)
+        worker.kept.append(given)
+        worker.given[id(given)] = event
+        return event, given
 
     def _call(self, worker: _Worker, work: Any, name: str) -> asyncio.Task[Any]:
         """Begin a call that must end."""
@@ -423,7 +436,9 @@ class ProducerHistory:
                 for start in range(known.events_published, self.orders, self.chunk):
                     if worker.is_stopping and not self.is_over:
                         return
-                    bodies = [f"{partition_id}/{number}" for number in range(start, min(start + self.chunk, self.orders))]
+                    bodies = [
+                        f"{partition_id}/{number}" for number in range(start, min(start + self.chunk, self.orders))
+                    ]
                     await self._send_order(worker, partition_id, bodies)
                     await asyncio.sleep(0.0 if self.is_over else rng.uniform(0.0, 3.0))
             except EventPumpError as error:
@@ -449,16 +464,17 @@ class ProducerHistory:
 
     async def _buffer(self, worker: _Worker, rng: random.Random) -> None:
         """Send single events through a buffer, with callbacks that raise."""
+
         def on_success(events: Sequence[EventData], partition_id: str) -> None:
             for event in events:
-                self.events[event.body_as_str()].ended += 1
-                self.events[event.body_as_str()].acknowledged = True
+                worker.given[id(event)].ended += 1
+                worker.given[id(event)].acknowledged = True
             self._misbehave(rng)
 
         def on_error(events: Sequence[EventData], partition_id: str, error: Exception) -> None:
             self.world.note("buffer failed", worker.life.name, f"{len(events)} to {partition_id}: {error!r}"[:140])
             for event in events:
-                self.events[event.body_as_str()].ended += 1
+                worker.given[id(event)].ended += 1
             self._misbehave(rng)
 
         settings = BufferSettings(
@@ -476,9 +492,9 @@ class ProducerHistory:
 
     async def _accept(self, worker: _Worker, partition_id: str) -> None:
         assert worker.buffered is not None
-        event = self._event(partition_id)
+        event, given = self._given(worker, partition_id)
         try:
-            receipt = await worker.buffered.send(EventData(event.body), partition_id=partition_id)
+            receipt = await worker.buffered.send(given, partition_id=partition_id)
         except EventPumpError as error:
             self.world.note("not accepted", worker.life.name, repr(error)[:100])
             return
@@ -515,7 +531,7 @@ class ProducerHistory:
         if worker is None:
             return
         self.world.note("close", worker.life.name)
-        worker.is_stopping = worker.has_closed = True
+        worker.is_stopping = worker.is_closing = True
         self._call(worker, self._close(worker), "close")
 
     async def _close(self, worker: _Worker) -> None:
@@ -523,6 +539,8 @@ class ProducerHistory:
             await (worker.buffered or worker.producer).aclose()
         except EventPumpError as error:
             self.world.note("closed in doubt", worker.life.name, repr(error)[:100])
+        self.world.note("closed", worker.life.name)
+        worker.has_closed = True
 
     async def freeze(self) -> None:
         if self._living:

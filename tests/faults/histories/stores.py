@@ -47,7 +47,9 @@ class Trouble:
 class HistoryStore:
     """Passes every call on to a real store, with trouble, and tells the ledger what is stored."""
 
-    def __init__(self, world: World, life: Life, store: LeaseStore, ledger: Ledger, trouble: Callable[[], Trouble]) -> None:
+    def __init__(
+        self, world: World, life: Life, store: LeaseStore, ledger: Ledger, trouble: Callable[[], Trouble]
+    ) -> None:
         self._world = world
         self._life = life
         self._store = store
@@ -216,4 +218,3 @@ class SteppedClock:
 
     def time(self) -> float:
         return 1_700_000_000.0 + self._world.loop.time() + self.offset
-

@@ -15,7 +15,7 @@ from asyncio import events
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from eventpump.errors import EventPumpError
 from eventpump.ports import (
@@ -31,6 +31,7 @@ from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 _LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
 _NUMBERS = itertools.count()
 _WALL = 50_000.0
@@ -173,7 +174,11 @@ class HistoryLoop(VirtualTimeLoop):
         return handle
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: Unpack[_Ts],
+        context: Context | None = None,
     ) -> events.TimerHandle:
         inner: Any = self
         timer: Any = _TimerHandle(when, callback, args, self, context)
