@@ -128,6 +128,7 @@ class _Host:
     closing: asyncio.Task[None] | None = None
     is_leaving: bool = False
     was_attached: bool = False
+    was_frozen: bool = False
     reports: list[HostReport] = field(default_factory=list)
     orphans: dict[str, float] = field(default_factory=dict)
     """Partitions whose lease it holds without a pump, with the moment since when."""
@@ -339,6 +340,7 @@ class ConsumerHistory:
             host = self.world.rng.choice(self._living)
             self.world.note("freeze", host.life.name)
             host.life.freeze()
+            host.was_frozen = True
             if self.world.rng.random() < 0.5:
                 # The service gives the connection of a frozen process up after a while.
                 host.transport.lose(ConnectionLostError("idle for too long"))
@@ -377,8 +379,8 @@ class ConsumerHistory:
         if host.is_leaving or host.life.is_dead or self.world.violation is not None:
             return
         age = self.world.loop.time() - host.began
-        was_hard = self.is_refusing or self.world.loop.time() - self.had_trouble_at < 120.0
-        if isinstance(error, EventPumpError) and was_hard and not host.was_attached and age < 120.0:
+        was_hard = self.is_refusing or self.world.loop.time() - self.had_trouble_at < 120.0 and age < 120.0
+        if isinstance(error, EventPumpError) and (was_hard or host.was_frozen) and not host.was_attached:
             host.is_leaving = True  # it could not begin within its start-up time
             return
         self.world.violate(f"{host.life.name} ended by itself after {age:.0f} s: {error!r}")

@@ -72,6 +72,12 @@ PROFILES: dict[str, Profile] = {
     "buffered": Profile("buffer", {**_BASIC, **_WIRE, "make again": 0.2}),
     "buffered-idempotent": Profile("buffer", {**_BASIC, **_WIRE}, is_idempotent=True),
     "single": Profile("send", {**_BASIC, **_WIRE, **_USER}, is_idempotent=True),
+    "doubt": Profile(
+        "send",
+        {"lose": 4.0, "cancel": 4.0, "hang": 2.0, "answer": 2.0, "refuse": 1.5, "accept": 1.5, "deliver late": 1.0},
+        producers=1,
+        is_idempotent=True,
+    ),
     "states": Profile(
         "send",
         {**_WIRE, **_USER, "trouble states": 3.0, "heal": 2.0, "start": 3.0, "close": 2.5},

@@ -177,7 +177,7 @@ class HistoryLoop(VirtualTimeLoop):
         self,
         when: float,
         callback: Callable[[Unpack[_Ts]], object],
-        *args: Unpack[_Ts],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> events.TimerHandle:
         inner: Any = self
