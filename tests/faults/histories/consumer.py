@@ -129,7 +129,6 @@ class _Host:
     is_leaving: bool = False
     was_attached: bool = False
     was_frozen: bool = False
-    reports: list[HostReport] = field(default_factory=list)
     orphans: dict[str, float] = field(default_factory=dict)
     """Partitions whose lease it holds without a pump, with the moment since when."""
 
@@ -379,7 +378,7 @@ class ConsumerHistory:
         if host.is_leaving or host.life.is_dead or self.world.violation is not None:
             return
         age = self.world.loop.time() - host.began
-        was_hard = self.is_refusing or self.world.loop.time() - self.had_trouble_at < 120.0 and age < 120.0
+        was_hard = self.is_refusing or (self.world.loop.time() - self.had_trouble_at < 120.0 and age < 120.0)
         if isinstance(error, EventPumpError) and (was_hard or host.was_frozen) and not host.was_attached:
             host.is_leaving = True  # it could not begin within its start-up time
             return
