@@ -178,7 +178,7 @@ class Evidence:
         assert not invented, f"{len(invented)} handed over that the log does not hold, such as {sorted(invented)[:3]}"
 
     def check_stored(self, log: set[Fact], witnessed: Sequence[Witnessed]) -> None:
-        """*No loss*: no checkpoint was beyond what was processed at that moment, none was replaced by an earlier one."""
+        """*No loss*: no checkpoint was beyond what was processed at that moment, none replaced by an earlier one."""
         since: dict[tuple[str, int], float] = {}
         for entry in self.entries:
             if entry.kind in (OK, CLAIMED):
