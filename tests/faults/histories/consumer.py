@@ -361,24 +361,27 @@ class ConsumerHistory:
         self._loss_reported(report)
 
     def _loss_reported(self, report: Any) -> None:
-        """Take down a report of lost events: its kind is known by its name, for bases that have none."""
+        """Take down a report of lost events: it is known by its name, for bases that have none."""
         if type(report).__name__ != "DataLost":
             return
-        self.ledger.hub_loss_reported(report.partition_id)
-        first, last = getattr(report, "first", None), getattr(report, "last", None)
-        if first is not None and last is not None:
-            self.ledger.lost(report.partition_id, first, last)
+        loss = report.loss
+        if loss.kind.name == "RETENTION":
+            self.ledger.lost(report.partition_id, loss.first_missing, loss.last_missing)
+        else:
+            self.ledger.hub_loss_reported(report.partition_id)
 
     def _ended(self, host: _Host, run: asyncio.Task[None]) -> None:
         """Check that a host that ended was to."""
-        if run.cancelled():
-            return
-        error = run.exception()
+        error = asyncio.CancelledError() if run.cancelled() else run.exception()
         self.world.note("ended", host.life.name, repr(error))
         if host.is_leaving or host.life.is_dead or self.world.violation is not None:
             return
         age = self.world.loop.time() - host.began
-        was_hard = self.is_refusing or (self.world.loop.time() - self.had_trouble_at < 120.0 and age < 120.0)
+        was_hard = (
+            self.is_refusing
+            or self.trouble != Trouble()
+            or (self.world.loop.time() - self.had_trouble_at < 120.0 and age < 120.0)
+        )
         if isinstance(error, EventPumpError) and (was_hard or host.was_frozen) and not host.was_attached:
             host.is_leaving = True  # it could not begin within its start-up time
             return
@@ -490,6 +493,9 @@ class ConsumerHistory:
 
 def make_again(hub: FakeHub) -> None:
     """Delete a hub and create it under the same name: empty, with as many partitions."""
+    if (recreate := getattr(hub, "recreate", None)) is not None:
+        recreate()
+        return
     created, count = hub.now() + timedelta(seconds=1), len(hub.partition_ids)
     hub.detach()
     hub._partitions.clear()

@@ -54,6 +54,8 @@ class _Shore:
     """Numbers below it are gone by retention."""
     exempt: set[int] = field(default_factory=set)
     """Numbers that went before anything pinned the place: nothing was promised of them."""
+    is_pinned: bool = False
+    """Whether a checkpoint of it was ever stored: from then on, what retention takes must be reported."""
     floor: int = 0
     """What lies below it is in `processed` or not required, as far as it was looked at."""
 
@@ -106,7 +108,7 @@ class Ledger:
     def truncated(self, partition_id: str, before: int) -> None:
         """Note what retention took."""
         shore = self._shores[self.making, partition_id]
-        if partition_id not in self.stored:
+        if not shore.is_pinned:
             shore.exempt.update(range(shore.truncated, before))
         shore.truncated = max(shore.truncated, before)
 
@@ -129,14 +131,11 @@ class Ledger:
         self.pinned.add(partition_id)
 
     def lost(self, partition_id: str, first: int, last: int) -> None:
-        """Note a report of lost events, by their first and last number."""
+        """Note a report that retention took events, by their first and last number."""
         shore = self._shores[self.making, partition_id]
-        self.unreported.discard(partition_id)
         numbers = set(range(first, last + 1))
-        if not self.making and (kept := {number for number in numbers if number >= shore.truncated}):
-            self._world.violate(
-                f"partition {partition_id}: events {_short(kept)} reported lost, and the hub holds them"
-            )
+        if kept := {number for number in numbers if number >= shore.truncated}:
+            self._world.violate(f"partition {partition_id}: {_short(kept)} reported lost, and the hub holds them")
         shore.reported |= numbers
 
     def hub_loss_reported(self, partition_id: str) -> None:
@@ -214,7 +213,9 @@ class Ledger:
         what = "reset" if is_reset else "stored"
         self._world.note(what, f"{partition_id}@{epoch}", f"{number} (asked for {asked.sequence_number})")
         if is_reset:
+            self._shores[self.making, partition_id].is_pinned = True
             return
+        self._shores[self._places.get((partition_id, epoch), (self.making, partition_id))].is_pinned = True
         if before is not None and number < before:
             self._world.violate(f"partition {partition_id}: the stored checkpoint went back from {before} to {number}")
         self._check_processed(partition_id, epoch, number)

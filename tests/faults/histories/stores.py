@@ -169,7 +169,7 @@ class HistoryStore:
 
 
 class _InlineWorker(sqlite._Worker):
-    """SQLite's worker without its thread: a batch is committed in the loop, when the thread would have got it."""
+    """SQLite's worker without its thread: a batch is done in the loop, when the thread would have got it."""
 
     def __init__(self, path: str, busy_timeout: float) -> None:
         self._path = path
@@ -183,15 +183,24 @@ class _InlineWorker(sqlite._Worker):
         batch = [call for call in self._pending if call.future is None or not call.future.cancelled()]
         self._pending = []
         if batch and self._connection is not None:
-            sqlite._commit(self._connection, batch)
-            sqlite._deliver(batch)
+            self._do(self._connection, batch)
 
-    async def aclose(self) -> None:
+    def _do(self, connection: sqlite3.Connection, batch: list[Any]) -> None:
+        sqlite._commit(connection, batch)
+        self._report(sqlite._deliver, batch)
+
+    def _report(self, callback: Callable[..., object], *args: object) -> None:
+        callback(*args)
+
+    def close(self) -> None:
         self._is_closing = True
         self._flush()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    async def aclose(self) -> None:
+        self.close()
 
 
 @contextlib.contextmanager

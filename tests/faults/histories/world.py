@@ -332,7 +332,7 @@ def live(kind: str, seed: int, size: int, history: Callable[[World, int], Corout
     try:
         asyncio.set_event_loop(loop)
 
-        async def run() -> World:
+        async def run() -> Verdict:
             world = World(loop, kind, seed, random.Random(f"{kind} {seed}"))
             try:
                 async with asyncio.timeout(_WALL):
@@ -344,16 +344,14 @@ def live(kind: str, seed: int, size: int, history: Callable[[World, int], Corout
                 world.violate("the history does not end")
             if world.violation is None and loop.problems:
                 world.violate(f"the event loop saw an unhandled error: {loop.problems[0]}")
-            lines, counts = list(world.lines), dict(world.counts)
+            verdict = Verdict(kind, seed, size, world.violation, list(world.lines), dict(world.counts))
             await _bury(world)
-            world.lines, world.counts = lines, counts
-            return world
+            return verdict
 
-        world = loop.run_until_complete(run())
+        return loop.run_until_complete(run())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    return Verdict(kind, seed, size, world.violation, world.lines, world.counts)
 
 
 async def _bury(world: World) -> None:
