@@ -8,6 +8,7 @@ is renewed for long without a pump; every partition flows again in time after th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -93,7 +94,8 @@ PROFILES: dict[str, Profile] = {
     ),
     "unruly": Profile({"leave": 1.0, "join": 1.0}, _USER, {"none": 1.0, "end": 3.0}, hosts=2),
     "fleet": Profile({**_FLEET, "detach": 0.5}),
-    "network": Profile({**_NETWORK, "join": 0.5, "leave": 0.5}),
+    "network": Profile({**_NETWORK, "join": 0.7, "leave": 0.5, "crash": 0.3}),
+    "silence": Profile({"silence": 3.0, "detach": 1.0, "join": 0.5, "leave": 0.5}),
     "store": Profile({**_STORE, "join": 0.7, "leave": 0.7, "crash": 0.3}),
     "starts": Profile(
         {"detach": 2.0, "cut": 1.0, "join": 1.0, "leave": 1.0, "crash": 0.5, "add partition": 0.7},
@@ -149,6 +151,7 @@ class ConsumerHistory:
         self.clock = SteppedClock(world)
         self.trouble = Trouble()
         self.is_refusing = False
+        self.is_stalling = False
         self.had_trouble_at = -1e9
         self._names = 0
         self.manners = Manners(
@@ -434,10 +437,28 @@ class ConsumerHistory:
     async def stall(self) -> None:
         partition_id = self.world.rng.choice((None, *self.hub.partition_ids))
         self.world.note("stall", partition_id or "all")
+        self.is_stalling = True
         self.hub.stall(partition_id)
 
     async def resume(self) -> None:
-        self.hub.resume()
+        if self.is_stalling:
+            self.world.note("resume")
+            self.is_stalling = False
+            self.hub.resume()
+
+    async def silence(self) -> None:
+        """Let the links there are now be open and silent for ever; nothing but another link mends that."""
+        rng = self.world.rng
+        partition_id = rng.choice((None, *self.hub.partition_ids))
+        until, answers_echo = rng.choice(("reopened", "reconnected")), rng.random() < 0.5
+        self.world.note("silence", partition_id or "all", until, "probes are answered" if answers_echo else "")
+        if "until" in inspect.signature(self.hub.stall).parameters:
+            stall: Any = self.hub.stall
+            stall(partition_id, until=until, answers_echo=answers_echo)
+            return
+        for each in self.hub.partition_ids if partition_id is None else (partition_id,):
+            for link in self.hub.partition(each).links:
+                link.serve = _nothing  # type: ignore[method-assign]  # a base without such stalls
 
     async def add_partition(self) -> None:
         if len(self.hub.partition_ids) < 6:
@@ -489,6 +510,10 @@ class ConsumerHistory:
     async def clock_step(self) -> None:
         self.clock.offset += self.world.rng.choice((-3600.0, -20.0, 20.0, 3600.0))
         self.world.note("clock", f"set to {self.clock.offset:+.0f} s")
+
+
+def _nothing() -> None:
+    """Serve nothing."""
 
 
 def make_again(hub: FakeHub) -> None:

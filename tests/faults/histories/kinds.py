@@ -9,6 +9,7 @@ from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import consumer_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
+from tests.faults.histories.reader import reader_history
 from tests.faults.histories.world import Verdict, World, live
 
 SIZE = 40
@@ -17,6 +18,7 @@ SIZE = 40
 KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
+    "reader": reader_history,
 }
 
 

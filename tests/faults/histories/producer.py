@@ -583,7 +583,7 @@ class ProducerHistory:
             worker = rng.choice(self._living)
             condition = rng.choice(["amqp:link:detach-forced", rng.choice(DETACHES)])
             self.world.note("end links", worker.life.name, condition)
-            for link in list(worker.transport.links):
+            for link in worker.transport.links:
                 if isinstance(link, FakeSendLink):
                     link.end(error_for(condition, "by the history"))
 
@@ -615,7 +615,7 @@ class ProducerHistory:
             self.archive += self._stored(partition_id)
         make_again(self.hub)
         for worker in self.workers:
-            for link in list(worker.transport.links):
+            for link in worker.transport.links:
                 if isinstance(link, FakeSendLink):
                     link.end(error_for("amqp:resource-deleted", "the hub was deleted"))
 
@@ -626,7 +626,7 @@ class ProducerHistory:
         for partition_id in self.hub.partition_ids:
             self.hub.partition(partition_id).publishing.forget(takes_strangers=takes_strangers)
         for worker in self._living:
-            for link in list(worker.transport.links):
+            for link in worker.transport.links:
                 if isinstance(link, FakeSendLink):
                     link.end(error_for("amqp:link:detach-forced", "the service was moved"))
 

@@ -18,15 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from eventpump.errors import EventPumpError
-from eventpump.ports import (
-    HubProperties,
-    PartitionProperties,
-    ReceiveLink,
-    ReceiveLinkSpec,
-    ReceiveSink,
-    SendLink,
-    SendLinkSpec,
-)
+from eventpump.ports import ReceiveLinkSpec, ReceiveSink
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 
@@ -214,45 +206,28 @@ class _LifeSink:
         self._life.call(self._loop, self._sink.detached, error)
 
 
-class LifeTransport:
-    """A transport of a life: a killed one's links are gone for the service, and nobody hears of it."""
+class LifeTransport(FakeTransport):
+    """A transport of a life: what comes while that is frozen waits."""
 
     def __init__(self, hub: FakeHub, life: Life) -> None:
-        self._transport = FakeTransport(hub)
+        super().__init__(hub)
         self._life = life
+        self.on_attached: Callable[[], None] | None = None
+        """Is called with every receive link, as it is attached."""
 
-    @property
-    def fully_qualified_namespace(self) -> str:
-        return self._transport.fully_qualified_namespace
-
-    async def get_hub_properties(self, hub: str) -> HubProperties:
-        return await self._transport.get_hub_properties(hub)
-
-    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        return await self._transport.get_partition_properties(hub, partition_id)
-
-    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HistoryLoop)
         wrapped = _LifeSink(self._life, loop, sink)
-        link = await self._transport.open_receive_link(spec, wrapped)
-        wrapped.link = link
+        link = wrapped.link = await super().open_receive_link(spec, wrapped)
+        if self.on_attached is not None:
+            self.on_attached()
         return link
-
-    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        return await self._transport.open_send_link(spec)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
     @property
     def links(self) -> Sequence[object]:
         """The links that were opened, for the service's side to end."""
-        return self._transport._links
-
-    def lose(self, error: EventPumpError) -> None:
-        """Cut the connection."""
-        self._transport.lose(error)
+        return list(self._links)
 
 
 @dataclass
