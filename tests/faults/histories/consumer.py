@@ -97,6 +97,7 @@ PROFILES: dict[str, Profile] = {
     "network": Profile({**_NETWORK, "join": 0.7, "leave": 0.5, "crash": 0.3}),
     "silence": Profile({"silence": 3.0, "detach": 1.0, "join": 0.5, "leave": 0.5}),
     "store": Profile({**_STORE, "join": 0.7, "leave": 0.7, "crash": 0.3}),
+    "silent-connection": Profile({"silence connection": 1.0, "join": 0.5, "leave": 0.5}),
     "starts": Profile(
         {"detach": 2.0, "cut": 1.0, "join": 1.0, "leave": 1.0, "crash": 0.5, "add partition": 0.7},
         starts={"latest": 4.0, "time": 1.0},
@@ -449,8 +450,13 @@ class ConsumerHistory:
     async def silence(self) -> None:
         """Let the links there are now be open and silent for ever; nothing but another link mends that."""
         rng = self.world.rng
-        partition_id = rng.choice((None, *self.hub.partition_ids))
-        until, answers_echo = rng.choice(("reopened", "reconnected")), rng.random() < 0.5
+        self._silence(rng.choice((None, *self.hub.partition_ids)), "reopened", answers_echo=rng.random() < 0.5)
+
+    async def silence_connection(self) -> None:
+        """Let links be silent for ever that are attached over the connections there are now, later ones too."""
+        self._silence(None, "reconnected", answers_echo=self.world.rng.random() < 0.5)
+
+    def _silence(self, partition_id: str | None, until: str, *, answers_echo: bool) -> None:
         self.world.note("silence", partition_id or "all", until, "probes are answered" if answers_echo else "")
         if "until" in inspect.signature(self.hub.stall).parameters:
             stall: Any = self.hub.stall
