@@ -168,39 +168,46 @@ class HistoryStore:
         await self._store.aclose()
 
 
+class _Kept:
+    """A connection that stays open, though the worker takes every batch for its last."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.real = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def close(self) -> None:
+        """Stay open."""
+
+
 class _InlineWorker(sqlite._Worker):
     """SQLite's worker without its thread: a batch is done in the loop, when the thread would have got it."""
 
-    def __init__(self, path: str, busy_timeout: float) -> None:
-        self._path = path
-        self._busy_timeout = busy_timeout
-        self._loop = asyncio.get_running_loop()
-        self._pending = []
-        self._is_closing = False
-        self._connection: sqlite3.Connection | None = self._connect()
+    _kept: _Kept | None = None
+
+    def _serve(self) -> None:
+        """Leave the thread without work."""
 
     def _flush(self) -> None:
-        batch = [call for call in self._pending if call.future is None or not call.future.cancelled()]
-        self._pending = []
-        if batch and self._connection is not None:
-            self._do(self._connection, batch)
+        super()._flush()
+        if not self._batches.empty():
+            self._batches.put(None)
+            super()._serve()
 
-    def _do(self, connection: sqlite3.Connection, batch: list[Any]) -> None:
-        sqlite._commit(connection, batch)
-        self._report(sqlite._deliver, batch)
+    def _connect(self) -> Any:
+        if self._kept is None:
+            self._kept = _Kept(super()._connect())
+        return self._kept
 
     def _report(self, callback: Callable[..., object], *args: object) -> None:
         callback(*args)
 
-    def close(self) -> None:
-        self._is_closing = True
-        self._flush()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     async def aclose(self) -> None:
-        self.close()
+        self._ended.set()
+        await super().aclose()
+        if self._kept is not None:
+            self._kept.real.close()
 
 
 @contextlib.contextmanager
