@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,8 +17,16 @@ UNPROMISED = {"consumer:silent-connection"}
 """What no host promises to survive: a connection that is alive, attaches links, and delivers on none of them."""
 SMALL = {"consumer:compute": 8}
 """Steps of trouble where the usual number takes too long."""
-FIXED, BY_DATE, LONG = 4, 1, 60
+FIXED, BY_DATE, LONG = 3, 1, 60
 """Seeds per kind: in the gate, from 1 on and by date; and with `--long`."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A history's trace says all; a log line per report is half of the time it takes."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - UNPROMISED))
@@ -33,7 +43,7 @@ def test_every_promise_holds_in_random_histories(kind: str, request: pytest.Fixt
         verdict.require()
 
 
-@pytest.mark.parametrize("kind", ["consumer:all", "consumer:store", "producer:exclusive"])
+@pytest.mark.parametrize("kind", ["consumer:store", "producer:exclusive"])
 def test_a_seed_gives_the_same_history_in_every_process(kind: str) -> None:
     """A seed that failed somewhere can be lived through again: nothing depends on hashes or addresses."""
     command = [sys.executable, "-m", "tests.faults.histories", kind, "3"]

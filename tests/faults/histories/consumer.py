@@ -107,7 +107,7 @@ PROFILES: dict[str, Profile] = {
         starts={"earliest": 3.0, "latest": 1.0},
     ),
     "compute": Profile(
-        {}, {"compute": 1.0}, {"none": 1.0}, hosts=1, compute=1.5, partitions=(8, 16), backlog=(150, 250)
+        {}, {"compute": 1.0}, {"none": 1.0}, hosts=1, compute=1.5, partitions=(8, 16), backlog=(100, 150)
     ),
     "all": Profile(
         {**_FLEET, **_NETWORK, **_STORE, "add partition": 0.2, "retention": 0.2},

@@ -57,7 +57,7 @@ class _Shore:
     is_pinned: bool = False
     """Whether a checkpoint of it was ever stored: from then on, what retention takes must be reported."""
     floor: int = 0
-    """What lies below it is in `processed` or not required, as far as it was looked at."""
+    """What lies below it was found processed, reported or not required."""
 
 
 def body_of(making: int, partition_id: str, number: int) -> bytes:
@@ -234,14 +234,10 @@ class Ledger:
         shore = self._shores[place]
         if shore.required is None:
             return set()
-        covered = (shore.processed, shore.exempt, shore.reported)
-        missing: set[int] = set()
-        for number in range(max(shore.required, shore.floor), end):
-            if any(number in each for each in covered):
-                if number == max(shore.floor, shore.required) and not missing:
-                    shore.floor = number + 1
-            else:
-                missing.add(number)
+        start = max(shore.required, shore.floor)
+        missing = set(range(start, end)) - shore.processed - shore.exempt - shore.reported
+        # What is covered once stays so.
+        shore.floor = max(start, min(missing, default=end))
         return missing
 
     # ---------------------------------------------------------------------------------------------- the end

@@ -26,7 +26,6 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.events import EventData
-from eventpump.ports import PublisherState
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions
@@ -91,6 +90,14 @@ PROFILES: dict[str, Profile] = {
         {**_BASIC, **_WIRE, **_USER, "start": 2.0},
         {"mode": "exclusive", "on_doubt": "accept"},
         producers=3,
+        is_idempotent=True,
+        has_states=True,
+    ),
+    "scan": Profile(
+        "loop",
+        {**_BASIC, **_WIRE, **_USER, "start": 2.0},
+        {"mode": "exclusive", "on_doubt": "scan", "scan_consumer_group": "$Default"},
+        producers=2,
         is_idempotent=True,
         has_states=True,
     ),
@@ -182,7 +189,7 @@ class ProducerHistory:
         self.profile = profile
         rng = world.rng
         self.hub = FakeHub(partitions=rng.randint(1, 2), latency=rng.choice((0.0, 0.01, 0.1)))
-        self.states: dict[tuple[str, str], PublisherState] = {}
+        self.states: dict[tuple[str, str], Any] = {}
         self.trouble: str | None = None
         self.workers: list[_Worker] = []
         self.events: dict[str, _Event] = {}
@@ -190,7 +197,7 @@ class ProducerHistory:
         """What was stored in earlier makings of the hub."""
         self.hanging: set[str] = set()
         self.chunk = rng.randint(1, 3)
-        self.orders = 40 * self.chunk
+        self.orders = 120 * self.chunk
         self.is_over = False
         self.was_forgotten = False
         self._count = 0

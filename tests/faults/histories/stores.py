@@ -234,3 +234,11 @@ class SteppedClock:
 
     def time(self) -> float:
         return 1_700_000_000.0 + self._world.loop.time() + self.offset
+
+    @property
+    def boot_id(self) -> str | None:
+        """All processes of a history run on one machine, which is not started again."""
+        return "the history's"
+
+    def boot_time(self) -> float:
+        return self._world.loop.time()
