@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -20,10 +20,22 @@ class Clock(Protocol):
     """The time. `monotonic` for durations and deadlines, `time` for what other machines read."""
 
     def monotonic(self) -> float:
-        """Seconds from a fixed, unknown moment; never goes back."""
+        """Seconds from a fixed, unknown moment; never goes back. Time in which the machine is suspended counts."""
 
     def time(self) -> float:
         """Seconds since the Unix epoch."""
+
+
+@runtime_checkable
+class MachineClock(Clock, Protocol):
+    """A clock that the processes of one machine share, and that nobody can set; for `SqliteLeaseStore`."""
+
+    @property
+    def boot_id(self) -> str | None:
+        """Names what `boot_time` counts from: readings may be compared where this is equal. None where nothing does."""
+
+    def boot_time(self) -> float:
+        """Seconds since then, those in which the machine was suspended included; never goes back."""
 
 
 # ---------------------------------------------------------------------------------------------- transport

@@ -34,7 +34,7 @@ from eventpump import (
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.events import Checkpoint
 from eventpump.hooks import HostReport, PumpStarted
-from eventpump.ports import ConsumerScope, LeaseStore
+from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 
 _T = TypeVar("_T")
 Options = dict[str, Any]
@@ -298,6 +298,22 @@ class MeteredStore:
     ) -> bool:
         """See the port."""
         return await _Metered(self._store.write_checkpoint(lease, checkpoint, subscription), self._spent)
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        """See the port."""
+        return await _Metered(self._store.reset_checkpoint(lease, checkpoint, subscription), self._spent)
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """See the port."""
+        return await _Metered(self._store.read_scope_record(), self._spent)
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """See the port."""
+        return await _Metered(self._store.write_scope_record(record, replaces), self._spent)
 
     async def aclose(self) -> None:
         """See the port."""

@@ -20,9 +20,11 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.ports import StoredScopeRecord
 from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.layout import (
     DEFAULT_SUBSCRIPTION,
+    NO_NUMBER,
     CheckpointRecord,
     LeaseBody,
     checkpoint_blob,
@@ -32,11 +34,13 @@ from eventpump.storage.layout import (
     owner_of,
     partition_of,
     partition_order,
+    scope_blob,
 )
+from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
     from eventpump.events import Checkpoint
-    from eventpump.ports import Clock, ConsumerScope
+    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 
 T = TypeVar("T")
 
@@ -134,7 +138,7 @@ class BlobLeaseStore:
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
         async def create(partition_id: str) -> None:
-            body = LeaseBody(partition_id).encode()
+            body = LeaseBody(partition_id, sequence_number=NO_NUMBER).encode()
             async with room:
                 try:
                     request = self._blob(partition_id).upload_blob(body, **self._options)
@@ -240,17 +244,63 @@ class BlobLeaseStore:
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
         """
-        assert checkpoint.partition_id == lease.partition_id
-        if subscription != DEFAULT_SUBSCRIPTION:
-            return await self._write_record(lease, checkpoint, subscription)
+        return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, may_go_back=False)
 
-        def advance(body: LeaseBody) -> LeaseBody | None:
-            if body.checkpoint is not None and checkpoint.sequence_number < body.sequence_number:
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> bool:
+        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where the lease is lost.
+
+        Cancelled, it is stored or not; it will not be stored later, over a newer one.
+        """
+        return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, may_go_back=True)
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        """Read the consumer group's record; None where there is none. One request.
+
+        :raises StoreError: the store failed, or what it holds is no record that this version knows.
+        """
+        operation = "read scope record"
+        blob = self._scope_blob(operation)
+
+        async def download() -> StoredScopeRecord:
+            stream = await blob.download_blob(0, _MAX_BODY, **self._options)
+            raw: bytes = await stream.readall()
+            return StoredScopeRecord(parse_scope_record(raw), str(stream.properties.etag))
+
+        try:
+            return await self._call(operation, None, download())
+        except RefusedError as refused:
+            if refused.answer is Answer.MISSING:
                 return None
-            return replace(body, offset=checkpoint.offset, sequence_number=checkpoint.sequence_number)
+            raise StoreError(operation, refused.answer.value) from None
+        except ValueError as error:
+            raise StoreError(operation, f"{blob.blob_name}: {error}") from None
 
-        async with self._locks[lease.partition_id]:
-            return bool(await self._write("write checkpoint", lease, advance))
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
+        """
+        operation = "write scope record"
+        conditions: dict[str, Any] = {}
+        if replaces is not None:
+            conditions = {
+                "overwrite": True, "etag": replaces.version, "match_condition": MatchConditions.IfNotModified,
+            }  # fmt: skip
+        request = self._scope_blob(operation).upload_blob(
+            encode_scope_record(record).encode(), **conditions, **self._options
+        )
+        try:
+            answer = await self._call(operation, None, request)
+        except RefusedError as refused:
+            if refused.answer is Answer.TAKEN and replaces is not None:
+                # No race: somebody keeps a blob lease on the record.
+                raise StoreError(operation, "the record is leased by somebody") from None
+            return None
+        return StoredScopeRecord(record, str(answer["etag"]))
 
     async def aclose(self) -> None:
         """Finish giving back what cancelled calls took, and close the client if it is ours. Leases stay as they are."""
@@ -263,6 +313,22 @@ class BlobLeaseStore:
                 await self._container.close()
 
     # ---- leases
+
+    async def _store_checkpoint(
+        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
+    ) -> bool:
+        assert checkpoint.partition_id == lease.partition_id
+        if subscription != DEFAULT_SUBSCRIPTION:
+            return await self._write_record(operation, lease, checkpoint, subscription, may_go_back=may_go_back)
+
+        def change(body: LeaseBody) -> LeaseBody | None:
+            stored = body.checkpoint
+            if not may_go_back and stored is not None and checkpoint.sequence_number < stored.sequence_number:
+                return None
+            return replace(body, offset=checkpoint.offset, sequence_number=checkpoint.sequence_number)
+
+        async with self._locks[lease.partition_id]:
+            return bool(await self._write(operation, lease, change))
 
     async def _acquire(self, operation: str, partition_id: str, token: str) -> float | None:
         """Acquire the blob's lease under a token of ours; when it expires, or None where somebody holds it."""
@@ -413,8 +479,9 @@ class BlobLeaseStore:
 
     # ---- checkpoints of other subscriptions
 
-    async def _write_record(self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str) -> bool:
-        operation = "write checkpoint"
+    async def _write_record(
+        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
+    ) -> bool:
         partition_id = lease.partition_id
         key = (partition_id, subscription)
         record = CheckpointRecord(checkpoint, lease.epoch, lease.owner)
@@ -431,7 +498,7 @@ class BlobLeaseStore:
                         stored = await self._read_record(operation, partition_id, subscription)
                     if stored.record.epoch > lease.epoch:
                         return False
-                    if checkpoint.sequence_number < stored.record.checkpoint.sequence_number:
+                    if not may_go_back and checkpoint.sequence_number < stored.record.checkpoint.sequence_number:
                         self._records[key] = stored
                         return True
                 except RefusedError:
@@ -497,6 +564,9 @@ class BlobLeaseStore:
 
     def _record_blob(self, partition_id: str, subscription: str) -> BlobClient:
         return self._client(checkpoint_blob(self._prefix, self._group("use"), subscription, partition_id))
+
+    def _scope_blob(self, operation: str) -> BlobClient:
+        return self._client(scope_blob(self._prefix, self._group(operation)))
 
     def _client(self, name: str) -> BlobClient:
         # Making one costs more than many a request.

@@ -3,7 +3,8 @@
 A partition's lease and its `default` checkpoint are one blob, `{prefix}{consumer group}/{partition}`: a JSON body with
 PascalCase names, and the metadata `OWNINGHOST` while somebody owns it. Hosts of the .NET family list that directory.
 Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
-no consumer group's name holds a `~`, so no host ever lists them as leases.
+no consumer group's name holds a `~`, so no host ever lists them as leases. The group's scope record is the blob
+`{prefix}{consumer group}~scope.json`, for the same reason: hosts of the .NET family rewrite whatever lies in a lease.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from eventpump.events import Checkpoint
 
 DEFAULT_SUBSCRIPTION: Final = "default"
 """The subscription whose checkpoint lies in the lease itself."""
+NO_NUMBER: Final = -1
+"""The sequence number of a lease that has no checkpoint, when it is made: KEDA and Azure Functions go by it where there
+is no offset, and begin after it. Hosts of the EventProcessorHost family do not look at it then, and write 0.
+"""
 OWNING_HOST: Final = "OWNINGHOST"
 """The metadata key that names the owner, so that one listing shows every owner without a body read."""
 
@@ -62,6 +67,11 @@ def checkpoint_blob(prefix: str, consumer_group: str, subscription: str, partiti
     return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/{partition_id}"
 
 
+def scope_blob(prefix: str, consumer_group: str) -> str:
+    """Name the blob of a consumer group's scope record."""
+    return f"{prefix}{consumer_group}~scope.json"
+
+
 def partition_order(partition_id: str) -> tuple[int, str]:
     """Sort key of partition ids: decimal numbers by value."""
     return (len(partition_id), partition_id)
@@ -74,7 +84,7 @@ class LeaseBody:
     :param owner: "" after release.
     :param token: the id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
     :param offset: None where there is no checkpoint yet.
-    :param sequence_number: 0 where there is no checkpoint yet.
+    :param sequence_number: -1 or 0 where there is no checkpoint yet.
     :param extras: properties this version does not know, kept as they are.
     """
 

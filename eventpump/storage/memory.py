@@ -156,7 +156,7 @@ class MemoryLeaseStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where the lease is lost."""
+        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where that is lost."""
         if self._row("reset checkpoint", lease.partition_id).token != lease.token:
             return False
         self._shared.checkpoints(self._bound("reset checkpoint"))[lease.partition_id, subscription] = checkpoint

@@ -33,6 +33,23 @@ class ManualClock:
         return 1_700_000_000.0 + self.now
 
 
+class ManualMachineClock(ManualClock):
+    """A clock with a boot, whose wall clock is set back by an hour whenever it is read."""
+
+    boot_id = "boot"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+
+    def time(self) -> float:
+        self._steps += 1
+        return super().time() - 3600.0 * self._steps
+
+    def boot_time(self) -> float:
+        return self.now
+
+
 class Harness:
     """A `LeaseHarness` over a function that makes stores."""
 
@@ -87,6 +104,15 @@ async def memory_harness() -> AsyncIterator[Harness]:
 async def sqlite_harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """Hosts on one machine, each with a connection and a thread of its own."""
     clock = ManualClock()
+    harness = Harness(lambda: SqliteLeaseStore(tmp_path / "leases.db", clock=clock), clock)
+    yield harness
+    await harness.aclose()
+
+
+@pytest.fixture
+async def sqlite_boot_harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    """Hosts on one machine whose wall clock is set again and again."""
+    clock = ManualMachineClock()
     harness = Harness(lambda: SqliteLeaseStore(tmp_path / "leases.db", clock=clock), clock)
     yield harness
     await harness.aclose()

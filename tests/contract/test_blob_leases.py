@@ -10,6 +10,8 @@ import traceback
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.events import Checkpoint
-from eventpump.ports import Clock, ConsumerScope
+from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.blob import BlobLeaseStore
 from eventpump.testing.azurite import Azurite
 
@@ -136,7 +138,7 @@ async def test_the_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     """Body, metadata and lease are those of a .NET EventProcessorHost, from creation to release."""
     store = await hosts.store("3")
     assert [blob.name async for blob in hosts.raw.list_blobs()] == ["$Default/3"]
-    nobody = {"Offset": None, "SequenceNumber": 0, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
+    nobody = {"Offset": None, "SequenceNumber": -1, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
     assert await hosts.look("3") == (nobody, {}, "available")
 
     lease = await acquire(store, "3")
@@ -274,6 +276,104 @@ async def test_what_is_no_lease_is_an_error(hosts: Hosts) -> None:
     with pytest.raises(StoreError, match="not JSON"):
         await store.read_checkpoint("0")
     assert await (await hosts.blob("0").download_blob()).readall() == b"not json"
+
+
+async def test_a_pinned_start_in_the_stored_form(hosts: Hosts) -> None:
+    """The start of a never-used partition has an offset, "-1", in the body: a null one reads as no checkpoint."""
+    store = await hosts.store("0")
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1))
+    assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1), "audit")
+    body, _, _ = await hosts.look("0")
+    assert (body["Offset"], body["SequenceNumber"]) == ("-1", -1)
+    audit = await hosts.raw.get_blob_client("$Default~checkpoints/audit/0").get_blob_properties()
+    assert (audit.metadata["offset"], audit.metadata["sequencenumber"]) == ("-1", "-1")
+
+
+# ------------------------------------------------------------------------------------------ the scope record
+
+RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, tzinfo=UTC), 4, {"": "@latest"})
+RECORD_BLOB = "ns/$Default~scope.json"
+
+
+async def test_the_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
+    """The record is a JSON blob outside the leases' directory, so that no EventProcessorHost lists or rewrites it."""
+    store = await hosts.store("0", prefix="ns/")
+    assert await store.write_scope_record(RECORD, None) is not None
+    assert [blob.name async for blob in hosts.raw.list_blobs()] == ["ns/$Default/0", RECORD_BLOB]
+    assert [blob.name async for blob in hosts.raw.list_blobs("ns/$Default/")] == ["ns/$Default/0"]
+    raw = await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall()
+    assert json.loads(raw) == {
+        "version": 1, "hubCreatedAt": "2026-03-01T12:30:00+00:00", "partitionCount": 4, "starts": {"": "@latest"},
+        "resetFor": None, "resetPartitions": [],
+    }  # fmt: skip
+
+
+async def test_a_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
+    """Reading and swapping the record are one request each, whether won, lost or nothing is there."""
+    transport = FaultTransport()
+    store = await hosts.store(transport=transport)
+    transport.requests.clear()
+    assert await store.read_scope_record() is None
+    stored = await store.write_scope_record(RECORD, None)
+    assert await store.write_scope_record(RECORD, None) is None
+    assert await store.write_scope_record(RECORD, stored) is not None
+    assert await store.write_scope_record(RECORD, stored) is None
+    assert transport.requests == ["Get Blob", *["Put Blob"] * 4]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first: bool) -> None:
+    """A record given up on, which reaches the store after another's, replaces nothing."""
+    transport = FaultTransport()
+    store, other = await hosts.store(transport=transport), await hosts.store()
+    before = None if is_first else await other.write_scope_record(RECORD, None)
+    late: list[Send] = []
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        late.append(go_on)
+        raise ServiceResponseError("the connection broke")
+
+    transport.hook = on("Put Blob", lose)
+    with pytest.raises(StoreError, match="write scope record: ServiceResponseError"):
+        await store.write_scope_record(replace(RECORD, partition_count=1), before)
+    newer = await other.write_scope_record(replace(RECORD, partition_count=2), before)
+    assert newer is not None
+    (send,) = late
+    assert (await send()).status_code == (409 if is_first else 412)
+    assert await store.read_scope_record() == newer
+
+
+async def test_a_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> None:
+    """Where somebody deleted the record, a swap stores nothing, and the next starter writes the first one anew."""
+    store = await hosts.store(prefix="ns/")
+    stored = await store.write_scope_record(RECORD, None)
+    await hosts.raw.get_blob_client(RECORD_BLOB).delete_blob()
+    assert await store.write_scope_record(RECORD, stored) is None
+    assert await store.read_scope_record() is None
+    assert await store.write_scope_record(RECORD, None) is not None
+
+
+async def test_a_leased_scope_record_is_no_lost_race(hosts: Hosts) -> None:
+    """A record that somebody holds a blob lease on cannot be replaced: an error, not a race to be run again."""
+    store = await hosts.store(prefix="ns/")
+    stored = await store.write_scope_record(RECORD, None)
+    await hosts.raw.get_blob_client(RECORD_BLOB).acquire_lease(15)
+    with pytest.raises(StoreError, match="leased by somebody"):
+        await store.write_scope_record(RECORD, stored)
+    assert await store.write_scope_record(RECORD, None) is None
+    assert await store.read_scope_record() == stored
+
+
+@pytest.mark.parametrize("raw", [b"not json", b'{"version":2,"more":1}'])
+async def test_a_scope_record_that_is_none_is_an_error(hosts: Hosts, raw: bytes) -> None:
+    """What cannot be read, or is a later version's, is not taken for no record, and is not replaced by a first one."""
+    store = await hosts.store(prefix="ns/")
+    await hosts.raw.upload_blob(RECORD_BLOB, raw)
+    with pytest.raises(StoreError, match=r"read scope record: ns/\$Default~scope.json: the scope record"):
+        await store.read_scope_record()
+    assert await store.write_scope_record(RECORD, None) is None
+    assert await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall() == raw
 
 
 @pytest.mark.parametrize("owner", ["", "größe", "a\nb", " a"])
@@ -437,6 +537,35 @@ async def test_a_write_that_arrives_late_undoes_nothing(hosts: Hosts, subscripti
     (send,) = late
     assert (await send()).status_code == 412
     assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+
+
+@pytest.mark.parametrize("subscription", ["default", "audit"])
+@pytest.mark.parametrize("late_one", ["write", "reset"])
+async def test_around_a_reset_what_arrives_late_is_refused(hosts: Hosts, subscription: str, late_one: str) -> None:
+    """A reset given up on undoes no newer checkpoint, and a checkpoint given up on undoes no reset."""
+    transport = FaultTransport()
+    store = await hosts.store("0", transport=transport)
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+    late: list[Send] = []
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        late.append(go_on)
+        raise ServiceResponseError("the connection broke")
+
+    transport.hook = on("Put Blob" if subscription == "default" else "Set Blob Metadata", lose)
+    write, reset = Checkpoint("0", "100", 10), Checkpoint("0", "-1", -1)
+    if late_one == "reset":
+        with pytest.raises(StoreError, match="reset checkpoint of partition 0: ServiceResponseError"):
+            await store.reset_checkpoint(lease, reset, subscription)
+        assert await store.write_checkpoint(lease, write, subscription)
+    else:
+        with pytest.raises(StoreError, match="write checkpoint of partition 0: ServiceResponseError"):
+            await store.write_checkpoint(lease, write, subscription)
+        assert await store.reset_checkpoint(lease, reset, subscription)
+    (send,) = late
+    assert (await send()).status_code == 412
+    assert await store.read_checkpoint("0", subscription) == (write if late_one == "reset" else reset)
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])

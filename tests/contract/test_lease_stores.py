@@ -34,6 +34,14 @@ class TestSqliteLeaseStore(LeaseStoreContract):
         return sqlite_harness
 
 
+class TestSqliteLeaseStoreOnBootTime(LeaseStoreContract):
+    """On one file, on a boot's clock moved by hand; the wall clock is nonsense."""
+
+    @pytest.fixture
+    def harness(self, sqlite_boot_harness: LeaseHarness) -> LeaseHarness:
+        return sqlite_boot_harness
+
+
 class TestBlobLeaseStore(LeaseStoreContract):
     """On real Azurite."""
 

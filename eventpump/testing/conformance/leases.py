@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Protocol
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 from eventpump.events import Checkpoint
-from eventpump.ports import ConsumerScope
+from eventpump.ports import ConsumerScope, ScopeRecord
 
 if TYPE_CHECKING:
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
-    from eventpump.ports import Clock, LeaseStore
+    from eventpump.ports import Clock, LeaseStore, StoredScopeRecord
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OTHER_SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "audit")
+RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC), 4, {"": "@latest"})
+PINNED = Checkpoint("0", "-1", -1)
 
 
 class LeaseHarness(Protocol):
@@ -387,6 +391,213 @@ class LeaseStoreContract:
             assert await other.read_checkpoint("1", name) is None
         assert [snapshot.partition_id for snapshot in await other.list_leases()] == ["0", "1"]
 
+    async def test_a_pinned_start_is_a_checkpoint(self, harness: LeaseHarness) -> None:
+        """The start of a never-used partition, offset "-1" and number -1, is stored as such, and goes on from there."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, PINNED, subscription)
+            assert await other.read_checkpoint("0", subscription) == PINNED
+            assert await store.write_checkpoint(lease, Checkpoint("0", "0", 0), subscription)
+            assert await store.write_checkpoint(lease, PINNED, subscription)
+            assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "0", 0)
+
+    # ---- checkpoints that go backwards
+
+    async def test_a_reset_goes_backwards(self, harness: LeaseHarness) -> None:
+        """A reset stores a lower number than the stored one, for every subscription; from there numbers grow again."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+            for reset in (Checkpoint("0", "100", 10), PINNED, Checkpoint("0", "300", 30), Checkpoint("0", "50", 5)):
+                assert await store.reset_checkpoint(lease, reset, subscription)
+                assert await other.read_checkpoint("0", subscription) == reset
+            assert await store.write_checkpoint(lease, Checkpoint("0", "40", 4), subscription)
+            assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "50", 5)
+            assert await store.write_checkpoint(lease, Checkpoint("0", "60", 6), subscription)
+            assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "60", 6)
+
+    async def test_a_reset_may_be_the_first_checkpoint(self, harness: LeaseHarness) -> None:
+        """Where there is no checkpoint a reset stores one; other partitions and subscriptions keep theirs."""
+        store = await _open(harness, "0", "1")
+        lease, beside = await _acquire(store, "0", "a"), await _acquire(store, "1", "a")
+        assert await store.write_checkpoint(beside, Checkpoint("1", "9", 9))
+        for subscription in ("default", "audit"):
+            assert await store.reset_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+            assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "100", 10)
+        assert await store.read_checkpoint("0", "third") is None
+        assert await store.read_checkpoint("1") == Checkpoint("1", "9", 9)
+
+    async def test_a_former_owner_resets_nothing(self, harness: LeaseHarness) -> None:
+        """After a release or a steal, a reset by the former owner returns False and changes nothing."""
+        store, other = await _open(harness, "0", "1"), await _open(harness)
+        released, stolen = await _acquire(store, "0", "a"), await _acquire(store, "1", "a")
+        for subscription in ("default", "audit"):
+            for lease in (released, stolen):
+                checkpoint = Checkpoint(lease.partition_id, "200", 20)
+                assert await store.write_checkpoint(lease, checkpoint, subscription)
+        assert await store.release_lease(released)
+        thief = await _steal(other, "1", "b")
+        for subscription in ("default", "audit"):
+            for lease in (released, stolen):
+                for number in (-1, 10, 30):
+                    checkpoint = Checkpoint(lease.partition_id, str(number), number)
+                    assert not await store.reset_checkpoint(lease, checkpoint, subscription)
+                expected = Checkpoint(lease.partition_id, "200", 20)
+                assert await other.read_checkpoint(lease.partition_id, subscription) == expected
+            assert await other.reset_checkpoint(thief, Checkpoint("1", "10", 1), subscription)
+            assert await store.read_checkpoint("1", subscription) == Checkpoint("1", "10", 1)
+
+    async def test_a_reset_leaves_the_lease_in_place(self, harness: LeaseHarness) -> None:
+        """A reset changes nothing about who owns the lease, and its epoch grows on."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.reset_checkpoint(lease, PINNED, subscription)
+            seen = await _snapshot(other, "0")
+            assert (seen.owner, seen.is_held) == ("a", True)
+        assert await store.renew_lease(lease) is not None
+        assert (await _steal(other, "0", "b")).epoch == 2
+
+    async def test_a_cancelled_reset_undoes_nothing_newer(self, harness: LeaseHarness) -> None:
+        """Wherever a reset is cancelled, a checkpoint written after it stays."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            for turns in range(8):
+                newer = Checkpoint("0", str(turns), 100 + turns)
+                attempt = asyncio.create_task(store.reset_checkpoint(lease, PINNED, subscription))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await attempt
+                assert await store.write_checkpoint(lease, newer, subscription)
+                assert await store.read_checkpoint("0", subscription) == newer, f"cancelled after {turns} turns"
+
+    # ---- the consumer group's record
+
+    async def test_a_scope_record_is_read_by_every_host(self, harness: LeaseHarness) -> None:
+        """Before the first there is no record; what one host stored every host reads, member by member, and itself."""
+        store, other = await _open(harness), await _open(harness)
+        assert await store.read_scope_record() is None
+        record = ScopeRecord(
+            datetime(2026, 3, 1, 12, 30, 15, 123_456, tzinfo=timezone(timedelta(hours=2))),
+            0,
+            {"": "@latest", "12": 'größe "\n;🜁'},
+            datetime(2026, 3, 2, tzinfo=UTC),
+            frozenset({"0", "12"}),
+        )
+        stored = await store.write_scope_record(record, None)
+        assert stored is not None
+        assert stored.record == record
+        assert await other.read_scope_record() == stored
+        assert await store.read_scope_record() == stored
+
+    async def test_one_of_many_writes_the_first_scope_record(self, harness: LeaseHarness) -> None:
+        """Of hosts that store the first record at once one succeeds, and every host reads that one's."""
+        stores = [await _open(harness) for _ in range(4)]
+        records = [replace(RECORD, partition_count=count) for count in range(4)]
+        outcomes = await asyncio.gather(
+            *(store.write_scope_record(record, None) for store, record in zip(stores, records, strict=True))
+        )
+        (won,) = [stored for stored in outcomes if stored is not None]
+        assert won.record == records[outcomes.index(won)]
+        for store in stores:
+            assert await store.read_scope_record() == won
+            assert await store.write_scope_record(RECORD, None) is None
+        assert await stores[0].read_scope_record() == won
+
+    async def test_one_of_many_replaces_a_scope_record(self, harness: LeaseHarness) -> None:
+        """Of hosts that replace the record they read at once one succeeds, and the others store nothing."""
+        stores = [await _open(harness) for _ in range(4)]
+        first = await _record(stores[0], RECORD, None)
+        records = [replace(RECORD, reset_partitions=frozenset({str(number)})) for number in range(4)]
+        outcomes = await asyncio.gather(
+            *(store.write_scope_record(record, first) for store, record in zip(stores, records, strict=True))
+        )
+        (won,) = [stored for stored in outcomes if stored is not None]
+        assert won.record == records[outcomes.index(won)]
+        assert won.version != first.version
+        for store in stores:
+            assert await store.read_scope_record() == won
+
+    async def test_a_stale_scope_record_replaces_nothing(self, harness: LeaseHarness) -> None:
+        """A record is replaced only where it is as it was read: an earlier state of the same content does not do."""
+        store, other = await _open(harness), await _open(harness)
+        first = await _record(store, RECORD, None)
+        second = await _record(other, replace(RECORD, partition_count=8), first)
+        third = await _record(store, RECORD, second)
+        assert third.record == first.record
+        for stale in (first, second):
+            assert await other.write_scope_record(replace(RECORD, partition_count=9), stale) is None
+        assert await other.read_scope_record() == third
+        assert await _record(other, RECORD, third) != third
+
+    async def test_a_scope_record_never_stored_is_not_replaced(self, harness: LeaseHarness) -> None:
+        """Replacing a record where there is none stores nothing."""
+        store, other = await _open(harness), await _open(harness, scope=OTHER_SCOPE)
+        elsewhere = await _record(other, RECORD, None)
+        assert await store.write_scope_record(RECORD, elsewhere) is None
+        assert await store.read_scope_record() is None
+
+    async def test_a_scope_record_outlives_its_store(self, harness: LeaseHarness) -> None:
+        """The record is there after its writer closed, and a store opened later may replace it."""
+        store = await _open(harness, "0")
+        written = await _record(store, RECORD, None)
+        await store.aclose()
+        later = await _open(harness, "0")
+        found = await later.read_scope_record()
+        assert found == written
+        newer = await _record(later, replace(RECORD, reset_for=datetime(2026, 4, 1, tzinfo=UTC)), found)
+        assert await later.read_scope_record() == newer
+
+    async def test_scope_records_of_consumer_groups_are_apart(self, harness: LeaseHarness) -> None:
+        """Each consumer group has a record of its own."""
+        store, other = await _open(harness), await _open(harness, scope=OTHER_SCOPE)
+        mine = await _record(store, RECORD, None)
+        assert await other.read_scope_record() is None
+        theirs = await _record(other, replace(RECORD, partition_count=7), None)
+        assert await store.read_scope_record() == mine
+        assert await other.read_scope_record() == theirs
+
+    async def test_a_scope_record_is_no_lease(self, harness: LeaseHarness) -> None:
+        """The record is in no listing, and creating leases, owning them and checkpointing leave it as it is."""
+        store = await _open(harness)
+        written = await _record(store, RECORD, None)
+        assert await store.list_leases() == []
+        await store.ensure_leases(["0"])
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1), subscription)
+        assert [snapshot.partition_id for snapshot in await store.list_leases()] == ["0"]
+        assert await store.read_scope_record() == written
+
+    async def test_a_cancelled_scope_record_is_stored_or_not(self, harness: LeaseHarness) -> None:
+        """Wherever a write is cancelled, the record is the old or the new one, whole, and is never stored later."""
+        store, other = await _open(harness), await _open(harness)
+        current = await _record(store, RECORD, None)
+        for turns in range(8):
+            attempted = replace(RECORD, partition_count=1000 + turns)
+            attempt = asyncio.create_task(store.write_scope_record(attempted, current))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            attempt.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await attempt
+            found = await other.read_scope_record()
+            assert found is not None
+            assert found.record in (current.record, attempted), f"cancelled after {turns} turns"
+            swapped = await other.write_scope_record(replace(RECORD, partition_count=turns), found)
+            if swapped is None:  # the cancelled write came in between
+                found = await other.read_scope_record()
+                assert found is not None
+                assert found.record == attempted
+                swapped = await _record(other, replace(RECORD, partition_count=turns), found)
+            assert await store.read_scope_record() == swapped
+            current = swapped
+
     # ---- expiry
 
     async def test_expired_leases(self, harness: LeaseHarness) -> None:
@@ -452,6 +663,12 @@ async def _steal(store: LeaseStore, partition_id: str, owner: str) -> PartitionL
     lease = await store.steal_lease(await _snapshot(store, partition_id), owner)
     assert lease is not None
     return lease
+
+
+async def _record(store: LeaseStore, record: ScopeRecord, replaces: StoredScopeRecord | None) -> StoredScopeRecord:
+    stored = await store.write_scope_record(record, replaces)
+    assert stored is not None
+    return stored
 
 
 async def _snapshot(store: LeaseStore, partition_id: str) -> LeaseSnapshot:

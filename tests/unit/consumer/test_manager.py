@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.clock import SuspendedTime
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.lease import PartitionLease
@@ -345,6 +346,24 @@ async def test_the_clock_is_read_right_before_every_delivery() -> None:
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=block), max_batch_size=5)
+        await asyncio.sleep(40)
+        first = [delivery for delivery in fleet.record.deliveries if delivery.owner_level == 1]
+        assert len(first) == 1
+        assert len(fleet.told("a", LeaseLost)) >= 1
+
+
+async def test_nothing_is_delivered_after_a_suspension_beyond_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that was suspended for longer than the lease, the next batch is not delivered: the lease is gone."""
+    slept = 0.0
+    monkeypatch.setattr("eventpump.clock._SUSPENDED", SuspendedTime(lambda: 0.0, lambda: slept))
+
+    async def suspend(context: PartitionContext, events: Events) -> None:
+        nonlocal slept
+        slept += 31
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=suspend), max_batch_size=5)
         await asyncio.sleep(40)
         first = [delivery for delivery in fleet.record.deliveries if delivery.owner_level == 1]
         assert len(first) == 1

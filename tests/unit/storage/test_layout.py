@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eventpump.events import Checkpoint
 from eventpump.storage.layout import (
+    NO_NUMBER,
     CheckpointRecord,
     LeaseBody,
     checkpoint_blob,
@@ -82,6 +83,19 @@ def test_what_is_written_is_what_dotnet_writes() -> None:
     assert LeaseBody("3").encode() == (
         b'{"Offset":null,"SequenceNumber":0,"PartitionId":"3","Owner":"","Token":"","Epoch":0}'
     )
+
+
+@pytest.mark.parametrize("last", [0, 4, 2_000_000])
+@pytest.mark.parametrize(
+    "body", [LeaseBody("3", sequence_number=NO_NUMBER), LeaseBody("3", offset="-1", sequence_number=-1)],
+    ids=["made", "pinned"],
+)  # fmt: skip
+def test_readers_that_go_by_the_number_count_event_0(body: LeaseBody, last: int) -> None:
+    """KEDA takes the difference of numbers as its lag, and Functions begins after the number where no offset is."""
+    written = json.loads(body.encode())
+    assert last - written["SequenceNumber"] == last + 1
+    begins_after = written["Offset"] or written["SequenceNumber"]
+    assert int(begins_after) < 0
 
 
 def test_unknown_properties_are_kept() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.events import Checkpoint
-from eventpump.ports import ConsumerScope
+from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.sqlite import SqliteLeaseStore
 
 pytestmark = pytest.mark.real_time
@@ -39,8 +40,14 @@ class ShiftedClock:
 
 
 @asynccontextmanager
-async def opened(path: Path, *partition_ids: str, busy_timeout: float | None = None) -> AsyncIterator[SqliteLeaseStore]:
-    store = SqliteLeaseStore(path, busy_timeout=busy_timeout)
+async def opened(
+    path: Path,
+    *partition_ids: str,
+    busy_timeout: float | None = None,
+    clock: Clock | None = None,
+    lease_duration: float = 30.0,
+) -> AsyncIterator[SqliteLeaseStore]:
+    store = SqliteLeaseStore(path, busy_timeout=busy_timeout, clock=clock, lease_duration=lease_duration)
     try:
         await store.open(SCOPE)
         await store.ensure_leases(partition_ids)
@@ -59,19 +66,146 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "eventpump sqlite"]
 
 
+async def traced(store: SqliteLeaseStore) -> list[str]:
+    """The statements that a store runs from now on; with the parameters put in."""
+    statements: list[str] = []
+    assert store._worker is not None
+    await store._worker.run("trace", None, lambda connection: connection.set_trace_callback(statements.append))
+    return statements
+
+
+async def held_at_the_next_update(store: SqliteLeaseStore) -> tuple[threading.Event, threading.Event]:
+    """Hold a store's thread where it begins its next UPDATE, before its lock; one event says so, one ends it."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(statement: str) -> None:
+        if statement.startswith("UPDATE"):
+            entered.set()
+            go_on.wait(10)
+
+    assert store._worker is not None
+    await store._worker.run("trace", None, lambda connection: connection.set_trace_callback(hold))
+    return entered, go_on
+
+
+async def test_renewals_made_together_are_one_statement(tmp_path: Path) -> None:
+    """Renewing every partition of a host at once is one statement, which locks the file for no longer than itself."""
+    partitions = [str(number) for number in range(64)]
+    async with opened(tmp_path / "leases.db", *partitions) as store, opened(tmp_path / "leases.db") as thief:
+        leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
+        statements = await traced(store)
+        assert all(await asyncio.gather(*(store.renew_lease(lease) for lease in leases)))
+        assert [statement.split()[0] for statement in statements] == ["UPDATE"]
+        (seen,) = [snapshot for snapshot in await thief.list_leases() if snapshot.partition_id == "7"]
+        assert await thief.steal_lease(seen, "thief") is not None
+        assert await store.release_lease(leases[8])
+        statements.clear()
+        renewed = await asyncio.gather(*(store.renew_lease(lease) for lease in leases))
+        assert [lease.partition_id for lease, kept in zip(leases, renewed, strict=True) if kept is None] == ["7", "8"]
+        assert [statement.split()[0] for statement in statements] == ["UPDATE", "SELECT"]
+
+
+async def test_a_thousand_renewals_made_together(tmp_path: Path) -> None:
+    """More leases than one statement takes parameters for are renewed all the same, and each for itself."""
+    partitions = [str(number) for number in range(1000)]
+    async with opened(tmp_path / "leases.db", *partitions) as store:
+        leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
+        assert await store.release_lease(leases[700])
+        statements = await traced(store)
+        renewed = await asyncio.gather(*(store.renew_lease(lease) for lease in leases))
+        assert [index for index, kept in enumerate(renewed) if kept is None] == [700]
+        assert statements.count("COMMIT") == 1
+        assert len([statement for statement in statements if statement.startswith("UPDATE")]) == 3
+
+
 async def test_calls_made_together_share_one_commit(tmp_path: Path) -> None:
-    """Renewing every partition of a host at once is one transaction, so that idling costs next to nothing."""
+    """Checkpoints of every partition of a host at once are one transaction."""
     partitions = [str(number) for number in range(64)]
     async with opened(tmp_path / "leases.db", *partitions) as store:
         leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
-        statements: list[str] = []
-        assert store._worker is not None
-        await store._worker.run("trace", None, lambda connection: connection.set_trace_callback(statements.append))
+        statements = await traced(store)
+        writes = (store.write_checkpoint(lease, Checkpoint(lease.partition_id, "1", 1)) for lease in leases)
+        assert all(await asyncio.gather(*writes))
+        assert [statement.split()[0] for statement in statements] == ["BEGIN", *["INSERT"] * 64, "COMMIT"]
+
+
+async def test_the_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
+    """Nothing is read or decided while the file is locked: a process frozen there is as unlikely as can be."""
+    record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
+    async with opened(tmp_path / "leases.db", "0", "1") as store:
+        statements = await traced(store)
+        await store.ensure_leases(["0", "1"])
+        await store.list_leases()
+        lease = await acquire(store, "0", "a")
+        assert await store.acquire_lease("0", "b") is None
+        await store.read_checkpoint("0")
+        assert await store.read_scope_record() is None
+        reads = [statement for statement in statements if not statement.startswith("SELECT")]
+        assert [statement.split()[0] for statement in reads] == ["UPDATE"]  # the one acquisition
+
         statements.clear()
-        renewed = await asyncio.gather(*(store.renew_lease(lease) for lease in leases))
-        assert all(renewed)
-        assert statements.count("COMMIT") == 1
-        assert len([statement for statement in statements if statement.startswith("UPDATE")]) == 64
+        for number in (5, 3):
+            assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))
+        assert await store.reset_checkpoint(lease, Checkpoint("0", "1", 1))
+        assert await store.write_scope_record(record, None)
+        assert await store.renew_lease(lease)
+        (seen,) = [snapshot for snapshot in await store.list_leases() if snapshot.partition_id == "0"]
+        stolen = await store.steal_lease(seen, "b")
+        assert stolen is not None
+        assert not await store.release_lease(lease)
+        assert await store.release_lease(stolen)
+        assert not any(statement.split()[0] in ("BEGIN", "COMMIT") for statement in statements)
+
+        statements.clear()
+        await asyncio.gather(
+            store.ensure_leases([str(number) for number in range(8)]),
+            store.acquire_lease("1", "a"),
+            store.read_checkpoint("0"),
+            store.list_leases(),
+        )
+        kinds = " ".join(statement.split()[0] for statement in statements)
+        assert "SELECT" not in kinds[kinds.find("BEGIN") : kinds.rfind("COMMIT")]
+
+
+async def test_nothing_that_reads_waits_for_a_frozen_process(tmp_path: Path) -> None:
+    """While another process holds the write lock, hosts open the file, list, and see that a held lease is held."""
+    path = tmp_path / "leases.db"
+    async with opened(path, "0", busy_timeout=0) as store:
+        lease = await acquire(store, "0", "a")
+        with closing(sqlite3.connect(path, isolation_level=None)) as frozen:
+            frozen.execute("BEGIN IMMEDIATE")
+            async with opened(path, "0", busy_timeout=0) as other:
+                assert [snapshot.owner for snapshot in await other.list_leases()] == ["a"]
+                assert await other.acquire_lease("0", "b") is None
+                assert await other.read_checkpoint("0") is None
+                assert await other.read_scope_record() is None
+                with pytest.raises(StoreError, match="renew of partition 0: database is locked"):
+                    await store.renew_lease(lease)
+            frozen.execute("ROLLBACK")
+        assert await store.renew_lease(lease) is not None
+
+
+async def test_a_call_that_only_reads_does_not_wait_for_those_that_write(tmp_path: Path) -> None:
+    """Made in the same turn as a write that waits for the lock, a listing has its answer before."""
+    path = tmp_path / "leases.db"
+    async with opened(path, "0", busy_timeout=10) as store:
+        lease = await acquire(store, "0", "a")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            renewal = asyncio.create_task(store.renew_lease(lease))
+            assert len(await asyncio.create_task(store.list_leases())) == 1
+            assert not renewal.done()
+            other.execute("ROLLBACK")
+        assert await renewal is not None
+
+
+async def test_closing_waits_for_calls_of_several_steps(tmp_path: Path) -> None:
+    """A call that reads first, and writes then, is finished by a close that comes in between."""
+    async with opened(tmp_path / "leases.db", "0") as store:
+        acquisition = asyncio.create_task(store.acquire_lease("0", "a"))
+        await asyncio.sleep(0)
+        await store.aclose()
+        assert await acquisition is not None
 
 
 async def test_one_calls_fault_is_its_own(tmp_path: Path) -> None:
@@ -123,21 +257,13 @@ async def test_a_steal_that_was_cancelled_is_given_back(tmp_path: Path) -> None:
     async with opened(tmp_path / "leases.db", "0") as store, opened(tmp_path / "leases.db") as thief:
         await acquire(store, "0", "a")
         (seen,) = await store.list_leases()
-        assert thief._worker is not None
-        entered, go_on = threading.Event(), threading.Event()
-
-        def hold(connection: sqlite3.Connection) -> None:
-            entered.set()
-            go_on.wait(10)
-
-        held = asyncio.create_task(thief._worker.run("hold", None, hold))
+        entered, go_on = await held_at_the_next_update(thief)
         steal = asyncio.create_task(thief.steal_lease(seen, "b"))
         await asyncio.to_thread(entered.wait, 10)
         steal.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await steal
-        await held
         (after,) = await thief.list_leases()
         assert (after.owner, after.is_held) == (None, False)
 
@@ -153,22 +279,118 @@ async def test_a_file_that_stays_locked_is_an_error(tmp_path: Path) -> None:
         assert await store.acquire_lease("0", "a") is not None
 
 
-async def test_another_machine_time_takes_expired_leases_only(tmp_path: Path) -> None:
-    """Expiry is in wall clock time: what is not yet expired by it stays held, to the second."""
+async def test_a_clock_without_a_boot_takes_expired_leases_only(tmp_path: Path) -> None:
+    """With plain clocks expiry is in wall clock time: what is not yet expired by it stays held, to the second."""
     path = tmp_path / "leases.db"
     early, late = ShiftedClock(0), ShiftedClock(29.9)
-    store, other = SqliteLeaseStore(path, clock=early), SqliteLeaseStore(path, clock=late)
-    try:
-        await store.open(SCOPE)
-        await other.open(SCOPE)
-        await store.ensure_leases(["0"])
+    async with opened(path, "0", clock=early) as store, opened(path, clock=late) as other:
         await acquire(store, "0", "a")
         assert await other.acquire_lease("0", "b") is None
         late.ahead = 30.0
         assert (await acquire(other, "0", "b")).epoch == 2
-    finally:
-        await store.aclose()
-        await other.aclose()
+
+
+class BootedClock:
+    """The clocks of a machine: the wall's can be set, the boot's cannot."""
+
+    def __init__(self, boot_id: str = "boot-1", now: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
+        self.boot_id = boot_id
+        self.now = now
+        self.wall = wall
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.wall
+
+    def boot_time(self) -> float:
+        return self.now
+
+    def run(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_setting_the_wall_clock_changes_nothing(tmp_path: Path, step: float) -> None:
+    """A dead owner's lease is free after its duration though the clock was set back, and a live one's stays its own."""
+    path = tmp_path / "leases.db"
+    clock = BootedClock()
+    async with opened(path, "0", "1", clock=clock) as store, opened(path, clock=clock) as other:
+        dead, live = await acquire(store, "0", "a"), await acquire(store, "1", "a")
+        clock.wall += step
+        for _ in range(2):
+            clock.run(14.9)
+            renewed = await store.renew_lease(live)
+            assert renewed is not None
+            assert [snapshot.is_held for snapshot in await other.list_leases()] == [True, True]
+            assert await other.acquire_lease("0", "b") is None
+        clock.run(0.2)
+        assert [snapshot.is_held for snapshot in await other.list_leases()] == [False, True]
+        assert (await acquire(other, "0", "b")).epoch == 2
+        assert await other.acquire_lease("1", "b") is None
+        assert await store.renew_lease(dead) is None
+
+
+async def test_a_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path: Path) -> None:
+    """After a reboot with the clock set back, a lease waits once for the duration its owner gave it, not for hours."""
+    path = tmp_path / "leases.db"
+    before, after = BootedClock(), BootedClock("boot-2", now=3.0, wall=1_700_000_000.0 - 7200)
+    async with opened(path, "0", clock=before, lease_duration=60) as store:
+        await acquire(store, "0", "a")
+    async with opened(path, clock=after, lease_duration=15) as other:
+        assert await other.acquire_lease("0", "b") is None
+        after.run(59.9)
+        assert [snapshot.is_held for snapshot in await other.list_leases()] == [True]
+        after.run(0.2)
+        assert [snapshot.is_held for snapshot in await other.list_leases()] == [False]
+        assert (await acquire(other, "0", "b")).epoch == 2
+
+
+async def test_an_owner_that_renews_is_not_taken_for_one_of_a_former_boot(tmp_path: Path) -> None:
+    """Containers with boot ids of their own, and clocks an hour apart, share a file without taking each other's."""
+    path = tmp_path / "leases.db"
+    mine, theirs = BootedClock(), BootedClock("boot-2", wall=1_700_000_000.0 - 3600)
+    async with opened(path, "0", clock=mine) as store, opened(path, clock=theirs) as other:
+        lease = await acquire(store, "0", "a")
+        for _ in range(20):
+            mine.run(10)
+            theirs.run(10)
+            assert await other.acquire_lease("0", "b") is None
+            assert await store.renew_lease(lease) is not None
+
+
+async def test_a_lease_renewed_while_it_is_looked_at_is_not_acquired(tmp_path: Path) -> None:
+    """An acquisition takes the lease as it was read: an owner that came back in between keeps it."""
+    path = tmp_path / "leases.db"
+    clock = BootedClock()
+    async with opened(path, "0", clock=clock) as store, opened(path, clock=clock) as other:
+        lease = await acquire(store, "0", "a")
+        clock.run(31)
+        entered, go_on = await held_at_the_next_update(other)
+        acquisition = asyncio.create_task(other.acquire_lease("0", "b"))
+        await asyncio.to_thread(entered.wait, 10)
+        assert await store.renew_lease(lease) is not None
+        go_on.set()
+        assert await acquisition is None
+        assert await store.renew_lease(lease) is not None
+
+
+async def test_a_process_of_the_first_version_shares_the_file(tmp_path: Path) -> None:
+    """Who renews and takes leases without knowing the later columns is judged by what it writes, the wall clock's."""
+    path = tmp_path / "leases.db"
+    clock = BootedClock()
+    async with opened(path, "0", clock=clock) as store:
+        lease = await acquire(store, "0", "new")
+        with closing(sqlite3.connect(path, isolation_level=None)) as old:
+            assert old.execute("SELECT expires_at FROM lease").fetchone() == (clock.wall + 30,)
+            old.execute("UPDATE lease SET owner = 'old', token = 'x', epoch = 2, expires_at = ?", (clock.wall + 90,))
+            assert await store.renew_lease(lease) is None
+            clock.run(89)
+            assert await store.acquire_lease("0", "new") is None
+            clock.run(1)
+            assert (await acquire(store, "0", "new")).epoch == 3
 
 
 async def test_hosts_may_open_a_new_file_at_once(tmp_path: Path) -> None:
@@ -208,6 +430,91 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     await store.aclose()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+
+_FIRST_SCHEMA = """
+CREATE TABLE scope (
+    id INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL COLLATE NOCASE,
+    hub TEXT NOT NULL COLLATE NOCASE,
+    consumer_group TEXT NOT NULL COLLATE NOCASE,
+    UNIQUE (namespace, hub, consumer_group)
+);
+CREATE TABLE lease (
+    scope INTEGER NOT NULL REFERENCES scope (id),
+    partition_id TEXT NOT NULL,
+    owner TEXT,
+    token TEXT,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    expires_at REAL NOT NULL DEFAULT 0,
+    PRIMARY KEY (scope, partition_id)
+) WITHOUT ROWID;
+CREATE TABLE checkpoint (
+    scope INTEGER NOT NULL REFERENCES scope (id),
+    partition_id TEXT NOT NULL,
+    subscription TEXT NOT NULL,
+    "offset" TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,
+    PRIMARY KEY (scope, partition_id, subscription)
+) WITHOUT ROWID;
+INSERT INTO scope VALUES (1, 'example.servicebus.windows.net', 'telemetry', '$Default');
+INSERT INTO lease VALUES (1, '0', 'old', 'a-token', 7, 1000.0), (1, '1', 'older', 'a-token-too', 3, 4e9);
+INSERT INTO checkpoint VALUES (1, '0', 'default', '100', 10);
+PRAGMA user_version = 1;
+"""
+"""A file as the first version made it, with one lease expired and one held, by the wall clock."""
+
+
+def old_file(path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_FIRST_SCHEMA)
+    return path
+
+
+async def test_a_file_of_the_first_version_is_used_on(tmp_path: Path) -> None:
+    """Leases, epochs and checkpoints of an older file are kept, and what it lacks is added; opening again is fine."""
+    path = old_file(tmp_path / "leases.db")
+    for number in range(2):
+        async with opened(path, "0", "1", "2") as store:
+            seen = [(lease.partition_id, lease.owner, lease.is_held) for lease in await store.list_leases()]
+            assert seen == [
+                ("0", "old" if not number else "new", bool(number)),
+                ("1", "older", True),
+                ("2", None, False),
+            ]
+            assert await store.read_checkpoint("0") == Checkpoint("0", "100", 10)
+            if not number:
+                assert (await acquire(store, "0", "new")).epoch == 8
+                assert await store.read_scope_record() is None
+                assert await store.write_scope_record(ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3), None)
+            found = await store.read_scope_record()
+            assert found is not None
+            assert found.record.partition_count == 3
+
+
+async def test_hosts_may_open_a_file_of_the_first_version_at_once(tmp_path: Path) -> None:
+    """Stores that complete the same older file at the same time all open it."""
+    path = old_file(tmp_path / "leases.db")
+    stores = [SqliteLeaseStore(path) for _ in range(8)]
+    try:
+        await asyncio.gather(*(store.open(SCOPE) for store in stores))
+        assert [len(await store.list_leases()) for store in stores] == [2] * 8
+    finally:
+        await asyncio.gather(*(store.aclose() for store in stores))
+
+
+async def test_a_damaged_scope_record_is_an_error(tmp_path: Path) -> None:
+    """What cannot be read is not taken for no record, and is not replaced by a first one."""
+    path = tmp_path / "leases.db"
+    async with opened(path) as store:
+        record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
+        assert await store.write_scope_record(record, None)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE scope_record SET record = '{}'")
+            connection.commit()
+        with pytest.raises(StoreError, match="read scope record: the scope record has version None"):
+            await store.read_scope_record()
+        assert await store.write_scope_record(record, None) is None
 
 
 def test_a_duration_must_be_positive() -> None:

@@ -1,0 +1,104 @@
+"""The stored form of a consumer group's scope record."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.ports import ScopeRecord
+from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
+
+RECORD = ScopeRecord(
+    datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC),
+    4,
+    {"": "@latest", "3": "-1"},
+    datetime(2026, 4, 1, tzinfo=UTC),
+    frozenset({"2", "0"}),
+)
+WRITTEN = (
+    '{"version":1,"hubCreatedAt":"2026-03-01T12:30:15.125000+00:00","partitionCount":4,"starts":{"":"@latest","3":"-1"},'
+    '"resetFor":"2026-04-01T00:00:00+00:00","resetPartitions":["0","2"]}'
+)
+
+zones = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)
+times = st.datetimes(datetime(3, 1, 1), datetime(9997, 1, 1), timezones=zones)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+records = st.builds(
+    ScopeRecord,
+    hub_created_at=times,
+    partition_count=st.integers(0, 2**31),
+    starts=st.dictionaries(texts, texts),
+    reset_for=st.none() | times,
+    reset_partitions=st.frozensets(texts),
+)
+
+
+def test_what_is_written() -> None:
+    """The form is pinned: other versions of eventpump read it."""
+    assert encode_scope_record(RECORD) == WRITTEN
+
+
+@given(records)
+def test_what_was_written_is_read(record: ScopeRecord) -> None:
+    """Every record comes back as it was, from text and from bytes, with or without a byte order mark."""
+    text = encode_scope_record(record)
+    assert parse_scope_record(text) == record
+    assert parse_scope_record(text.encode()) == record
+    assert parse_scope_record(b"\xef\xbb\xbf" + text.encode()) == record
+
+
+def test_a_time_without_a_zone_is_refused() -> None:
+    """A naive time would mean another moment on another machine."""
+    with pytest.raises(ValueError, match="time zone"):
+        encode_scope_record(ScopeRecord(datetime(2026, 3, 1), 4))
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "reason"),
+    [
+        ("version", 2, "has version 2, and this version of eventpump knows 1"),
+        ("version", None, "version None"),
+        ("version", True, "version True"),
+        ("version", "1", "version '1'"),
+        ("hubCreatedAt", None, "hubCreatedAt in the scope record is not a time"),
+        ("hubCreatedAt", "yesterday", "hubCreatedAt in the scope record is not a time"),
+        ("hubCreatedAt", "2026-03-01T12:30:15", "hubCreatedAt in the scope record has no time zone"),
+        ("resetFor", 5, "resetFor in the scope record is not a time"),
+        ("partitionCount", -1, "partitionCount"),
+        ("partitionCount", 1.0, "partitionCount"),
+        ("partitionCount", True, "partitionCount"),
+        ("partitionCount", "4", "partitionCount"),
+        ("starts", [], "starts"),
+        ("starts", {"": None}, "starts"),
+        ("resetPartitions", {"0": "1"}, "resetPartitions"),
+        ("resetPartitions", [0], "resetPartitions"),
+        ("later", 1, "unknown ones: later"),
+    ],
+)
+def test_an_odd_member_is_refused_by_name(member: str, value: Any, reason: str) -> None:
+    """A member of the wrong kind, an unknown one and another version are each refused, and named."""
+    with pytest.raises(ValueError, match=reason):
+        parse_scope_record(json.dumps({**json.loads(WRITTEN), member: value}))
+
+
+@pytest.mark.parametrize(
+    "member", ["version", "hubCreatedAt", "partitionCount", "starts", "resetFor", "resetPartitions"]
+)
+def test_a_missing_member_is_refused(member: str) -> None:
+    """No member has a default: a record cut short is none."""
+    members = json.loads(WRITTEN)
+    del members[member]
+    with pytest.raises(ValueError, match="version None" if member == "version" else f"lacks members.*{member}"):
+        parse_scope_record(json.dumps(members))
+
+
+@pytest.mark.parametrize("raw", ["", b"", b"\xff\xfe", "[]", "1", "null", WRITTEN[:-1], "[" * 100_000])
+def test_what_is_no_record_is_refused(raw: str | bytes) -> None:
+    """Damage is a ValueError, nothing else, and never a record."""
+    with pytest.raises(ValueError, match="the scope record"):
+        parse_scope_record(raw)

@@ -1,0 +1,126 @@
+"""The clock that hosts and stores use: a suspended machine, and virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump import clock as clock_module
+from eventpump.clock import LoopClock, SuspendedTime
+from eventpump.ports import MachineClock
+from eventpump.testing.clock import VirtualClock
+
+
+class Machine:
+    """A machine's two clocks, of which one stands still while it is suspended."""
+
+    def __init__(self, slept: float = 0.0) -> None:
+        self.now = 5_000.0
+        self.slept = slept
+
+    def running(self) -> float:
+        return self.now
+
+    def counting(self) -> float:
+        return self.now + self.slept
+
+
+def test_only_suspension_counts() -> None:
+    """What passed while the machine ran is no suspension, what passed while it was suspended is, earlier too."""
+    machine = Machine(slept=100.0)
+    suspended = SuspendedTime(machine.running, machine.counting)
+    assert (suspended.since_start, suspended.in_all) == (0.0, 100.0)
+    machine.now += 50
+    assert (suspended.since_start, suspended.in_all) == (0.0, 100.0)
+    machine.slept += 3600
+    assert (suspended.since_start, suspended.in_all) == (3600.0, 3700.0)
+    machine.now += 50
+    assert suspended.since_start == 3600.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.sampled_from([0.0, 0.0, 0.0, 30.0]))))
+def test_a_thread_held_up_between_two_readings_makes_no_suspension(steps: list[tuple[float, float, float]]) -> None:
+    """However long each reading takes, suspension is never overstated, never shrinks, and is 0 where there was none."""
+    machine = Machine()
+    delays = iter([0.0] * 100_000)
+
+    def late(read: float) -> float:
+        machine.now += next(delays)
+        return read
+
+    suspended = SuspendedTime(lambda: late(machine.running()), lambda: late(machine.counting()))
+    before = 0.0
+    for first, second, slept in steps:
+        delays = iter([first, second])
+        machine.slept += slept
+        found = suspended.since_start
+        assert before <= found <= machine.slept + 1e-6
+        if machine.slept == 0:
+            assert found == 0.0
+        before = found
+
+
+async def test_a_suspended_machine_is_noticed(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of suspension moves the clock by an hour, though the loop's own clock stood still."""
+    machine = Machine(slept=7.0)
+    monkeypatch.setattr(clock_module, "_SUSPENDED", SuspendedTime(machine.running, machine.counting))
+    ours = LoopClock()
+    before, boot_before = ours.monotonic(), ours.boot_time()
+    machine.slept += 3600
+    assert ours.monotonic() - before == 3600
+    assert ours.boot_time() - boot_before == 3600
+    await asyncio.sleep(10)
+    assert ours.monotonic() - before == 3610
+
+
+async def test_virtual_time_is_exact(clock: VirtualClock) -> None:
+    """On a machine that is not suspended meanwhile the clock is the loop's, to the last bit."""
+    ours = LoopClock()
+    for _ in range(1000):
+        assert ours.monotonic() == clock.monotonic()
+    before = ours.boot_time()
+    await asyncio.sleep(3600)
+    assert ours.monotonic() == clock.monotonic()
+    assert ours.boot_time() - before == pytest.approx(3600)
+
+
+async def test_a_system_without_such_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no clock counts suspension, the loop's is used as it is, and there is no boot to name."""
+    monkeypatch.setattr(clock_module, "_SUSPENDED", None)
+    ours = LoopClock()
+    assert ours.monotonic() == ours.boot_time() == asyncio.get_running_loop().time()
+    assert ours.boot_id is None
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    assert clock_module._suspended_time() is None
+
+
+_SHOW = """
+import asyncio
+from eventpump.clock import LoopClock
+async def show():
+    print(LoopClock().boot_id, "|", LoopClock().boot_time(), flush=True)
+asyncio.run(show())
+"""
+
+
+@pytest.mark.real_time
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="a system without a boot-time clock")
+async def test_processes_of_a_machine_share_one_clock() -> None:
+    """Two processes name the same boot, and read the same time on its clock."""
+    ours = LoopClock()
+    assert isinstance(ours, MachineClock)
+    before = ours.boot_time()
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", _SHOW, stdout=subprocess.PIPE, env=os.environ)
+    shown, _ = await child.communicate()
+    assert child.returncode == 0
+    boot_id, _, told = shown.decode().partition("|")
+    assert boot_id.strip() == str(ours.boot_id)
+    assert before - 0.01 <= float(told) <= ours.boot_time() + 0.01
+    assert ours.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=0.5)
