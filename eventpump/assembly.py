@@ -93,6 +93,8 @@ class HostOptions(FeedOptions, total=False):
     failure_policy: Literal["retry", "stop"]
     retry_delay: float
     retry_delay_max: float
+    handler_timeout: float
+    on_handler_timeout: Literal["report", "cancel"]
 
 
 _CONNECTION = frozenset(ConnectionOptions.__annotations__)

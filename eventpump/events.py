@@ -268,14 +268,17 @@ class ReceivedEvent:
 
     Its attributes have azure-eventhub's names wherever that has one. Reading one raises `EventError` where the message
     does not hold it or cannot be decoded.
+
+    :param origin: names the partition that it was received from; None where nobody needs to know.
     """
 
-    __slots__ = ("_body", "_enqueued", "_message", "_offset", "_raw", "_sequence_number")
+    __slots__ = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, origin: object = None) -> None:
         self._raw = raw
         self._offset: str | None = None
         self._message: Message | None = None
+        self._origin = origin
 
     @classmethod
     def build(
@@ -349,6 +352,11 @@ class ReceivedEvent:
     def raw(self) -> bytes:
         """The encoded message, as received."""
         return self._raw
+
+    @property
+    def origin(self) -> object:
+        """What names the partition whose host handed the event over; None for an event from elsewhere."""
+        return self._origin
 
     @property
     def sequence_number(self) -> int:

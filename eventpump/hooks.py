@@ -243,20 +243,40 @@ class PartitionsFound(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(HostReport):
-    """The event loop stood still for longer than the renew interval, so leases are at risk.
+    """The event loop stood still for a tenth of the lease duration or longer. Leases are at risk from a third on.
 
-    The partition is the one whose processor ran; None where it was none of them.
+    The partition is the one whose processor ran, in one step; None where it was several, or none. Reported at most once
+    per partition and renew interval.
 
     :param duration: how long, in seconds.
     """
 
-    level: ClassVar[int] = logging.ERROR
+    level: ClassVar[int] = logging.WARNING
     duration: float
     operation: str | None
 
     def describe(self) -> str:
         who = "" if self.operation is None else f" by {self.operation}"
         return f"the event loop was blocked for {self.duration:.1f} s{who}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSlow(HostReport):
+    """A method of the processor has not returned for `handler_timeout`; reported again each time that doubles.
+
+    :param operation: the method that runs.
+    :param running_for: how long it runs, in seconds.
+    :param is_cancelled: whether it is cancelled now.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    operation: str
+    running_for: float
+    is_cancelled: bool
+
+    def describe(self) -> str:
+        then = ", and is cancelled" if self.is_cancelled else ""
+        return f"{self.operation} has not returned for {self.running_for:.1f} s{then}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,5 +324,8 @@ class Reporter:
         for hook in self._hooks:
             try:
                 hook(report)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Nothing was awaited: a CancelledError, too, is the hook's own.
                 self._logger.exception("a hook failed on %s", type(report).__name__)

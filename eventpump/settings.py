@@ -784,6 +784,11 @@ class HostSettings(FeedSettings):
     :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
     :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
     :param retry_delay_max: seconds; no delay is longer.
+    :param handler_timeout: seconds after which a method of the processor that has not returned is reported, and again
+        each time that doubles.
+    :param on_handler_timeout: what follows beside: "report" for nothing, or "cancel" it, which counts as raising
+        `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
+        cancelled before it returns.
     """
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
@@ -798,6 +803,8 @@ class HostSettings(FeedSettings):
     failure_policy: Literal["retry", "stop"] = "retry"
     retry_delay: Seconds = 0.5
     retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    handler_timeout: Seconds = 60.0
+    on_handler_timeout: Literal["report", "cancel"] = "report"
 
     @field_validator("retry_delay_max")
     @classmethod

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
@@ -22,6 +23,7 @@ class CheckpointWriter:
     """Carries out what a tracker wants stored.
 
     :param lease: gives the lease to write under.
+    :param turns: keeps handlers that compute from starving a write.
     :param timeout: seconds for one write; its outcome is not known after that, and it is written again.
     :param on_written: is called with every checkpoint stored.
     :param on_failed: is called with every error of the store.
@@ -34,6 +36,7 @@ class CheckpointWriter:
         tracker: CheckpointTracker,
         lease: Callable[[], PartitionLease],
         *,
+        turns: Turns,
         timeout: float,
         rng: random.Random,
         on_written: Callable[[Checkpoint], None],
@@ -44,6 +47,7 @@ class CheckpointWriter:
         self._store = store
         self._tracker = tracker
         self._lease = lease
+        self._turns = turns
         self._timeout = timeout
         self._rng = rng
         self._backoff = Backoff(0.2, 5.0)
@@ -85,28 +89,38 @@ class CheckpointWriter:
         self._fail_waiters(None)
 
     async def _write(self) -> None:
+        is_cancelled = False
         try:
             await self._write_wanted()
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        except BaseException as error:
+            self._fail_waiters(StoreError("write checkpoint", f"the writer failed: {type(error).__name__}"))
+            raise
         finally:
             self._is_writing = False
+            if is_cancelled:
+                # Unless the writer is closed it was a stranger who cancelled the task, and the wish stands.
+                self.kick()
 
     async def _write_wanted(self) -> None:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                async with asyncio.timeout(self._timeout):
-                    is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
-            except Exception as error:
+                with self._turns.call(self._timeout):
+                    async with asyncio.timeout(self._timeout):
+                        is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+            except BaseException as error:
                 tracker.write_failed()
+                if not is_failure(error):
+                    raise
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
                 delay = self._backoff.next(self._rng)
                 self._on_failed(failure)
                 if self._backoff.failures >= FAILURES_TOLD:
                     self._fail_waiters(failure)
                 await asyncio.sleep(delay)
-            except BaseException:
-                tracker.write_failed()
-                raise
             else:
                 if not is_stored:
                     tracker.write_failed()
@@ -134,7 +148,7 @@ class CheckpointWriter:
         self._waiters.clear()
 
 
-def store_error(error: Exception, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
+def store_error(error: BaseException, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
     """Make one of ours of what a store's call raised, so that a faulty store looks like a failing one."""
     if isinstance(error, EventPumpError):
         return error

@@ -18,6 +18,8 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
+from eventpump.consumer.tasks import is_failure
+from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter
 from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
@@ -27,6 +29,9 @@ logger = logging.getLogger("eventpump.consumer")
 
 STORE_SHARE = 0.45
 """A store's call may take this part of lease duration minus renew interval: two tries fit before a lease runs out."""
+
+BLOCKED_SHARE = 0.1
+"""A standstill of the loop is reported from this part of the lease duration on, while the leases are still safe."""
 
 CLOSE_TIMEOUT = 5.0
 """Seconds the transport and the store may take each to close."""
@@ -176,7 +181,9 @@ class PartitionHost:
             rng=self._rng,
             reporter=self._reporter,
             store_timeout=(self._leases.lease_duration - self._renew_interval) * STORE_SHARE,
-            blocked_after=self._renew_interval,
+            blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
+            turns=Turns(self._clock),
+            renew_interval=self._renew_interval,
         )
         manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
         if self._is_closed:
@@ -188,7 +195,9 @@ class PartitionHost:
                 try:
                     async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
                         await close()
-                except Exception as error:
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
                     logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)
 
     def _watch_signals(self) -> list[signal.Signals]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings, is_configured_wrongly
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -229,8 +229,8 @@ class PartitionManager:
                     return None
                 result, error = outcome.result()
             finally:
-                outcome.cancel()
-                stopping.cancel()
+                self._chores.drop(outcome)
+                self._chores.drop(stopping)
             if error is None:
                 return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
             failure = self._own_error(operation, error, is_read)
@@ -246,7 +246,7 @@ class PartitionManager:
             await self._sleep(delay, measured=False)
         return None
 
-    def _own_error(self, operation: str, error: Exception, is_read: bool) -> EventPumpError:
+    def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
         """Make one of ours of what a call raised at the start."""
         if is_read and not isinstance(error, EventPumpError):
             return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
@@ -363,6 +363,8 @@ class PartitionManager:
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Note a lease, taken or renewed, and when it ends."""
         slot.lease = lease
+        due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
+        self._around.turns.lease_held(slot.partition_id, due_at)
         if slot.expiry is not None:
             slot.expiry.cancel()
         delay = max(0.0, lease.expires_at - self._clock.monotonic())
@@ -388,13 +390,15 @@ class PartitionManager:
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
         slot.stolen = None
+        self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:
             slot.expiry.cancel()
             slot.expiry = None
 
     def _renew_all(self) -> None:
         for slot in self._slots.values():
-            if slot.lease is not None:
+            # A lease without a pump is never kept, however the pump ended.
+            if slot.lease is not None and slot.pump is not None:
                 self._renew(slot)
 
     def _renew(self, slot: _Slot) -> None:
@@ -406,7 +410,7 @@ class PartitionManager:
         """Renew a lease, and again while that fails and the lease lives."""
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         try:
-            while (lease := slot.lease) is not None:
+            while (lease := slot.lease) is not None and slot.pump is not None:
                 stolen = slot.stolen
                 renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
                 if slot.lease is not lease:
@@ -474,15 +478,33 @@ class PartitionManager:
             pump.ownership_lost()
 
     async def _run_pump(self, slot: _Slot, pump: PartitionPump) -> None:
+        escaped: BaseException | None = None
         try:
             await pump.run()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            if pump.is_abandoned:
+                raise
+            escaped = error
         finally:
             # Only now may the partition be started here again.
             slot.pump = None
         self._was_attached = self._was_attached or pump.was_attached
-        if pump.failure is not None:
+        if escaped is not None:
+            self._pump_broke(slot, escaped)
+        elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
         await self._release(slot)
+
+    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
+        """Report an end of a pump that never should be, and leave the partition to others for a while."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            # It was the pump that this ended; the lease is still to be released.
+            task.uncancel()
+        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+        self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError) or is_configured_wrongly(pump):
@@ -522,6 +544,9 @@ class PartitionManager:
                 self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
+        for slot in self._slots.values():
+            if slot.pump is not None:
+                slot.pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
         for slot in self._slots.values():
             self._forget(slot)
@@ -535,9 +560,9 @@ class PartitionManager:
             hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
             ended = self._chores.spawn(self._pumps.wait(remaining), "eventpump closing")
             await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
-            hurried.cancel()
-            ended.cancel()
-        renewing.cancel()
+            self._chores.drop(hurried)
+            self._chores.drop(ended)
+        self._chores.drop(renewing)
         await self._chores.wait(RELEASE_TIME)
 
     async def _renew_until_closed(self) -> None:
@@ -553,9 +578,12 @@ class PartitionManager:
         """Call the store within its time-out; a failure is reported and given back, not raised."""
         timeout = self._around.store_timeout if timeout is None else timeout
         try:
-            async with asyncio.timeout(timeout):
-                return await call
-        except Exception as error:
+            with self._around.turns.call(timeout):
+                async with asyncio.timeout(timeout):
+                    return await call
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             failure = store_error(error, operation, partition_id, timeout)
             self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
             return _FAILED
@@ -574,9 +602,11 @@ class _Failed:
 _FAILED = _Failed()
 
 
-async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, Exception | None]:
+async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, BaseException | None]:
     try:
         async with asyncio.timeout(timeout):
             return await call, None
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         return None, error

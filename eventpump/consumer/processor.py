@@ -23,6 +23,17 @@ class EventProcessor(ABC):
 
     For one partition all four methods are called from one task, one after the other. Given as an instance, one object
     serves all partitions; given as a class or factory, every ownership of a partition gets an object of its own.
+
+    All partitions of a host share its event loop, and so do the renewals of its leases. Code that computes for long, or
+    calls something that blocks, stops them all for that time. Run it elsewhere, and wait for it:
+
+    * what blocks, or releases the interpreter's lock: `await asyncio.to_thread(work, events)`;
+    * what computes in Python: `await loop.run_in_executor(pool, work, [event.body for event in events])`, with a
+      `concurrent.futures.ProcessPoolExecutor` made once.
+
+    A host whose turns of the loop take more than 50 ms starts no delivery while a renewal is due or a call of the store
+    might run out of its time; so it keeps its leases as long as all handlers' steps of one turn together stay below
+    about half of the lease duration. `LoopBlocked` reports a standstill of a tenth of the lease duration.
     """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
@@ -32,7 +43,9 @@ class EventProcessor(ABC):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch. Returning says it is processed; raising goes to `process_error`, then by the failure policy.
 
-        Cancelled only when ownership was lost or the host's time to close has run out.
+        Cancelled only when ownership was lost, the host's time to close has run out, or it has not returned for
+        `handler_timeout` and `on_handler_timeout` is "cancel". Leaving with anything else than
+        an `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
 
         :param events: one event or more, in order; none only with `call_when_idle`.
         """
@@ -44,9 +57,12 @@ class EventProcessor(ABC):
         """
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:  # noqa: B027 - as above
-        """Let go of a partition. Called once where `open` returned.
+        """Clean up after a partition. Called once where `open` returned.
 
-        With `CloseReason.SHUTDOWN` the partition is still owned, and `context.checkpoint()` works until this returns.
+        With `CloseReason.SHUTDOWN` and `CloseReason.FAILED` the partition is still owned, and `context.checkpoint()`
+        works until this returns: without an event it stores the last batch whose `process_events` returned, never one
+        that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError`
+        where the lease is gone.
         """
 
 
@@ -149,12 +165,22 @@ class PartitionContext:
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Store that everything up to an event is processed, and wait until that is stored.
 
+        Without an event, what is meant depends on where the call comes from:
+
+        * from the call of `process_events` that is running, or from a task or thread that this call started
+          (`asyncio.create_task`, `asyncio.to_thread`) and while it runs: all of the batch in its hands. The caller says
+          that the batch is processed; so call it last, and not in a `finally`;
+        * from everywhere else (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
+          left behind, a handler that has returned or raised): the last batch whose `process_events` returned. Before
+          any has, nothing is stored.
+
         Calls while a write is in flight become one further write, of the latest. An event at or before what is stored
         changes nothing. Cancelled, the checkpoint is still written.
 
-        :param event: one that was delivered here; None for the last one delivered.
+        :param event: one that this partition delivered here, processed or not; None as said above.
         :raises OwnershipLostError: the partition is not ours any more; the next owner gets the events again.
-        :raises ConfigurationError: the event lies beyond what was delivered.
+        :raises ConfigurationError: the event was not delivered by this partition: it came from another partition, hub
+            or consumer group, was not received by a host, or lies beyond what was delivered since `open`.
         :raises StoreError: the store failed several times; it is tried again behind the scenes.
         """
         stored = self._checkpoint(event)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
-from eventpump.consumer.tasks import TaskSet
+from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
@@ -28,6 +31,7 @@ from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.hooks import (
     CheckpointDropped,
     CheckpointWritten,
+    HandlerSlow,
     LinkFailed,
     LoopBlocked,
     ProcessorFailed,
@@ -43,6 +47,9 @@ from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
 
+_RUNNING_BATCH: ContextVar[object | None] = ContextVar("eventpump_running_batch", default=None)
+"""Names the call of `process_events` that the code at hand belongs to; tasks and threads that it starts inherit it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PumpSurroundings:
@@ -51,7 +58,9 @@ class PumpSurroundings:
     :param directory: reads about the hub and its partitions.
     :param host_name: the owner's name in the leases.
     :param store_timeout: seconds for one call of the store.
+    :param renew_interval: seconds between renewals.
     :param blocked_after: seconds that make a standstill of the event loop worth telling.
+    :param turns: holds deliveries back while handlers compute and the store needs the loop.
     """
 
     transport: Transport
@@ -66,6 +75,8 @@ class PumpSurroundings:
     reporter: Reporter
     store_timeout: float
     blocked_after: float
+    turns: Turns
+    renew_interval: float
 
 
 class PartitionPump:
@@ -101,9 +112,18 @@ class PartitionPump:
         self._began_to_end = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._operation: str | None = None
+        self._called_at = 0.0
+        self._slow_at = 0.0
+        self._slow_timer: asyncio.TimerHandle | None = None
+        self._is_timed_out = False
+        self._batch: object | None = None
+        self._origin = (around.scope, lease.partition_id)
         self._cancels = 0
         self._is_suspended = False
+        self._held_back: asyncio.Future[None] | None = None
+        self._blocked_again_after = 0.0
         self._is_over = False
+        self._is_abandoned = False
         self._processor: EventProcessor | None = None
         self._is_open = False
         self._feed: PartitionFeed | None = None
@@ -145,6 +165,11 @@ class PartitionPump:
         """The processor's method that runs now."""
         return self._operation
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether `abandon` was called."""
+        return self._is_abandoned
+
     def renewed(self, lease: PartitionLease) -> None:
         """Go on under a renewed lease."""
         self.lease = lease
@@ -169,13 +194,17 @@ class PartitionPump:
         self._disown()
         self._begin_to_end()
 
+    def abandon(self) -> None:
+        """Let the next cancellation of its task end the pump at once, without calling the processor.
+
+        Any other cancellation comes from the user's code or from a stranger, and counts as a failure.
+        """
+        self._is_abandoned = True
+
     # ------------------------------------------------------------------------------------------------- its life
 
     async def run(self) -> None:
-        """Live. Returns when nothing is left of the pump; why it failed, if it did, is in `failure`.
-
-        Cancelled, it ends at once, without calling the processor.
-        """
+        """Live. Returns when nothing is left of the pump; why it failed, if it did, is in `failure`."""
         self._task = asyncio.current_task()
         try:
             try:
@@ -183,6 +212,13 @@ class PartitionPump:
                     await self._deliver_all()
             except _Ended:
                 pass
+            except asyncio.CancelledError as error:
+                # Not in the user's code, which is another matter (see `_call`).
+                await self._take_cancellation_back()
+                if not self._life.is_ending:
+                    failure = RuntimeError("the task of the pump was cancelled, and not by eventpump")
+                    failure.__cause__ = error
+                    self._fail(failure)
             except Exception as error:
                 self._fail(error)
             await self._close()
@@ -190,6 +226,8 @@ class PartitionPump:
             self._is_over = True
             self._disown()
             self._clear_timers()
+            if self._slow_timer is not None:
+                self._slow_timer.cancel()
             if self._feed is not None:
                 await self._feed.aclose(0.0)
             if self._writer is not None:
@@ -213,6 +251,7 @@ class PartitionPump:
             around.store,
             self._tracker,
             lambda: self.lease,
+            turns=around.turns,
             timeout=around.store_timeout,
             rng=around.rng,
             on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
@@ -245,8 +284,8 @@ class PartitionPump:
         while not self._life.is_ending:
             try:
                 if self._processor is None:
-                    self._processor = self._around.source.make()
-                await self._call("open", self._processor.open(self.context))
+                    self._processor = self._made()
+                await self._call("open", self._processor.open, self.context)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -256,6 +295,14 @@ class PartitionPump:
             self._backoff.reset()
             return not self._life.is_ending
         return False
+
+    def _made(self) -> EventProcessor:
+        try:
+            return self._around.source.make()
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise _no_exception("making the processor", error) from error
 
     async def _read_checkpoint(self) -> Checkpoint | None:
         backoff = Backoff(0.2, 5.0)
@@ -271,8 +318,9 @@ class PartitionPump:
         return None
 
     async def _read_checkpoint_once(self) -> Checkpoint | None:
-        async with asyncio.timeout(self._around.store_timeout):
-            return await self._around.store.read_checkpoint(self.partition_id)
+        with self._around.turns.call(self._around.store_timeout):
+            async with asyncio.timeout(self._around.store_timeout):
+                return await self._around.store.read_checkpoint(self.partition_id)
 
     async def _deliver_all(self) -> None:
         feed, settings = self._feed, self._settings
@@ -285,7 +333,7 @@ class PartitionPump:
                 return
             raw = feed.take(limit)
             if raw:
-                await self._deliver(tuple(map(ReceivedEvent, raw)))
+                await self._deliver(tuple(map(ReceivedEvent, raw, repeat(self._origin))))
                 if feed.events_held:
                     # A handler that never really waits must not keep the loop from turning.
                     await asyncio.sleep(0)
@@ -300,13 +348,24 @@ class PartitionPump:
         tracker, processor, context = self._tracker, self._processor, self.context
         assert tracker is not None
         assert processor is not None
+        ledger = self._around.turns.ledger
         while self._may_deliver():
+            if ledger.is_watching and await self._hold_back():
+                continue
             if events:
                 context.last_delivered = events[-1]
                 tracker.events_delivered(events[-1])
+                # A new name for each try: what an earlier one left running does not speak for this one.
+                self._batch = object()
+            belongs_to = _RUNNING_BATCH.set(self._batch)
             try:
-                await self._call("process_events", processor.process_events(context, events))
+                try:
+                    await self._call("process_events", processor.process_events, context, events)
+                finally:
+                    _RUNNING_BATCH.reset(belongs_to)
+                    self._batch = None
             except Exception as error:
+                tracker.events_failed()
                 await self._processor_failed("process_events", error)
                 continue
             if self._backoff.failures:
@@ -315,6 +374,19 @@ class PartitionPump:
                 tracker.events_handled(events[-1], len(events), self._clock.monotonic())
                 self._save_what_is_due()
             return
+
+    async def _hold_back(self) -> bool:
+        """Wait while handlers compute and the store needs the loop. False, without a wait, where that is not so."""
+        turns = self._around.turns
+        waiter = self._held_back = turns.hold()
+        if waiter is None:
+            return False
+        try:
+            await waiter
+        finally:
+            self._held_back = None
+            turns.release(waiter)
+        return True
 
     def _may_deliver(self) -> bool:
         """Check, immediately before a delivery, that the partition is still ours by our own clock."""
@@ -346,7 +418,7 @@ class PartitionPump:
             writer.kick()
         if self._is_open and self._processor is not None:
             try:
-                await self._call("close", self._processor.close(self.context, life.reason))
+                await self._call("close", self._processor.close, self.context, life.reason)
             except _Ended:
                 pass
             except Exception as error:
@@ -373,6 +445,8 @@ class PartitionPump:
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
         self._ending.set()
+        if self._held_back is not None and not self._held_back.done():
+            self._held_back.set_result(None)
         if self._feed is not None:
             self._feed.stop()
             self._feed.wake()
@@ -426,33 +500,95 @@ class PartitionPump:
 
     # ------------------------------------------------------------------------------------------ the user's code
 
-    async def _call(self, operation: str, work: Awaitable[None]) -> None:
-        """Run a method of the processor in this task.
+    async def _call(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a method of the processor in this task. What leaves it and is no `Exception` is raised as one, save what
+        ends the interpreter: the failure policy decides of that, too.
 
         :raises _Ended: it was cancelled by a deadline.
         """
-        if not isinstance(work, Awaitable):
-            raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
         self._operation = operation
+        self._called_at = self._clock.monotonic()
+        self._slow_at = self._called_at + self._settings.handler_timeout
+        if self._slow_timer is None:
+            self._time_call()
         task = self._task
         assert task is not None
-        blocked_after = self._around.blocked_after
+        raised: BaseException | None = None
         try:
-            await Watched(work, self._clock.monotonic, blocked_after, self._blocked)
-        except asyncio.CancelledError as error:
-            if self._cancels:
-                late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
-                self._report(ProcessorFailed, operation, late, 1, None)
-                raise _Ended from None
-            if task.cancelling():
-                raise
-            # Not ours and nobody's: the processor waited for something that was cancelled.
-            raise RuntimeError(f"{operation} was cancelled from within") from error
+            work = method(*args)
+            if not isinstance(work, Awaitable):
+                raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
+            around = self._around
+            await Watched(work, self._clock.monotonic, around.blocked_after, self._blocked, around.turns.stepped)
+        except GeneratorExit:
+            # This coroutine is being closed, and may not wait any more.
+            raise
+        except BaseException as error:
+            raised = error
+        self._operation = None
+        is_late, is_timed_out, self._is_timed_out = self._cancels > 0, self._is_timed_out, False
+        if is_late or task.cancelling():
+            await self._take_cancellation_back()
+        if raised is None:
+            return
+        try:
+            if isinstance(raised, asyncio.CancelledError):
+                if is_late:
+                    late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
+                    self._report(ProcessorFailed, operation, late, 1, None)
+                    raise _Ended
+                if is_timed_out:
+                    timeout = self._settings.handler_timeout
+                    raise TimeoutError(f"{operation} had not returned after {timeout:g} s, and was cancelled")
+                # The processor waited for something that was cancelled, or somebody cancelled this task in its code.
+                raise RuntimeError(f"{operation} was cancelled, and not by eventpump") from raised
+            if isinstance(raised, Exception | KeyboardInterrupt | SystemExit):
+                raise raised
+            raise _no_exception(operation, raised)
         finally:
-            self._operation = None
-            while self._cancels:
-                self._cancels -= 1
-                task.uncancel()
+            # The traceback holds this frame, which must not hold the error in turn.
+            raised = None
+
+    def _time_call(self) -> None:
+        # One timer, which calls that return in time leave as it is: it finds out by itself whose time is up, and when.
+        delay = max(0.0, self._slow_at - self._clock.monotonic())
+        self._slow_timer = asyncio.get_running_loop().call_later(delay, self._call_may_be_slow)
+
+    def _call_may_be_slow(self) -> None:
+        self._slow_timer = None
+        if self._operation is None or self._is_over:
+            return
+        now = self._clock.monotonic()
+        if now >= self._slow_at:
+            took = now - self._called_at
+            # The same call is reported again when it has taken twice as long.
+            self._slow_at = now + took
+            is_cancelled = self._settings.on_handler_timeout == "cancel"
+            self._report(HandlerSlow, self._operation, took, is_cancelled)
+            if is_cancelled:
+                assert self._task is not None
+                self._is_timed_out = True
+                self._task.cancel(f"{self._operation} of partition {self.partition_id} takes too long")
+        self._time_call()
+
+    async def _take_cancellation_back(self) -> None:
+        """Forget every request to cancel the task: it was for what ran in it, and that has ended.
+
+        :raises CancelledError: the manager cancels the task, which stands.
+        """
+        task = self._task
+        assert task is not None
+        if self._is_abandoned:
+            raise asyncio.CancelledError
+        self._cancels = 0
+        while task.cancelling():
+            task.uncancel()
+        try:
+            # Before Python 3.13 a request that was not raised yet is raised at the next wait, taken back or not.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._is_abandoned:
+                raise
 
     async def _processor_failed(self, operation: str, error: Exception) -> None:
         """Do what the failure policy says: end the pump, or return when it is time to try again."""
@@ -474,7 +610,7 @@ class PartitionPump:
         if self._processor is None:
             return
         try:
-            await self._call("process_error", self._processor.process_error(self.context, error))
+            await self._call("process_error", self._processor.process_error, self.context, error)
         except Exception as another:
             self._report(ProcessorFailed, "process_error", another, 1, None)
 
@@ -494,13 +630,15 @@ class PartitionPump:
             await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _Ended
+            if task.cancelled():
+                raise RuntimeError("a step of the pump was cancelled, and not by eventpump")
             result, error = task.result()
             if error is not None:
                 raise error
             return result  # type: ignore[no-any-return]  # the task is typed by its coroutine, which the set forgets
         finally:
-            task.cancel()
-            ending.cancel()
+            self._tasks.drop(task)
+            self._tasks.drop(ending)
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
@@ -510,9 +648,12 @@ class PartitionPump:
         if self._clock.monotonic() >= self.lease.expires_at:
             self._on_lost("it ran out")
             raise OwnershipLostError(self.partition_id)
+        if event is not None and (self._tracker is None or event.origin != self._origin):
+            raise ConfigurationError("event", f"it was not delivered by partition {self.partition_id} here")
         if self._tracker is None or self._writer is None:
             return None
-        wanted = self._tracker.requested(event)
+        batch = _RUNNING_BATCH.get()
+        wanted = self._tracker.requested(event, is_in_batch=batch is not None and batch is self._batch)
         return None if wanted is None else self._writer.stored(wanted)
 
     def _save_what_is_due(self) -> None:
@@ -550,7 +691,10 @@ class PartitionPump:
             self._report(LinkFailed, error, delay)
 
     def _blocked(self, duration: float) -> None:
-        self._report(LoopBlocked, duration, self._operation)
+        now = self._clock.monotonic()
+        if now >= self._blocked_again_after:
+            self._blocked_again_after = now + self._around.renew_interval
+            self._report(LoopBlocked, duration, self._operation)
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
         self._report(UnexpectedFailure, operation, error)
@@ -567,8 +711,17 @@ async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, Exception 
     """Give what it returned or raised, so that an expected error is not an unexpected one of the task."""
     try:
         return await work, None
-    except Exception as error:
-        return None, error
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return None, error if isinstance(error, Exception) else _no_exception("a step of the pump", error)
+
+
+def _no_exception(operation: str, error: BaseException) -> RuntimeError:
+    """Make an exception of what is none, so that what handles failures handles it."""
+    failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is no Exception: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that have an owner."""
+"""Tasks that have an owner, and what counts as a failure of what they call."""
 
 from __future__ import annotations
 
@@ -7,15 +7,29 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
+def is_failure(error: BaseException) -> bool:
+    """Return whether what the running task called has failed, so that the task may handle it and go on.
+
+    A `CancelledError` is a failure where nobody cancelled this task: a store, for one, waited for something that was.
+    False for a cancellation of this task, for what ends the interpreter, and for the close of a coroutine.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
 class TaskSet:
     """The tasks of one owner, which ends them all. Unlike a `TaskGroup`, one that fails does not end the others.
 
-    :param failed: is called with the name and the error of a task that raised what it should have handled.
+    :param failed: is called with the name and the error of a task that raised what it should have handled; with a
+        `CancelledError` where something else than this set cancelled it, or what it called did so by itself.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._cancelled: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -29,8 +43,19 @@ class TaskSet:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        is_ours = task in self._cancelled
+        self._cancelled.discard(task)
+        if task.cancelled():
+            if not is_ours:
+                self._failed(task.get_name(), asyncio.CancelledError("cancelled, and not by eventpump"))
+        elif (error := task.exception()) is not None:
             self._failed(task.get_name(), error)
+
+    def drop(self, task: asyncio.Task[Any]) -> None:
+        """Cancel one of them, without waiting for its end."""
+        if task in self._tasks:
+            self._cancelled.add(task)
+            task.cancel()
 
     async def wait(self, timeout: float) -> bool:
         """Wait for all of them, for a time in seconds. True where none is left. Cancelled, they go on."""
@@ -45,5 +70,5 @@ class TaskSet:
     async def cancel(self, timeout: float) -> bool:
         """Cancel all of them, and wait for their end, for a time in seconds. True where none is left."""
         for task in self._tasks:
-            task.cancel()
+            self.drop(task)
         return await self.wait(timeout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
+from eventpump.core.turns import NOTED_STEP
+
 _T = TypeVar("_T")
 
 
@@ -13,17 +15,24 @@ class Watched(Awaitable[_T]):
 
     :param threshold: seconds; shorter steps are not told.
     :param blocked: is called with the seconds of a longer one.
+    :param stepped: is called with the beginning of every step longer than `NOTED_STEP`.
     """
 
-    __slots__ = ("_blocked", "_clock", "_threshold", "_work")
+    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_work")
 
     def __init__(
-        self, work: Awaitable[_T], clock: Callable[[], float], threshold: float, blocked: Callable[[float], None]
+        self,
+        work: Awaitable[_T],
+        clock: Callable[[], float],
+        threshold: float,
+        blocked: Callable[[float], None],
+        stepped: Callable[[float], None],
     ) -> None:
         self._work = work
         self._clock = clock
         self._threshold = threshold
         self._blocked = blocked
+        self._stepped = stepped
 
     def __await__(self) -> Generator[Any, Any, _T]:
         steps = self._work.__await__()
@@ -36,10 +45,15 @@ class Watched(Awaitable[_T]):
                 waits_for = next(steps) if error is None else steps.throw(error)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
+            except GeneratorExit as escaped:
+                # As PEP 479 has it for StopIteration: out of the code itself it is a fault, and closes nothing of ours.
+                raise RuntimeError("the code raised GeneratorExit") from escaped
             finally:
                 took = clock() - began
-                if took > threshold:
-                    self._blocked(took)
+                if took > NOTED_STEP:
+                    self._stepped(began)
+                    if took > threshold:
+                        self._blocked(took)
             error = None
             try:
                 yield waits_for

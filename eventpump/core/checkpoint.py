@@ -62,6 +62,7 @@ class CheckpointTracker:
         "_in_flight",
         "_partition_id",
         "_policy",
+        "_running",
         "_unsaved",
         "_unsaved_since",
         "_wanted",
@@ -72,6 +73,7 @@ class CheckpointTracker:
         self._partition_id = partition_id
         self._policy = policy
         self._delivered: Positioned | None = None
+        self._running: Positioned | None = None
         self._handled: Positioned | None = None
         self._unsaved = 0
         self._unsaved_since: float | None = None
@@ -87,14 +89,18 @@ class CheckpointTracker:
 
     def events_delivered(self, last: Positioned) -> None:
         """Note a batch that is being handed over, by its last event."""
-        self._delivered = last
+        self._delivered = self._running = last
+
+    def events_failed(self) -> None:
+        """Note that the batch handed over last was not processed: it is delivered again, or given up."""
+        self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> None:
         """Note a batch that was processed, and want it stored where the policy says so.
 
         :param now: seconds on any clock that `due` is asked with too.
         """
-        self._handled = last
+        self._handled, self._running = last, None
         if not self._unsaved:
             self._unsaved_since = now
         self._unsaved += count
@@ -122,14 +128,16 @@ class CheckpointTracker:
         if self._policy.on_close:
             self._want_handled()
 
-    def requested(self, event: Positioned | None) -> Checkpoint | None:
-        """Want an event stored as processed; None stands for the last one delivered.
+    def requested(self, event: Positioned | None, *, is_in_batch: bool = False) -> Checkpoint | None:
+        """Want an event stored as processed. None stands for the last event of the running batch where the wish comes
+        from its handler, and for the last event that was handled where it does not.
 
-        :returns: the checkpoint to wait for; None where it or a later one is stored, or nothing was delivered.
+        :param is_in_batch: whether the wish comes from the call that processes the running batch.
+        :returns: the checkpoint to wait for; None where it or a later one is stored, or nothing was handled.
         :raises ConfigurationError: the event lies beyond what was delivered.
         """
         if event is None:
-            event = self._delivered
+            event = self._running if is_in_batch and self._running is not None else self._handled
             if event is None:
                 return None
         elif self._delivered is None or event.sequence_number > self._delivered.sequence_number:

@@ -17,7 +17,7 @@ class _Fault:
     operation: str
     partition_id: str | None
     left: float
-    error: Exception | None
+    error: BaseException | None
     delay: float
     is_after: bool
 
@@ -38,6 +38,8 @@ class FlakyLeaseStore:
         """The most calls of a kind, for one partition, at one time."""
         self.written: list[Checkpoint] = []
         """Every checkpoint the real store took, in order."""
+        self.turns = 0
+        """The turns of the event loop that each call takes at the least, as those of a real store do."""
         self._healed = asyncio.Event()
 
     # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record, close;
@@ -49,14 +51,14 @@ class FlakyLeaseStore:
         partition_id: str | None = None,
         *,
         times: float = 1,
-        error: Exception | None = None,
+        error: BaseException | None = None,
         is_after: bool = False,
     ) -> None:
         """Fail calls.
 
         :param partition_id: None for any.
         :param times: how often; infinity until `heal`.
-        :param error: what to raise; None for a `StoreError` that speaks of a 503.
+        :param error: what to raise, a `CancelledError` for one; None for a `StoreError` that speaks of a 503.
         :param is_after: whether the real store does its work first, so that only the answer is lost.
         """
         error = error or StoreError(operation, "503 server busy", partition_id=partition_id)
@@ -76,9 +78,11 @@ class FlakyLeaseStore:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    async def _before(self, operation: str, partition_id: str | None) -> Exception | None:
+    async def _before(self, operation: str, partition_id: str | None) -> BaseException | None:
         """Do what faults say, and give the error to raise after the work."""
         self.calls.append((operation, partition_id))
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         for fault in list(self._faults):
             if fault.operation != operation or fault.partition_id not in {None, partition_id}:
                 continue
@@ -205,6 +209,6 @@ class FlakyLeaseStore:
         _raise(after)
 
 
-def _raise(error: Exception | None) -> None:
+def _raise(error: BaseException | None) -> None:
     if error is not None:
         raise error

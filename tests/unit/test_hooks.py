@@ -30,6 +30,8 @@ _VALUES: dict[str, Any] = {
     "checkpoint": Checkpoint("3", "100", 9),
     "partition_ids": ("0", "1"),
     "duration": 12.0,
+    "running_for": 60.0,
+    "is_cancelled": True,
 }
 
 _KINDS = [

@@ -11,7 +11,7 @@ from eventpump.testing.clock import VirtualClock
 
 
 def _watched(work: object, clock: VirtualClock, blocked: list[float]) -> Watched[object]:
-    return Watched(work, clock.monotonic, 1.0, blocked.append)  # type: ignore[arg-type]  # coroutines of any kind
+    return Watched(work, clock.monotonic, 1.0, blocked.append, lambda _: None)  # type: ignore[arg-type]  # coroutines of any kind
 
 
 async def test_results_and_errors_pass(clock: VirtualClock) -> None:

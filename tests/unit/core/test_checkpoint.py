@@ -41,6 +41,8 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         self.tracker = _tracker(CheckpointPolicy(every_events=7, every_seconds=10))
         self.now = 0.0
         self.delivered = -1
+        self.handled = -1
+        self.running = -1
         self.in_flight: int | None = None
         self.stored = -1
         self.asked = -1
@@ -51,8 +53,23 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         self.delivered += count
         event = _Event(self.delivered)
         self.tracker.events_delivered(event)
+        self.running = self.delivered
         if is_handled:
             self.tracker.events_handled(event, count, self.now)
+            self.handled, self.running = self.delivered, -1
+
+    @rule()
+    def fail(self) -> None:
+        self.tracker.events_failed()
+        self.running = -1
+
+    @rule(is_in_batch=st.booleans())
+    def ask_for_none(self, is_in_batch: bool) -> None:
+        number = self.running if is_in_batch and self.running >= 0 else self.handled
+        wanted = self.tracker.requested(None, is_in_batch=is_in_batch)
+        assert (wanted is None) == (number <= self.stored)
+        assert wanted is None or wanted.sequence_number == number
+        self.asked = max(self.asked, number)
 
     @precondition(lambda self: self.delivered >= 0)
     @rule(data=st.data())
@@ -194,12 +211,25 @@ def test_a_failed_write_is_wanted_again() -> None:
     assert tracker.begin_write() == _checkpoint(5)
 
 
-def test_none_is_the_last_delivered() -> None:
-    """Asked without an event, the last one delivered is meant; before any, nothing."""
+def test_none_is_the_last_handled() -> None:
+    """Asked without an event from outside the handler, the last event handled is meant; before any, nothing."""
     tracker = _tracker()
+    tracker.events_delivered(_Event(3))
     assert tracker.requested(None) is None
+    tracker.events_handled(_Event(3), 1, 0)
     tracker.events_delivered(_Event(7))
-    assert tracker.requested(None) == _checkpoint(7)
+    assert tracker.requested(None) == _checkpoint(3)
+
+
+def test_none_in_the_batch_is_its_last() -> None:
+    """Asked without an event by the handler, the running batch is meant, until it has failed."""
+    tracker = _tracker()
+    _handle(tracker, 3, 1, 0)
+    tracker.events_delivered(_Event(7))
+    tracker.events_failed()
+    assert tracker.requested(None, is_in_batch=True) == _checkpoint(3)
+    tracker.events_delivered(_Event(7))
+    assert tracker.requested(None, is_in_batch=True) == _checkpoint(7)
 
 
 @pytest.mark.parametrize("options", [{"every_events": 0}, {"every_seconds": 0}, {"every_seconds": -1.0}])

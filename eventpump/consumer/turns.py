@@ -1,0 +1,68 @@
+"""Measures the turns of the event loop, and holds deliveries back while the store needs the loop more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from eventpump.core.turns import TurnLedger
+from eventpump.ports import Clock
+
+
+class Turns:
+    """A host's gate for deliveries, as `TurnLedger` decides. It costs nothing while handlers do not compute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ledger = TurnLedger()
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def stepped(self, began: float) -> None:
+        """Note a step of a handler that was long enough to count, by its beginning."""
+        if self.ledger.stepped(began):
+            asyncio.get_running_loop().call_soon(self._turned)
+
+    @contextmanager
+    def call(self, timeout: float) -> Iterator[None]:
+        """Note a call of the store for as long as it runs. :param timeout: seconds until it is cut off."""
+        key = self.ledger.call_begun(self._clock.monotonic() + timeout)
+        try:
+            yield
+        finally:
+            self.ledger.call_ended(key)
+            self._look()
+
+    def lease_held(self, partition_id: str, due_at: float) -> None:
+        """Note a lease that was taken or renewed, and when its next renewal is due."""
+        self.ledger.lease_held(partition_id, due_at)
+        self._look()
+
+    def lease_gone(self, partition_id: str) -> None:
+        """Note that a lease is not held any more."""
+        self.ledger.lease_gone(partition_id)
+        self._look()
+
+    def hold(self) -> asyncio.Future[None] | None:
+        """Return what is done once a delivery may be tried again; None where one may start now.
+
+        Only to be asked while `ledger.is_watching`. Its caller may end it before, and must call `release` with it.
+        """
+        if not self.ledger.is_closed(self._clock.monotonic()):
+            return None
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        return waiter
+
+    def release(self, waiter: asyncio.Future[None]) -> None:
+        """Forget a waiter."""
+        self._waiters.discard(waiter)
+
+    def _turned(self) -> None:
+        self.ledger.turned(self._clock.monotonic())
+
+    def _look(self) -> None:
+        if self._waiters and not self.ledger.is_closed(self._clock.monotonic()):
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

@@ -1,0 +1,91 @@
+"""When deliveries wait, so that a host whose handlers compute still keeps its leases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+SLOW_TURN = 0.05
+"""Seconds; a longer turn of the event loop is slow."""
+
+NOTED_STEP = 0.0002
+"""Seconds; shorter steps of a handler are not noted: even a thousand of them make a turn that harms nothing."""
+
+FRESH = 1.0
+"""Seconds for which a slow turn says something about the next one."""
+
+CALL_TURNS = 16
+"""Turns of the loop that a call of a store may take: SQLite takes 3, one over HTTP about 10."""
+
+
+class TurnLedger:
+    """One host's slow turns, and what must not wait for them: renewals that are due, and calls of the store.
+
+    A call of the store needs several turns of the loop, and each costs a step of every handler. So while turns are
+    slow, no delivery starts as long as a renewal is due, or a call might run into its time-out if further slow turns
+    came. Handlers whose turns are quick are never held back, however slow the store is. All times are seconds on one
+    clock.
+    """
+
+    __slots__ = ("_began", "_calls", "_due", "_is_holding", "_keys", "_slow", "_slow_at", "is_watching")
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._slow = 0.0
+        self._slow_at = -math.inf
+        self._is_holding = False
+        self._due: dict[str, float] = {}
+        self._calls: dict[int, float] = {}
+        self._keys = itertools.count()
+        self.is_watching = False
+        """Whether `is_closed` may be true; False for a host whose handlers do not compute."""
+
+    def stepped(self, began: float) -> bool:
+        """Note a step of a handler that took more than `NOTED_STEP`.
+
+        :param began: when the step began.
+        :returns: whether it is the turn's first: `turned` must then be called in the next turn.
+        """
+        if self._began is not None:
+            return False
+        self._began = began
+        self.is_watching = True
+        return True
+
+    def turned(self, now: float) -> None:
+        """Note that the turn has ended."""
+        assert self._began is not None
+        length = now - self._began
+        self._began = None
+        self._slow, self._slow_at = (length, now) if length > SLOW_TURN else (0.0, -math.inf)
+        self.is_watching = self._slow > 0.0
+
+    def lease_held(self, partition_id: str, due_at: float) -> None:
+        """Note a lease that was taken or renewed, and when its next renewal is due."""
+        self._due[partition_id] = due_at
+
+    def lease_gone(self, partition_id: str) -> None:
+        """Note that a lease is not held any more."""
+        self._due.pop(partition_id, None)
+
+    def call_begun(self, ends_at: float) -> int:
+        """Note a call of the store. :param ends_at: when it is cut off. :returns: what `call_ended` wants."""
+        key = next(self._keys)
+        self._calls[key] = ends_at
+        return key
+
+    def call_ended(self, key: int) -> None:
+        """Note that a call of the store has ended."""
+        del self._calls[key]
+
+    def is_closed(self, now: float) -> bool:
+        """Return whether no delivery may start now. Once it is closed, only a renewal or the end of a call opens it."""
+        # While deliveries are held back the turns are quick, which says nothing about those that wait.
+        length = self._slow if self._is_holding or now - self._slow_at < FRESH else 0.0
+        if self._began is not None:
+            length = max(length, now - self._began)
+        self._is_holding = length > SLOW_TURN and (
+            any(due_at <= now for due_at in self._due.values())
+            or any(ends_at - now < length * CALL_TURNS for ends_at in self._calls.values())
+        )
+        return self._is_holding

@@ -1,0 +1,158 @@
+"""Methods of the processor that do not return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from eventpump.consumer.processor import PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.errors import ProcessorFailedError
+from eventpump.events import ReceivedEvent
+from eventpump.hooks import HandlerSlow, ProcessorFailed
+from eventpump.testing.clock import VirtualClock
+from eventpump.testing.fleet import Fleet, RecordingProcessor
+from eventpump.testing.transport import FakeHub
+
+Events = Sequence[ReceivedEvent]
+
+
+def _fleet(count: int = 3) -> Fleet:
+    fleet = Fleet(FakeHub(partitions=1))
+    fleet.hub.publish("0", count=count)
+    return fleet
+
+
+async def _hang(*_: object) -> None:
+    await asyncio.sleep(1e6)
+
+
+async def test_a_handler_that_never_returns_is_reported(clock: VirtualClock) -> None:
+    """By default it is reported after 60 seconds and then rarely, not cancelled, and the lease is kept."""
+    times: list[float] = []
+    async with _fleet() as fleet:
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=_hang))
+        host._reporter._hooks += (
+            lambda report: times.append(clock.monotonic()) if isinstance(report, HandlerSlow) else None,
+        )
+        running = asyncio.create_task(host.run())
+        await asyncio.sleep(1000)
+        began = fleet.record.deliveries[0].at
+        assert [time - began for time in times] == pytest.approx([60, 120, 240, 480, 960])
+        told = fleet.told("a", HandlerSlow, "0")
+        assert [report.running_for for report in told] == pytest.approx([60, 120, 240, 480, 960])
+        assert {(report.operation, report.is_cancelled) for report in told} == {("process_events", False)}
+        assert fleet.owned("a") == {"0"}
+        assert len(fleet.record.deliveries) == 1
+        await host.aclose()
+        await running
+
+
+async def test_a_handler_cancelled_for_its_time_has_failed() -> None:
+    """Where that is asked for it is cancelled, which counts as raising `TimeoutError`: the batch comes again."""
+    left = [1]
+
+    async def once(context: PartitionContext, events: Events) -> None:
+        if left:
+            left.pop()
+            await _hang()
+
+    async with _fleet() as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=once)
+        policy = CheckpointPolicy(every_events=1)
+        await fleet.start(
+            "a", processor, handler_timeout=5, on_handler_timeout="cancel", checkpoint_policy=policy, retry_delay=0.1
+        )
+        await asyncio.sleep(10)
+        assert [report.is_cancelled for report in fleet.told("a", HandlerSlow)] == [True]
+        assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0, 1, 2)] * 2
+        assert [type(error) for _, _, error in fleet.record.errors] == [TimeoutError]
+        assert fleet.checkpoint("0") == 2
+
+
+async def test_with_the_policy_stop_a_handler_cancelled_for_its_time_ends_the_host() -> None:
+    """Under the policy `stop` the time-out is the host's failure."""
+    async with _fleet() as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=_hang)
+        host = fleet.host("a", processor, handler_timeout=5, on_handler_timeout="cancel", failure_policy="stop")
+        async with asyncio.timeout(60):
+            with pytest.raises(ProcessorFailedError) as caught:
+                await host.run()
+        assert isinstance(caught.value.__cause__, TimeoutError)
+        assert fleet.owner("0") is None
+
+
+@pytest.mark.parametrize("method", ["on_open", "on_error"])
+async def test_the_other_methods_have_the_same_time(method: str) -> None:
+    """`open` and `process_error` that do not return are reported and cancelled in the same way."""
+    left = [1]
+
+    async def once(*_: object) -> None:
+        if left:
+            left.pop()
+            await _hang()
+
+    failing = [1] if method == "on_error" else []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if failing:
+            failing.pop()
+            raise ValueError("once")
+        await context.checkpoint()
+
+    async with _fleet() as fleet:
+        steps: dict[str, Any] = {method: once}
+        processor = RecordingProcessor(fleet.record, on_events=handle, **steps)
+        await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel")
+        await asyncio.sleep(20)
+        operation = {"on_open": "open", "on_error": "process_error"}[method]
+        assert [report.operation for report in fleet.told("a", HandlerSlow)] == [operation]
+        assert fleet.told("a", ProcessorFailed)[-1].operation == operation
+        assert fleet.checkpoint("0") == 2
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_not_failed() -> None:
+    """One that catches the cancellation and returns has processed its batch; one that goes on is reported again."""
+
+    async def stubborn(context: PartitionContext, events: Events) -> None:
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await _hang()
+
+    async with _fleet() as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=stubborn)
+        policy = CheckpointPolicy(every_events=1)
+        await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel", checkpoint_policy=policy)
+        await asyncio.sleep(30)
+        assert [report.running_for for report in fleet.told("a", HandlerSlow)] == pytest.approx([5, 10])
+        assert fleet.told("a", ProcessorFailed) == []
+        assert fleet.checkpoint("0") == 2
+
+
+async def test_calls_that_return_in_time_share_one_timer() -> None:
+    """Many short calls over a long time are never reported, and set no timer each."""
+    loop = asyncio.get_running_loop()
+    real, timers = loop.call_at, [0]
+
+    def counting(when: float, callback: Callable[..., Any], *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timers[0] += getattr(callback, "__name__", "") == "_call_may_be_slow"
+        return real(when, callback, *args, **options)
+
+    async def brief(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(0.1)
+
+    async with _fleet(1000) as fleet:
+        loop.call_at = counting  # type: ignore[method-assign, assignment]  # counts
+        try:
+            processor = RecordingProcessor(fleet.record, on_events=brief)
+            await fleet.start("a", processor, handler_timeout=10, max_batch_size=1)
+            await asyncio.sleep(110)
+        finally:
+            loop.call_at = real  # type: ignore[method-assign]  # as it was
+        assert len(fleet.record.deliveries) == 1000
+        assert fleet.told("a", HandlerSlow) == []
+        assert 1 <= timers[0] <= 12
