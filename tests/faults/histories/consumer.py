@@ -42,6 +42,7 @@ ORPHAN = 4 * LEASE_DURATION
 CLOSING = 60.0
 """Seconds a host may take to close once nothing is in its way; its time to close is 20."""
 
+_CANCELLING = {"handler_timeout": 20.0, "on_handler_timeout": "cancel"}
 # Conditions a running link can end with, or an attach be refused with. Not those of a reader that was stolen: only
 # another reader brings these about.
 DETACHES = sorted(each for each in CONDITIONS if "stolen" not in each and "out-of-order" not in each)
@@ -93,6 +94,7 @@ PROFILES: dict[str, Profile] = {
         is_asking=True,
     ),
     "unruly": Profile({"leave": 1.0, "join": 1.0}, _USER, {"none": 1.0, "end": 3.0}, hosts=2),
+    "stuck": Profile({"leave": 0.5, "join": 1.0, "detach": 0.5}, {"quick": 8.0, "raise": 1.0, "stuck": 0.7}, hosts=2),
     "fleet": Profile({**_FLEET, "detach": 0.5}),
     "network": Profile({**_NETWORK, "join": 0.7, "leave": 0.5, "crash": 0.3}),
     "silence": Profile({"silence": 3.0, "detach": 1.0, "join": 0.5, "leave": 0.5}),
@@ -175,6 +177,8 @@ class ConsumerHistory:
             "initial_position": self._position(),
             "failure_policy": "retry",
             # Where the hub is made again, the new one is read from its beginning; by default its reading stops.
+            # Only user code that does not return of itself is helped by it; elsewhere it would hide other ends of it.
+            **(_CANCELLING if "stuck" in profile.works and "handler_timeout" in HostSettings.model_fields else {}),
             **({"on_data_loss": "earliest"} if "on_data_loss" in HostSettings.model_fields else {}),
         }
         policy = self.options["checkpoint_policy"]

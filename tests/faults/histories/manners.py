@@ -22,7 +22,7 @@ class Oddity(BaseException):
 class Manners:
     """How a history's user code behaves.
 
-    :param works: weights of what a call of `process_events` does: quick, slow, raise, raise late, hang, deaf,
+    :param works: weights of what a call of `process_events` does: quick, slow, raise, raise late, hang, stuck, deaf,
         cancelled future, cancel own task, base, generator exit, compute.
     :param checkpoints: weights of how a call asks for a checkpoint: none, end, middle, begin, left over.
     :param asks_in_close: whether `close` asks for a checkpoint; `asks_in_error`: whether `process_error` does;
@@ -120,6 +120,8 @@ class UnrulyProcessor(EventProcessor):
                 raise RuntimeError("the user's, late")
             case "hang":
                 await self._manners.is_good.wait()
+            case "stuck":
+                await asyncio.Event().wait()  # until it is cancelled, whether the faults are over or not
             case "deaf":
                 await self._be_deaf(rng.uniform(1.0, 30.0))
             case "cancelled future":
