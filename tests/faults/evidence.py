@@ -1,7 +1,14 @@
 """What is compared: everything published with everything processed, and who processed it under which lease.
 
-A host's process writes a line per event to a file of its own, unbuffered, before the event counts as processed; a
-killed process has written what it has processed. Totals prove nothing: it is sets that are compared.
+A host's process writes a line per event to a file of its own, unbuffered; a killed process has written what it has
+processed. Totals prove nothing: it is sets that are compared.
+
+* *begun*: an event was handed over. *ok*: a call of `process_events` that held it is about to return. *failed*: one
+  raised.
+* *claimed*: the call itself, while it runs, asks for a checkpoint that covers the event. That is the user's own
+  statement that it is processed, and it stands though the call fails afterwards.
+* *processed* is ok or claimed. No loss is judged by it, and the store may hold no checkpoint beyond it at the moment it
+  takes one. What a policy stores, or a checkpoint from outside the call, claims nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +39,10 @@ class Fact(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of a journal: an event handed over, or a checkpoint stored.
+    """A line of a journal: an event handed over, what became of it, or a checkpoint stored.
 
     :param at: seconds on the machine's monotonic clock, the same for all its processes.
+    :param wall: the same moment in seconds since the Unix epoch, which is what a database can tell.
     """
 
     kind: str
@@ -44,9 +52,23 @@ class Entry(NamedTuple):
     sequence_number: int
     digest: str
     at: float
+    wall: float
 
 
-HANDED, STORED = "handed", "stored"
+class Witnessed(NamedTuple):
+    """A checkpoint as the store took it.
+
+    :param wall: seconds since the Unix epoch.
+    """
+
+    partition_id: str
+    sequence_number: int
+    wall: float
+
+
+BEGUN, OK, FAILED, CLAIMED, STORED = "begun", "ok", "failed", "claimed", "stored"
+RESOLUTION = 0.002
+"""Seconds by which the times of a journal and of a database may differ: the latter counts milliseconds."""
 
 
 class Journal:
@@ -56,18 +78,33 @@ class Journal:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._host = host
 
-    def handed(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
+    def begun(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
         """Note a batch, first thing in `process_events`."""
-        self._write((HANDED, partition_id, epoch, event.sequence_number, digest_of(event.body)) for event in events)
+        self._note(BEGUN, partition_id, epoch, events)
+
+    def ok(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
+        """Note that a call returns, last thing in it."""
+        self._note(OK, partition_id, epoch, events)
+
+    def failed(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
+        """Note that a call raises."""
+        self._note(FAILED, partition_id, epoch, events)
+
+    def claimed(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
+        """Note what a call that runs asks to be stored as processed, before it asks."""
+        self._note(CLAIMED, partition_id, epoch, events)
+
+    def _note(self, kind: str, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
+        self._write((kind, partition_id, epoch, event.sequence_number, digest_of(event.body)) for event in events)
 
     def stored(self, partition_id: str, epoch: int, sequence_number: int) -> None:
         """Note a checkpoint that the store has taken."""
         self._write([(STORED, partition_id, epoch, sequence_number, "-")])
 
     def _write(self, rows: Iterable[tuple[str, str, int, int, str]]) -> None:
-        at = time.monotonic()
+        at, wall = time.monotonic(), time.time()
         text = "".join(
-            f"{kind} {self._host} {partition_id} {epoch} {sequence_number} {digest} {at!r}\n"
+            f"{kind} {self._host} {partition_id} {epoch} {sequence_number} {digest} {at!r} {wall!r}\n"
             for kind, partition_id, epoch, sequence_number, digest in rows
         )
         data = text.encode()
@@ -90,41 +127,81 @@ class Evidence:
             text = path.read_text()
             # A killed process may leave half a line: of an event that it had not begun to process.
             for line in text[: text.rfind("\n") + 1].splitlines():
-                kind, host, partition_id, epoch, sequence_number, digest, at = line.split()
-                entries.append(Entry(kind, host, partition_id, int(epoch), int(sequence_number), digest, float(at)))
+                kind, host, partition_id, epoch, sequence_number, digest, at, wall = line.split()
+                entries.append(
+                    Entry(kind, host, partition_id, int(epoch), int(sequence_number), digest, float(at), float(wall))
+                )
         return cls(sorted(entries, key=lambda entry: entry.at))
 
     def of_kind(self, kind: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind == kind]
 
+    def _facts(self, *kinds: str) -> set[Fact]:
+        return {
+            Fact(entry.partition_id, entry.sequence_number, entry.digest)
+            for entry in self.entries
+            if entry.kind in kinds
+        }
+
     @property
-    def handed(self) -> set[Fact]:
-        return {Fact(entry.partition_id, entry.sequence_number, entry.digest) for entry in self.of_kind(HANDED)}
+    def begun(self) -> set[Fact]:
+        """What was handed over."""
+        return self._facts(BEGUN)
+
+    @property
+    def processed(self) -> set[Fact]:
+        """What is ok or claimed."""
+        return self._facts(OK, CLAIMED)
 
     @property
     def duplicates(self) -> int:
         """How many deliveries were not the first of their event."""
-        return len(self.of_kind(HANDED)) - len(self.handed)
+        return len(self.of_kind(BEGUN)) - len(self.begun)
 
     # --------------------------------------------------------------------------------------------- promises
 
-    def check(self, log: set[Fact]) -> None:
-        """Check all that holds whatever happened: what is in the log came, and nothing else did; one reader; order."""
+    def check(self, log: set[Fact], witnessed: Sequence[Witnessed] = ()) -> None:
+        """Check all that holds whatever happened: what is in the log came, and nothing else did; one reader; order.
+
+        :param witnessed: the checkpoints the store took, in its order.
+        """
         self.check_no_loss(log)
+        self.check_stored(log, witnessed)
         self.check_one_reader()
         self.check_no_reorder()
         self.check_monotonic_checkpoints()
 
     def check_no_loss(self, log: set[Fact]) -> None:
-        """*No loss*: every event of the log was processed, and nothing that is not, or not there, in it."""
-        missing, invented = log - self.handed, self.handed - log
+        """*No loss*: every event of the log was processed, and nothing came that is not, or not there, in it."""
+        missing, invented = log - self.processed, self.begun - log
         assert not missing, f"{len(missing)} of {len(log)} lost, such as {sorted(missing)[:3]}"
-        assert not invented, f"{len(invented)} processed that the log does not hold, such as {sorted(invented)[:3]}"
+        assert not invented, f"{len(invented)} handed over that the log does not hold, such as {sorted(invented)[:3]}"
+
+    def check_stored(self, log: set[Fact], witnessed: Sequence[Witnessed]) -> None:
+        """*No loss*: no checkpoint was beyond what was processed at that moment, none replaced by an earlier one."""
+        since: dict[tuple[str, int], float] = {}
+        for entry in self.entries:
+            if entry.kind in (OK, CLAIMED):
+                key = (entry.partition_id, entry.sequence_number)
+                since[key] = min(entry.wall, since.get(key, entry.wall))
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        for fact in sorted(log):
+            numbers[fact.partition_id].append(fact.sequence_number)
+        reached: defaultdict[str, int] = defaultdict(lambda: -1)
+        for partition_id, stored, wall in witnessed:
+            before = reached[partition_id]
+            assert stored >= before, f"the checkpoint of partition {partition_id} went back from {before} to {stored}"
+            for number in numbers[partition_id]:
+                if before < number <= stored:
+                    at = since.get((partition_id, number), float("inf"))
+                    text = f"partition {partition_id}: checkpoint {stored} was stored before {number} was processed"
+                    assert at <= wall + RESOLUTION, text
+            reached[partition_id] = stored
 
     def check_one_reader(self) -> None:
         """*One reader*: under one epoch of a partition a single host delivers."""
         hosts: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-        for entry in self.of_kind(HANDED):
+        for entry in self.of_kind(BEGUN):
             hosts[entry.partition_id, entry.epoch].add(entry.host)
         shared = {key: names for key, names in hosts.items() if len(names) > 1}
         assert not shared, f"several deliverers for a partition and epoch: {shared}"
@@ -135,7 +212,7 @@ class Evidence:
         A batch that is tried again comes whole and directly after itself.
         """
         runs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        for entry in self.of_kind(HANDED):
+        for entry in self.of_kind(BEGUN):
             runs[entry.partition_id, entry.epoch].append(entry.sequence_number)
         for key, numbers in runs.items():
             reached = numbers[0] - 1
@@ -159,7 +236,7 @@ class Evidence:
             if entry.kind == STORED:
                 assert entry.sequence_number > stored[key], f"{entry} went backwards"
                 stored[key] = entry.sequence_number
-            else:
+            elif entry.kind == BEGUN:
                 first.setdefault(key, entry.sequence_number)
         for (partition_id, epoch), number in first.items():
             earlier = [at for (partition, before), at in stored.items() if partition == partition_id and before < epoch]
@@ -170,7 +247,7 @@ class Evidence:
         """Check that an owner handed nothing over any more after a moment."""
         late = [
             entry
-            for entry in self.of_kind(HANDED)
+            for entry in self.of_kind(BEGUN)
             if (entry.host, entry.partition_id, entry.epoch) == (host, partition_id, epoch) and entry.at > since
         ]
         assert not late, f"{len(late)} events handed over by {host} without a lease, the first {late[0]}"

@@ -31,7 +31,7 @@ from eventpump.hooks import HostReport
 from eventpump.ports import ConsumerScope
 from eventpump.settings import connection_settings
 from eventpump.testing.processes import ChildProcess
-from tests.faults.evidence import Evidence, Fact, Journal, digest_of, read_log
+from tests.faults.evidence import Evidence, Fact, Journal, Witnessed, digest_of, read_log
 
 HUB = "telemetry"
 AUDIT = "audit"
@@ -64,7 +64,7 @@ HOST: dict[str, Any] = {
 
 
 class JournalProcessor(EventProcessor):
-    """Writes down what it is handed, then what it has checkpointed."""
+    """Writes down what it is handed, what it has checkpointed, and what became of every call."""
 
     def __init__(self, journal: Journal, checkpoint_every: int = 2) -> None:
         self._journal = journal
@@ -72,13 +72,20 @@ class JournalProcessor(EventProcessor):
         self._batches: defaultdict[str, int] = defaultdict(int)
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        self._journal.handed(context.partition_id, context.owner_level, events)
-        await self.work(context, events)
+        place = (context.partition_id, context.owner_level)
+        self._journal.begun(*place, events)
+        try:
+            await self.work(context, events)
+            self._batches[context.partition_id] += 1
+            if self._every and self._batches[context.partition_id] % self._every == 0:
+                self._journal.claimed(*place, events)
+                await context.checkpoint()
+                self._journal.stored(*place, events[-1].sequence_number)
+        except BaseException:
+            self._journal.failed(*place, events)
+            raise
+        self._journal.ok(*place, events)
         self.processed(context, events)
-        self._batches[context.partition_id] += 1
-        if self._every and self._batches[context.partition_id] % self._every == 0:
-            await context.checkpoint()
-            self._journal.stored(context.partition_id, context.owner_level, events[-1].sequence_number)
 
     async def work(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Stand for the user's work."""
@@ -302,25 +309,24 @@ class Stage:
         await (await self.opened_store()).aclose()
         with closing(sqlite3.connect(self.leases, isolation_level=None)) as database:
             database.execute(
-                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, sequence_number INTEGER)"
+                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, sequence_number INTEGER, wall REAL)"
             )
             for event in ("INSERT", "UPDATE"):
                 database.execute(
                     f"CREATE TRIGGER witness_{event} AFTER {event} ON checkpoint BEGIN INSERT INTO witness"
-                    " (partition_id, sequence_number) VALUES (new.partition_id, new.sequence_number); END"
+                    " (partition_id, sequence_number, wall) VALUES (new.partition_id, new.sequence_number,"
+                    " (julianday('now') - 2440587.5) * 86400.0); END"
                 )
 
-    def check_witnessed(self) -> None:
-        """Check *monotonic checkpoints* on the store's side: none was ever replaced by an earlier one."""
+    def witnessed(self) -> list[Witnessed]:
+        """Return every checkpoint the store took, in its order; none where nothing witnesses it."""
         if not self.leases.exists():
-            return
-        reached: dict[str, int] = {}
+            return []
         with closing(sqlite3.connect(self.leases)) as database:
-            for partition_id, number in database.execute(
-                "SELECT partition_id, sequence_number FROM witness ORDER BY at"
-            ):
-                assert number >= reached.get(partition_id, -1), f"partition {partition_id} went back to {number}"
-                reached[partition_id] = number
+            if not database.execute("SELECT name FROM sqlite_master WHERE name = 'witness'").fetchone():
+                return []
+            found = database.execute("SELECT partition_id, sequence_number, wall FROM witness ORDER BY at")
+            return [Witnessed(*row) for row in found]
 
     async def held_leases(self) -> dict[str, str | None]:
         """Give the owner of every lease that somebody holds."""
@@ -350,8 +356,7 @@ class Stage:
         await self.progress.until_reached(await published.ends(), within)
         log = await self.read_log(published)
         evidence = self.evidence()
-        evidence.check(log)
-        self.check_witnessed()
+        evidence.check(log, self.witnessed())
         return evidence
 
     async def aclose(self) -> None:

@@ -9,9 +9,10 @@ from contextlib import closing
 
 import pytest
 
-from eventpump import CloseReason, Emulator, OwnershipLostError, PartitionReader
+from eventpump import Checkpoint, CloseReason, Emulator, OwnershipLostError, PartitionReader
 from eventpump.hooks import LeaseLost, OutsideReader
 from eventpump.testing.proxy import FaultProxy
+from tests.faults.evidence import Evidence
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for
 from tests.ways import over_both
 
@@ -45,7 +46,7 @@ async def test_a_lease_lost_while_processing_ends_the_work(stage: Stage) -> None
                 await stage.progress.until(lambda: "0" in processor.cancelled, HOST["loss_grace"] + 0.5)
                 await stage.progress.until(lambda: ("0", CloseReason.OWNERSHIP_LOST) in processor.closed, 0.5)
                 await stage.progress.until_flowing(["1", "2", "3"], 2.0)
-                assert await thief.read_checkpoint("0") is None
+                assert await stage.checkpoints(["0"]) == {"0": -1}
                 processor.hold.clear()
                 assert await thief.release_lease(lease)
             finally:
@@ -72,7 +73,7 @@ async def test_a_former_owner_moves_no_checkpoint(stage: Stage) -> None:
                 assert lease is not None
                 processor.gate.set()
                 await stage.progress.until(lambda: stage.count(LeaseLost, "0") == 1, 2.0)
-                assert await thief.read_checkpoint("0") is None
+                assert await stage.checkpoints(["0"]) == {"0": -1}
                 await stage.progress.until(lambda: bool(processor.errors), 2.0)
             finally:
                 await thief.aclose()
@@ -80,6 +81,21 @@ async def test_a_former_owner_moves_no_checkpoint(stage: Stage) -> None:
         # It would take ten seconds to learn it by a renewal.
         await run_for(stage.host("former", processor, leases=stage.store(30.0)), refused)
     assert [(each, type(error)) for each, error in processor.errors] == [("0", OwnershipLostError)]
+
+
+async def test_a_write_that_comes_late_moves_no_checkpoint_back(stage: Stage) -> None:
+    """*Monotonic checkpoints*: the store keeps the later one, under one lease too, whatever order writes arrive in."""
+    store = await stage.opened_store()
+    try:
+        await store.ensure_leases(["0"])
+        lease = await store.acquire_lease("0", "host")
+        assert lease is not None
+        for number in (10, 5, 11, 7):
+            assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))
+    finally:
+        await store.aclose()
+    Evidence(()).check_stored(set(), stage.witnessed())
+    assert await stage.checkpoints(["0"]) == {"0": 11}
 
 
 async def test_a_former_owner_that_comes_back_is_refused_by_the_service(stage: Stage, emulator: Emulator) -> None:

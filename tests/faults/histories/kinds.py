@@ -1,0 +1,31 @@
+"""The kinds of histories, and how one is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
+from tests.faults.histories.consumer import consumer_history
+from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
+from tests.faults.histories.producer import producer_history
+from tests.faults.histories.reader import reader_history
+from tests.faults.histories.world import Verdict, World, live
+
+SIZE = 40
+"""Steps of trouble in a history, unless it is asked for more."""
+
+KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
+    **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
+    **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
+    "reader": reader_history,
+}
+
+
+def run_history(kind: str, seed: int, size: int = SIZE) -> Verdict:
+    """Live a history.
+
+    :param kind: one of `KINDS`.
+    :param size: steps of trouble.
+    """
+    return live(kind, seed, size, KINDS[kind])

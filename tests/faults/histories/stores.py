@@ -1,0 +1,244 @@
+"""The lease store of a history's host: it fails as it is told to, and what it really stores is seen.
+
+Over memory, or over a file as `SqliteLeaseStore` keeps it: with its work done in the loop's thread, because what a
+thread does has no fixed place in a history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.errors import StoreError
+from eventpump.events import Checkpoint
+from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.storage import sqlite
+from tests.faults.histories.ledger import Ledger
+from tests.faults.histories.world import Life, World
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Trouble:
+    """How a store fails, for all hosts: chances per call, and seconds.
+
+    :param fails: the call does nothing and fails.
+    :param loses: it does its work, and its answer is lost.
+    :param lates: the caller is told of a failure, and the work is done seconds later.
+    :param cancels: the call raises `CancelledError`, as a client library does whose own task was cancelled.
+    :param slow: seconds that every call takes at most.
+    :param hangs: no call is answered until this is over.
+    """
+
+    fails: float = 0.0
+    loses: float = 0.0
+    lates: float = 0.0
+    cancels: float = 0.0
+    slow: float = 0.0
+    hangs: bool = False
+
+
+class HistoryStore:
+    """Passes every call on to a real store, with trouble, and tells the ledger what is stored."""
+
+    def __init__(
+        self, world: World, life: Life, store: LeaseStore, ledger: Ledger, trouble: Callable[[], Trouble]
+    ) -> None:
+        self._world = world
+        self._life = life
+        self._store = store
+        self._ledger = ledger
+        self._trouble = trouble
+        self._rng = world.stream(f"store of {life.name}")
+        self._late: set[asyncio.Task[Any]] = set()
+
+    async def _call(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        trouble, rng = self._trouble(), self._rng
+        while trouble.hangs:
+            await asyncio.sleep(1.0)
+            trouble = self._trouble()
+        if trouble.slow:
+            await asyncio.sleep(rng.uniform(0.0, trouble.slow))
+        chance = rng.random()
+        for share, fate in (
+            (trouble.cancels, self._cancelled),
+            (trouble.fails, self._failed),
+            (trouble.lates, self._happens_late),
+            (trouble.loses, self._answer_lost),
+        ):
+            if chance < share:
+                return await fate(operation, work)
+            chance -= share
+        return await work()
+
+    async def _failed(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        raise StoreError(operation, "503 server busy")
+
+    async def _cancelled(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        raise asyncio.CancelledError("the store's own")
+
+    async def _answer_lost(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        await work()
+        raise StoreError(operation, "the answer was lost")
+
+    async def _happens_late(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        delay = self._rng.uniform(0.1, 8.0)
+
+        async def later() -> None:
+            await asyncio.sleep(delay)
+            with contextlib.suppress(Exception):
+                await work()
+
+        task = asyncio.get_running_loop().create_task(later(), name=f"late {operation}")
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        raise StoreError(operation, "no answer yet")
+
+    # ------------------------------------------------------------------------------------------------ LeaseStore
+
+    @property
+    def lease_duration(self) -> float:
+        return self._store.lease_duration
+
+    async def open(self, scope: ConsumerScope) -> None:
+        # Not late, and not with its answer lost: a store is opened once.
+        if self._rng.random() < self._trouble().fails:
+            raise StoreError("open", "503 server busy")
+        await self._store.open(scope)
+
+    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+        await self._call("ensure leases", lambda: self._store.ensure_leases(partition_ids))
+
+    async def list_leases(self) -> list[LeaseSnapshot]:
+        return await self._call("list", self._store.list_leases)
+
+    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+        return await self._call("acquire", lambda: self._store.acquire_lease(partition_id, owner))
+
+    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+        return await self._call("steal", lambda: self._store.steal_lease(snapshot, owner))
+
+    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+        return await self._call("renew", lambda: self._store.renew_lease(lease))
+
+    async def release_lease(self, lease: PartitionLease) -> bool:
+        return await self._call("release", lambda: self._store.release_lease(lease))
+
+    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+        return await self._call("read checkpoint", lambda: self._store.read_checkpoint(partition_id, subscription))
+
+    async def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        async def write() -> bool:
+            is_stored = await self._store.write_checkpoint(lease, checkpoint, subscription)
+            if is_stored:
+                held = await self._store.read_checkpoint(lease.partition_id, subscription)
+                self._ledger.took(lease.partition_id, lease.epoch, checkpoint, held, is_reset=False)
+            return is_stored
+
+        return await self._call("write checkpoint", write)
+
+    async def reset_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
+    ) -> bool:
+        async def reset() -> bool:
+            is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
+            if is_stored:
+                self._ledger.took(lease.partition_id, lease.epoch, checkpoint, checkpoint, is_reset=True)
+            return is_stored
+
+        return await self._call("reset checkpoint", reset)
+
+    async def read_scope_record(self) -> StoredScopeRecord | None:
+        return await self._call("read scope record", self._store.read_scope_record)
+
+    async def write_scope_record(
+        self, record: ScopeRecord, replaces: StoredScopeRecord | None
+    ) -> StoredScopeRecord | None:
+        return await self._call("write scope record", lambda: self._store.write_scope_record(record, replaces))
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
+class _Kept:
+    """A connection that stays open, though the worker takes every batch for its last."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.real = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def close(self) -> None:
+        """Stay open."""
+
+
+class _InlineWorker(sqlite._Worker):
+    """SQLite's worker without its thread: a batch is done in the loop, when the thread would have got it."""
+
+    _kept: _Kept | None = None
+
+    def _serve(self) -> None:
+        """Leave the thread without work."""
+
+    def _flush(self) -> None:
+        super()._flush()
+        if not self._batches.empty():
+            self._batches.put(None)
+            super()._serve()
+
+    def _connect(self) -> Any:
+        if self._kept is None:
+            self._kept = _Kept(super()._connect())
+        return self._kept
+
+    def _report(self, callback: Callable[..., object], *args: object) -> None:
+        callback(*args)
+
+    async def aclose(self) -> None:
+        self._ended.set()
+        await super().aclose()
+        if self._kept is not None:
+            self._kept.real.close()
+
+
+@contextlib.contextmanager
+def sqlite_inline() -> Iterator[None]:
+    """Have the SQLite stores that are opened meanwhile work in the loop's thread."""
+    real = sqlite._Worker
+    sqlite._Worker = _InlineWorker  # type: ignore[misc]  # a class in another's place, for as long as a history lasts
+    try:
+        yield
+    finally:
+        sqlite._Worker = real  # type: ignore[misc]  # see above
+
+
+class SteppedClock:
+    """The clock of a history's stores: monotonic as the loop's, and a wall clock that can be set."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.offset = 0.0
+        """Seconds that the wall clock was moved, forwards or backwards."""
+
+    def monotonic(self) -> float:
+        return self._world.loop.time()
+
+    def time(self) -> float:
+        return 1_700_000_000.0 + self._world.loop.time() + self.offset
+
+    @property
+    def boot_id(self) -> str | None:
+        """All processes of a history run on one machine, which is not started again."""
+        return "the history's"
+
+    def boot_time(self) -> float:
+        return self._world.loop.time()

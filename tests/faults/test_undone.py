@@ -1,0 +1,37 @@
+"""Each promise's mechanism undone, one at a time: the history that each patch names sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.undone.runner import HERE, Undone, copied, lived
+
+PATCHES = sorted(HERE.glob("*.patch"))
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
+def test_a_history_sees_what_is_undone(path: Path, request: pytest.FixtureRequest) -> None:
+    """With the patch the named history breaks the stated promise; without it, none."""
+    if not request.config.getoption("--long"):
+        pytest.skip("with --long")
+    undone = Undone.read(path)
+    assert undone.violation
+    with copied(undone.path) as directory:
+        code, said = lived(directory, undone.history, undone.seed, undone.size)
+    assert code == 1, f"{undone.what}: {undone.history} {undone.seed} does not see it"
+    assert undone.violation in said.splitlines()[-1], said[-3000:]
+    with copied(None) as directory:
+        code, said = lived(directory, undone.history, undone.seed, undone.size)
+    assert code == 0, said[-3000:]
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
+def test_what_is_undone_is_there_to_undo(path: Path) -> None:
+    """Every patch applies to the package as it is, and says what sees it."""
+    undone = Undone.read(path)
+    assert undone.seed >= 0
+    assert undone.violation
+    with copied(undone.path):
+        pass
