@@ -16,7 +16,7 @@ from typing import Any
 from eventpump.amqp.types import Int, Short
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
-from eventpump.dialect.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.dialect.conditions import NOT_ALLOWED, OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
 from eventpump.dialect.names import (
     BATCH_MESSAGE_FORMAT,
     IDEMPOTENT_PRODUCER,
@@ -34,7 +34,7 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.ports import SendLink, SendLinkSpec, Transport
+from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
@@ -69,7 +69,7 @@ class PartitionPublisher:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: SendLinkOpener,
         hub: str,
         sequencer: PartitionSequencer[SealedBatch],
         *,
@@ -133,7 +133,7 @@ class PartitionPublisher:
         self._require_open()
         if self._sequencer.failure is not None:
             raise self._sequencer.error()
-        if self._sequencer.last_number is not None and not self._sequencer.is_raising and self._is_told:
+        if self._sequencer.last_number is not None and self._is_told:
             return
         wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanting[wanting] = 0
@@ -309,7 +309,7 @@ class PartitionPublisher:
             self._is_told = False
 
     async def _tell(self) -> None:
-        if self._on_attached is not None and not self._sequencer.is_raising:
+        if self._on_attached is not None:
             await self._on_attached(self._sequencer)
         self._is_told = True
 
@@ -384,6 +384,8 @@ class PartitionPublisher:
             sequencer.refused_for_now()
         elif error.recovery is Recovery.GIVE_UP:
             sequencer.refused()
+            if error.condition == NOT_ALLOWED:
+                sequencer.detached()  # the service may have forgotten the producer: the next attach shows it
         else:
             sequencer.outcome_unknown()
         return False
@@ -510,7 +512,7 @@ class PartitionPublisher:
 
     def _wake_wanting(self) -> None:
         sequencer = self._sequencer
-        if sequencer.failure or sequencer.last_number is None or sequencer.is_raising or not self._is_told:
+        if sequencer.failure or sequencer.last_number is None or not self._is_told:
             return
         for wanting in self._wanting:
             if not wanting.done():

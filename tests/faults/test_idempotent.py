@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,8 +16,8 @@ from eventpump import (
     EventData,
     EventProducer,
     PartitionReader,
+    ProducerStateLostError,
     PublishOutcomeUnknownError,
-    RequestRefusedError,
     RetryOptions,
     ServiceError,
 )
@@ -290,18 +290,18 @@ async def test_the_service_is_killed(service: EmulatorProcess, seed: int, reques
         assert await stored(service.connection_string, partition_id) == flat(expected[partition_id])
 
 
-@pytest.mark.parametrize("fence", [False, True], ids=["same level", "fenced"])
-async def test_a_publisher_that_dies_goes_on(emulator: Emulator, way: Way, tmp_path: Path, fence: bool) -> None:
+@pytest.mark.parametrize("mode", ["replayable", "exclusive"])
+async def test_a_publisher_that_dies_goes_on(
+    emulator: Emulator, way: Way, tmp_path: Path, mode: Literal["replayable", "exclusive"]
+) -> None:
     """*No duplicate*: every life asks how many of its events are published, and goes on from there."""
     bodies = [f"{number}" for number in range(60)]
     published = 0
     for life in range(6):
         store = SqlitePublisherStateStore(tmp_path / "states.db")
-        producer = producer_to(
-            emulator.connection_string, **way.options, name="feed", state_store=store, fence=fence and life > 0
-        )
+        producer = producer_to(emulator.connection_string, **way.options, name="feed", state_store=store, mode=mode)
         found = await producer.get_partition_publishing_properties("0")
-        assert (found.events_published, found.owner_level) == (published, life if fence else 0)
+        assert (found.events_published, found.owner_level) == (published, life if mode == "exclusive" else 0)
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=4)
         for body in bodies[published : published + 9]:
             await producer.send(EventData(body), partition_id="0")
@@ -328,5 +328,5 @@ async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) ->
     ):
         await producer.send(EventData("a"), partition_id="0")
         await emulator.restart()
-        with pytest.raises(RequestRefusedError, match="not stored"):
+        with pytest.raises(ProducerStateLostError, match="not known"):
             await producer.send(EventData("b"), partition_id="0")
