@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.ending import RangeWatch
+from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
@@ -17,6 +19,8 @@ from eventpump.settings import ReaderSettings
 
 _START = "-1"
 _LATEST = "@latest"
+
+_log = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
@@ -39,6 +43,8 @@ class PartitionReader:
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
+        self._watch: RangeWatch | None = None
+        self._is_end_passed = False
         self._is_closed = False
         self._end = settings.end
         self._is_at_end = False
@@ -53,7 +59,7 @@ class PartitionReader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range is read. Never without an end."""
+        """Whether the range is read, or what was left of it is gone. Never without an end."""
         return self._is_at_end
 
     @property
@@ -135,15 +141,54 @@ class PartitionReader:
                 return messages
             if feed.error is not None:
                 raise feed.error
+            if self._is_rest_gone(feed):
+                break
             remaining = None if until is None else until - loop.time()
-            if (remaining is not None and remaining <= 0) or not await feed.wait(remaining):
+            if remaining is not None and remaining <= 0:
                 return []
+            patience = None if self._watch is None else self._watch.patience
+            await feed.wait(min((each for each in (remaining, patience) if each is not None), default=None))
         return []
+
+    def _is_rest_gone(self, feed: PartitionFeed) -> bool:
+        """Whether retention has removed what was left of the range. Nothing waits to be taken from the feed."""
+        if self._end is None:
+            return False
+        if self._watch is None:
+            self._watch = RangeWatch(self._ask, self._has_nothing_left, feed.wake)
+        if not self._watch.is_over(feed.newest):
+            return False
+        _log.warning(
+            "hub %s, partition %s: what was left of the range is gone", self._settings.hub, self._settings.partition_id
+        )
+        self._is_at_end = True
+        self._stop()
+        return True
+
+    async def _ask(self) -> PartitionProperties:
+        assert self._transport is not None
+        return await self._transport.get_partition_properties(self._settings.hub, self._settings.partition_id)
+
+    def _has_nothing_left(self, properties: PartitionProperties) -> bool:
+        """Whether a partition holds nothing up to the end of the range, and what is stored from now on lies beyond."""
+        end, newest = self._end, properties.last_enqueued_sequence_number
+        assert end is not None
+        if end.sequence_number is not None:
+            last = end.sequence_number if end.inclusive else end.sequence_number - 1
+            return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
+        assert end.enqueued_time is not None
+        # A partition that was emptied may not say any more when its newest event came.
+        if properties.is_empty:
+            return self._is_end_passed
+        self._is_end_passed = properties.last_enqueued_time > end.enqueued_time
+        return False
 
     async def aclose(self) -> None:
         """Detach and disconnect. Closing twice is fine; cancelled, the link still ends."""
         self._is_closed = True
         try:
+            if self._watch is not None:
+                await self._watch.aclose(CLOSE_TIMEOUT)
             if self._feed is not None:
                 await self._feed.aclose()
         finally:
@@ -159,6 +204,8 @@ class PartitionReader:
             end = EventPosition.at_sequence_number(newest, inclusive=True)
             self._is_at_end = properties.is_empty
         self._end = end
+        if end.enqueued_time is not None:
+            self._is_end_passed = not properties.is_empty and properties.last_enqueued_time > end.enqueued_time
         start = self._settings.position
         if end.sequence_number is not None:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1

@@ -14,9 +14,17 @@ class CreditWindow:
 
     What a message takes is estimated: the larger of the mean and the recent maximum; the window starts at 32 and grows
     with what arrives, so that an estimate exists before much is at stake. Where larger messages than estimated fill the
-    budget, credit goes to 0. So the bytes held never exceed the budget plus, for one crossing, the messages outstanding
-    at that moment times the largest message. `strict` grants by the link's maximum message size instead: the budget
-    holds exactly. Either way a cache that is empty is granted one message, however large.
+    budget, credit goes to 0; nothing recalls what the peer has sent before it knows. `strict` grants by the link's
+    maximum message size instead. Either way a cache that is empty is granted one message, however large.
+
+    What holds, whatever comes from a peer that keeps to its credit, and with `grant` asked after each batch and read:
+
+    * The events held are never more than `max_events`.
+    * The bytes held are below `max_bytes + allowance * largest`, with the `allowance` there was just before the batch
+      that brought them from below `max_bytes` to it or beyond, and the largest message of those that came since. That
+      allowance is at most what `max_bytes` holds of messages of the size estimated when it was granted, and at most
+      `max_events`.
+    * Strictly, they are at most the larger of `max_bytes` and one message.
 
     Credit is topped up when at least half the window can be added, so never message by message.
 
@@ -36,8 +44,9 @@ class CreditWindow:
         "_ramp",
         "_strict",
         "_total",
+        "allowance",
+        "credit",
         "left",
-        "outstanding",
     )
 
     def __init__(self, max_events: int, max_bytes: int, *, strict: bool = False, left: int | None = None) -> None:
@@ -54,9 +63,11 @@ class CreditWindow:
         self._counted = 0
         self._total = 0
         self.left = left
-        """Messages still wanted that have not come; None for no end. Lowered only while nothing is outstanding."""
-        self.outstanding = 0
-        """Messages granted that have not come."""
+        """Messages still wanted that have not come; None for no end. Lowered only while nothing may come."""
+        self.credit = 0
+        """The link's credit: as last granted, less what has come since."""
+        self.allowance = 0
+        """Messages that may still come: as in `amqp.link.Link`, above the credit after that was lowered."""
 
     def link_opened(self, max_message_size: int) -> None:
         """Begin on a new link, which has no credit. What is known of sizes stays.
@@ -64,11 +75,11 @@ class CreditWindow:
         :param max_message_size: in bytes; 0 where the link has no limit.
         """
         self._max_message_size = max_message_size or self._max_bytes
-        self.outstanding = 0
+        self.credit = self.allowance = 0
 
     def link_ended(self) -> None:
         """Forget what was granted: nothing more comes on that link."""
-        self.outstanding = 0
+        self.credit = self.allowance = 0
 
     def received(self, batch: list[bytes]) -> int:
         """Count a batch that came, and give its size in bytes."""
@@ -77,7 +88,8 @@ class CreditWindow:
             return 0
         sizes = list(map(len, batch))
         size = sum(sizes)
-        self.outstanding = max(0, self.outstanding - count)
+        self.credit = max(0, self.credit - count)
+        self.allowance = max(0, self.allowance - count)
         if self.left is not None:
             self.left = max(0, self.left - count)
         # The ramp doubles per window used up, whatever the round trip is.
@@ -97,11 +109,11 @@ class CreditWindow:
         :param bytes_held: bytes in the cache.
         """
         if bytes_held >= self._max_bytes:
-            if not self.outstanding:
+            if not self.credit:
                 return None
             if not self._strict:
                 self._ramp = START
-            self.outstanding = 0
+            self.credit = 0
             return 0
         each = self._max_message_size if self._strict else self._estimate
         wanted = self._max_events - events_held
@@ -117,16 +129,18 @@ class CreditWindow:
         if self.left is not None:
             wanted = min(wanted, self.left)
             window = min(window, self.left)
-        if wanted - self.outstanding < max(1, window // 2):
+        if wanted - self.credit < max(1, window // 2):
             return None
-        self.outstanding = wanted
+        self.credit = wanted
+        if wanted > self.allowance:
+            self.allowance = wanted
         return wanted
 
     def withdraw(self) -> int | None:
         """Say the credit to set when nothing more is wanted."""
-        if not self.outstanding:
+        if not self.credit:
             return None
-        self.outstanding = 0
+        self.credit = 0
         return 0
 
     @property

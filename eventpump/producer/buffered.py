@@ -15,9 +15,9 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
@@ -34,9 +34,11 @@ from eventpump.errors import (
     EventPumpError,
     EventTooLargeError,
     PublishOutcomeUnknownError,
+    ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.producer.producer import HubProducer
+from eventpump.producer.cancellation import is_cancelled
+from eventpump.producer.producer import LAST_SECOND, HubProducer
 from eventpump.settings import BufferSettings
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
@@ -181,7 +183,7 @@ class _Lane:
 
     :ivar waiting: sends that wait for room, in order.
     :ivar admitted: sends that have been given room and have not run since.
-    :ivar sending: tasks that send.
+    :ivar sending: tasks that send, and have not found that there is nothing to send.
     """
 
     __slots__ = ("admitted", "partition_id", "sending", "waiting")
@@ -190,7 +192,7 @@ class _Lane:
         self.partition_id = partition_id
         self.waiting: deque[_Waiter] = deque()
         self.admitted = 0
-        self.sending = 0
+        self.sending: set[asyncio.Task[None]] = set()
 
 
 class HubBufferedProducer:
@@ -483,8 +485,14 @@ class HubBufferedProducer:
 
     async def _find_room(self, event: EventData, size: int) -> _Lane:
         """Wait for room in any partition the router chooses, and reserve it."""
+        is_woken = False
         while True:
-            lane = self._roomy_lane(event, size)
+            try:
+                lane = self._roomy_lane(event, size)
+            except BaseException:
+                if is_woken:
+                    self._wake_roaming(1)  # the room is another's, if the router does not choose for this one
+                raise
             if lane is not None:
                 return lane
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -501,6 +509,7 @@ class HubBufferedProducer:
                 raise
             finally:
                 self._wanting -= 1
+            is_woken = True
             if self._is_closed:
                 raise ClosedError(_NAME)
 
@@ -562,19 +571,39 @@ class HubBufferedProducer:
             self._wake(self._lanes[partition_id])
 
     def _wake(self, lane: _Lane) -> None:
-        if lane.sending < self._settings.max_in_flight:
-            lane.sending += 1
+        if len(lane.sending) < self._settings.max_in_flight:
             name = f"send to partition {lane.partition_id}"
             task = asyncio.get_running_loop().create_task(self._send_batches(lane), name=name)
+            lane.sending.add(task)
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._sending_ended, lane))
 
     async def _send_batches(self, lane: _Lane) -> None:
-        try:
-            while (batch := self._accumulator.take(lane.partition_id)) is not None:
-                await self._send_batch(lane, batch)
-        finally:
-            lane.sending -= 1
+        while (batch := self._accumulator.take(lane.partition_id)) is not None:
+            await self._send_batch(lane, batch)
+        # At once, and not when the task has ended: what becomes ready from here on needs another.
+        lane.sending.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    def _sending_ended(self, lane: _Lane, task: asyncio.Task[None]) -> None:
+        """A task that sends has ended. What it left, cancelled or by a mistake of ours, must end all the same."""
+        self._tasks.discard(task)
+        lane.sending.discard(task)
+        if task.cancelled():
+            # Nobody but the end of the loop, or closing, cancels it: another task would not come to its end.
+            if not lane.sending:
+                while (batch := self._accumulator.take(lane.partition_id)) is not None:
+                    self._settle(lane, batch, 0, len(batch.events), None, self._not_sent(lane))
+                    self._end(batch)
+            return
+        if (error := task.exception()) is not None:
+            _log.error("partition %s: sending batches failed", lane.partition_id, exc_info=error)
+            if self._accumulator.is_ready(lane.partition_id):
+                self._wake(lane)
+
+    def _not_sent(self, lane: _Lane) -> EventPumpError:
+        if self._is_closed:
+            return ClosedError(_NAME)
+        return ServiceError("sending was cancelled before the events left", entity=lane.partition_id)
 
     async def _send_batch(self, lane: _Lane, batch: Batch[EventData]) -> None:
         """Send a batch, in parts where the service takes less in one message, and tell what became of every event."""
@@ -594,17 +623,19 @@ class HubBufferedProducer:
                     error = too_large
                 except Exception as failure:
                     error = failure
+                except BaseException as failure:
+                    # Cancelled, or raised by what the user gave: the part on its way may be stored.
+                    error = PublishOutcomeUnknownError(lane.partition_id, None, end - start)
+                    error.__cause__ = failure
+                    if is_cancelled() or not isinstance(failure, asyncio.CancelledError):
+                        parts.pop()
+                        self._settle(lane, batch, start, end, None, error)
+                        raise
                 parts.pop()
                 self._settle(lane, batch, start, end, first, error)
-        except asyncio.CancelledError:
-            # Whoever closes cancels, or the end of the loop: the part on its way may be stored.
-            start, end = parts.pop()
-            unknown = PublishOutcomeUnknownError(lane.partition_id, None, end - start)
-            self._settle(lane, batch, start, end, None, unknown)
-            raise
         finally:
             for start, end in reversed(parts):
-                self._settle(lane, batch, start, end, None, ClosedError(_NAME))
+                self._settle(lane, batch, start, end, None, self._not_sent(lane))
             self._end(batch)
 
     async def _publish(self, partition_id: str, pieces: list[bytes]) -> int | None:
@@ -656,7 +687,11 @@ class HubBufferedProducer:
                 self._on_error(events, lane.partition_id, error)
             elif not is_told:
                 _log.error("partition %s: %d events were not sent: %s", lane.partition_id, end - start, error)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit) as error:
+            # It ends the program from a step of its own: what is to be done for the other events is done first.
+            asyncio.get_running_loop().call_soon(_raise, error)
+        except BaseException:
+            # Also a `CancelledError`: nobody can cancel a callback, so it comes of what the callback looked at.
             _log.exception("partition %s: a callback of the buffered producer failed", lane.partition_id)
 
     def _end(self, batch: Batch[EventData]) -> None:
@@ -687,7 +722,8 @@ class HubBufferedProducer:
         send raises as the producer closes. Cancelled, it is as if the deadline had come.
 
         :param flush: whether to send what is not on its way yet; without, it fails.
-        :param deadline: seconds for what is on its way to end; None for as long as the retries take.
+        :param deadline: seconds for what is on its way to end; None for as long as the retries take. Where they do not
+            suffice, a second more each to end what sends, and to close the connection and the state store.
         :raises PublishOutcomeUnknownError: idempotent: something stayed in doubt; everything is closed nevertheless.
         """
         if self._is_closed:
@@ -729,17 +765,20 @@ class HubBufferedProducer:
             self._timer.cancel()
             self._timer = None
         self._drop()
+        left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
         try:
-            left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
-            await self._producer.aclose(left)
+            try:
+                await self._producer.aclose(left)
+            finally:
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE if left is None else LAST_SECOND)
         finally:
+            for task in self._tasks:
+                task.cancel()
             try:
                 if self._tasks:
-                    await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE)
+                    await asyncio.wait(self._tasks, timeout=LAST_SECOND)
             finally:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
                 self._ended.set()
 
     def _require_open(self) -> None:
@@ -749,6 +788,10 @@ class HubBufferedProducer:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open" if self._is_open else "not open"
         return f"<{type(self).__name__} {state}, {self.buffered_events} events, {self.buffered_bytes} bytes>"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @lru_cache(maxsize=16384)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import operator
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from functools import partial
+from typing import Any, Literal, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from eventpump.core.backoff import Backoff
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
@@ -31,6 +34,7 @@ from eventpump.errors import (
     Recovery,
     ServiceBusyError,
     ServiceError,
+    StoreError,
 )
 from eventpump.events import EventData
 from eventpump.ports import (
@@ -42,6 +46,7 @@ from eventpump.ports import (
     Transport,
 )
 from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
@@ -52,8 +57,12 @@ CLOSE_TIMEOUT = 20.0
 """Seconds that closing waits for what is in doubt, unless told otherwise."""
 MARK_TIMEOUT = 5.0
 """Seconds that closing waits for the last marks to be stored."""
+LAST_SECOND = 1.0
+"""Seconds that each part of closing has, where the deadline has come."""
 
 _NO_LIMIT = 2**62
+
+_log = logging.getLogger("eventpump.producer")
 
 _T = TypeVar("_T")
 _Split = list[tuple[list[EventData], EventBatch]]
@@ -185,10 +194,11 @@ class HubProducer:
         self._state_store = state_store
         self._scan_consumer_group = scan_consumer_group or ""
         self._max_in_flight = max_in_flight
-        self._turns: dict[str | None, asyncio.Semaphore] = {}
+        # A lock lives as long as somebody holds it or waits for it: targets may be any text.
+        self._turns: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
+        self._opening: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
         self._links: dict[str | None, SendLink] = {}
-        self._opening: dict[str | None, asyncio.Lock] = {}
-        self._dropping: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[Any]] = set()
         self._publishers: dict[str, PartitionPublisher] = {}
         self._starts: dict[str, PublisherStart] = {}
         self._is_store_open = False
@@ -320,8 +330,8 @@ class HubProducer:
 
     async def _send_list(self, events: list[EventData], partition_id: str, *, split: bool) -> None:
         """Send a list as one batch, or several. The same list again joins what is under way of it."""
-        publisher = await self._publisher(partition_id)
         limit = await self.message_limit(partition_id) if split else _NO_LIMIT
+        publisher = await self._publisher(partition_id)
         # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
         for batch, others in self._under_way.values():
             if batch.partition_id == partition_id and _are_same(others, events):
@@ -459,7 +469,8 @@ class HubProducer:
 
         What was not sent yet fails with `ClosedError`. Closing twice is fine; cancelled, it still closes, at once.
 
-        :param deadline: seconds to wait and settle in; None for 20.
+        :param deadline: seconds it may take, and where these do not suffice a second more each to end what publishes,
+            and to close the connection and the state store; None for 20.
         :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
         """
         self._closed.set()
@@ -467,12 +478,14 @@ class HubProducer:
             await asyncio.shield(self._closing)
             return
         publishers = list(self._publishers.values())
+        deadline = CLOSE_TIMEOUT if deadline is None else deadline
+        until = asyncio.get_running_loop().time() + deadline
         try:
-            await self._drain(publishers, CLOSE_TIMEOUT if deadline is None else deadline)
-            await self._mark_closed(publishers)
+            await self._drain(publishers, deadline)
+            await self._mark_closed(publishers, until)
         finally:
             if self._closing is None:
-                self._closing = asyncio.create_task(self._close(publishers), name="close a producer")
+                self._closing = asyncio.create_task(self._close(publishers, until), name="close a producer")
             await asyncio.shield(self._closing)
         unknown = [_unknown(each) for each in publishers if each.doubtful is not None]
         if unknown:
@@ -491,32 +504,70 @@ class HubProducer:
                     drain.cancel()
                 await asyncio.gather(*drains, return_exceptions=True)
 
-    async def _mark_closed(self, publishers: Sequence[PartitionPublisher]) -> None:
+    async def _mark_closed(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
         """Store how far each partition is, and that nothing is in doubt; where the store is slow, not."""
+        if not self._starts:
+            return
+        marking = asyncio.create_task(self._mark_each(publishers), name="store the last marks of a producer")
+        try:
+            left = until - asyncio.get_running_loop().time()
+            await asyncio.wait({marking}, timeout=max(LAST_SECOND, min(MARK_TIMEOUT, left)))
+        finally:
+            if not marking.done():
+                marking.cancel()
+                self._leave_behind(marking)
+
+    async def _mark_each(self, publishers: Sequence[PartitionPublisher]) -> None:
         marks = []
         for each in publishers:
             start = self._starts.get(each.sequencer.partition_id)
             if start is not None and start.marks is not None and each.sequencer.failure is None:
-                marks.append(asyncio.ensure_future(start.marks.close(is_clean=each.doubtful is None)))
-        if marks:
-            try:
-                await asyncio.wait(marks, timeout=MARK_TIMEOUT)
-            finally:
-                for mark in marks:
-                    mark.cancel()
-                await asyncio.gather(*marks, return_exceptions=True)
+                marks.append(start.marks.close(is_clean=each.doubtful is None))
+        await asyncio.gather(*marks, return_exceptions=True)
 
-    async def _close(self, publishers: Sequence[PartitionPublisher]) -> None:
-        try:
-            await asyncio.gather(*(each.aclose() for each in self._starts.values()))
-            await asyncio.gather(*(each.aclose() for each in publishers))
-        finally:
-            self._links.clear()
-            await self._transport.aclose()
-            if self._state_store is not None and self._is_store_open:
-                await self._state_store.aclose()
-            if self._dropping:
-                await asyncio.wait(self._dropping)  # with the connection gone, they have nothing to wait for
+    async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:
+        await asyncio.gather(*(each.aclose() for each in self._starts.values()))
+        await asyncio.gather(*(each.aclose() for each in publishers))
+
+    async def _close(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
+        """Close everything, each in its time, whatever of it fails. :raises Exception: the first failure."""
+        parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+            ("end publishers", lambda: self._end_publishers(publishers)),
+            ("close the connection", self._transport.aclose),
+        ]
+        if self._state_store is not None and self._is_store_open:
+            parts.append(("close the state store", self._state_store.aclose))
+        # With the connection and the store gone, these have nothing to wait for.
+        parts.append(("end what was left behind", self._end_left))
+        first: BaseException | None = None
+        for what, close in parts:
+            try:
+                failure = await self._within(until, what, close())
+            except asyncio.CancelledError as cancelled:
+                failure, until = cancelled, 0.0
+            first = first or failure
+        self._links.clear()
+        if first is not None:
+            raise first
+
+    async def _end_left(self) -> None:
+        if self._left:
+            await asyncio.wait(self._left)
+
+    async def _within(self, until: float, what: str, work: Awaitable[object]) -> BaseException | None:
+        """Let a part of closing take its time, and cancel it then.
+
+        :returns: what it failed with; None too where it did not end in time, which is logged.
+        """
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({task}, timeout=max(LAST_SECOND, until - asyncio.get_running_loop().time()))
+        if not task.done():
+            _log.warning("closing a producer: could not %s in time", what)
+            task.cancel()
+            await asyncio.wait({task}, timeout=LAST_SECOND)
+            return None
+        return None if task.cancelled() else task.exception()
 
     # ------------------------------------------------------------------------------------------ publishers
 
@@ -526,11 +577,50 @@ class HubProducer:
                 raise ClosedError("producer")
             publisher = self._publishers.get(partition_id)
             if publisher is None:
-                publisher = await self._make_publisher(partition_id)
-                if self._closed.is_set():
-                    raise ClosedError("producer")
+                publisher = await self._unless_closed(self._make_publisher(partition_id))
+                publisher.on_unknown = partial(self._forget, partition_id)
                 self._publishers[partition_id] = publisher
             return publisher
+
+    def _forget(self, partition_id: str) -> None:
+        """Keep nothing of a partition that the service does not know: its id is a mistake of the caller's."""
+        del self._publishers[partition_id]
+        start = self._starts.pop(partition_id, None)
+        if start is not None:
+            self._leave_behind(asyncio.create_task(start.aclose(), name="end the start of a publisher"))
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run work that awaits what the user gave, such as the state store. Closing the producer ends it.
+
+        :raises ClosedError: the producer was closed meanwhile.
+        :raises StoreError: what it awaits was cancelled by others.
+        """
+        task = asyncio.create_task(work, name="prepare a publisher")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
+        closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
+        try:
+            try:
+                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # Not before it has ended: the next caller would begin the same beside it.
+                task.cancel()
+                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
+                raise
+        finally:
+            closed.cancel()
+            if not task.done():
+                task.cancel()
+                self._leave_behind(task)
+        if self._closed.is_set():
+            raise ClosedError("producer")
+        if task.cancelled():
+            raise StoreError("read state", "the store's call was cancelled")
+        return task.result()
+
+    def _leave_behind(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task that nobody waits for until it has ended; closing waits for it."""
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
 
     async def _make_publisher(self, partition_id: str) -> PartitionPublisher:
         options = self._options.get(partition_id, PartitionPublishingOptions())
@@ -606,11 +696,12 @@ class HubProducer:
             try:
                 link = await self._link(partition_id)
                 return await attempt(link)
-            except ServiceError as error:
+            except (ServiceError, asyncio.CancelledError) as failure:
+                error = _as_failure(failure)
                 if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
                     self._drop(partition_id, link)
                 if error.recovery is Recovery.GIVE_UP or backoff.failures >= self._retry.max_retries:
-                    raise
+                    raise error from error.__cause__
                 wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
                 await self._pause(backoff.next(self._rng, at_least=wait), error)
 
@@ -628,21 +719,34 @@ class HubProducer:
             if self._closed.is_set():
                 raise ClosedError("producer")
             link = self._links.get(partition_id)
+            if link is not None and not link.is_attached:
+                # It has ended, whatever the reason: its error belongs to those who used it then.
+                self._drop(partition_id, link)
+                link = None
             if link is None:
                 link = await self._transport.open_send_link(SendLinkSpec(self._hub, partition_id))
                 self._links[partition_id] = link
             return link
 
     def _drop(self, partition_id: str | None, link: SendLink) -> None:
-        """Let go of a link that failed; another send may have put a new one in its place.
+        """Close a link that failed; another send may have put a new one in its place.
 
         A service that does not answer the detach holds up nobody.
         """
         if self._links.get(partition_id) is link:
             del self._links[partition_id]
-            task = asyncio.create_task(link.aclose(), name="close a failed send link")
-            self._dropping.add(task)
-            task.add_done_callback(self._dropping.discard)
+            self._leave_behind(asyncio.create_task(link.aclose(), name="close a failed send link"))
+
+
+def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
+    """Give the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
+    if isinstance(failure, ServiceError):
+        return failure
+    if is_cancelled():
+        raise failure
+    error = ServiceError("the attempt was cancelled by what it waited for")
+    error.__cause__ = failure
+    return error
 
 
 async def _itself(link: SendLink) -> SendLink:

@@ -10,13 +10,19 @@ import copy
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.types import Int, Short
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
-from eventpump.dialect.conditions import NOT_ALLOWED, OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.dialect.conditions import (
+    ARGUMENT_OUT_OF_RANGE,
+    NOT_ALLOWED,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_EPOCH_STOLEN,
+    SERVER_BUSY_WAIT,
+)
 from eventpump.dialect.names import (
     BATCH_MESSAGE_FORMAT,
     IDEMPOTENT_PRODUCER,
@@ -27,6 +33,7 @@ from eventpump.dialect.names import (
 from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
     ClosedError,
+    EntityNotFoundError,
     EventPumpError,
     PublishOutcomeUnknownError,
     Recovery,
@@ -35,6 +42,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
+from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
@@ -59,12 +67,13 @@ class PartitionPublisher:
     """Publishes sealed batches to one partition, each exactly once, one at a time and in the order of the calls.
 
     A task of its own drives the link and the sequencer. It lives from the first use to :meth:`aclose`, so that what a
-    caller no longer waits for is settled all the same.
+    caller no longer waits for is settled all the same. Cancelled from outside, it fails those who wait, and the next
+    use starts another; ended by a mistake of ours, it fails every later use too.
 
-    :param on_attached: awaited after the first answer of the service and whenever the level changed, before anything
-        is sent; what it raises counts as a try.
     :param on_concluded: is called once for every batch when it is known what became of it: with the number of its first
         event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher ends.
+    :ivar on_unknown: is called when the service has refused the first attach because there is no such partition or hub,
+        and nobody waits any more: the publisher is closed then, and holds nothing.
     """
 
     def __init__(
@@ -75,7 +84,6 @@ class PartitionPublisher:
         *,
         retry: RetryOptions,
         rng: random.Random,
-        on_attached: Callable[[PartitionSequencer[SealedBatch]], Awaitable[None]] | None = None,
         on_concluded: Callable[[SealedBatch, int | None], None] | None = None,
     ) -> None:
         self._transport = transport
@@ -84,9 +92,7 @@ class PartitionPublisher:
         self._retry = retry
         self._rng = rng
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
-        self._on_attached = on_attached
         self._on_concluded = on_concluded
-        self._is_told = on_attached is None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
         self._transfer: asyncio.Future[None] | None = None
@@ -100,7 +106,9 @@ class PartitionPublisher:
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_closed = False
-        self._broken: Exception | None = None
+        self._broken: BaseException | None = None
+        self._is_unknown = False  # the service knows no such partition
+        self.on_unknown: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------------------------------ for callers
 
@@ -133,7 +141,7 @@ class PartitionPublisher:
         self._require_open()
         if self._sequencer.failure is not None:
             raise self._sequencer.error()
-        if self._sequencer.last_number is not None and self._is_told:
+        if self._sequencer.last_number is not None:
             return
         wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanting[wanting] = 0
@@ -182,6 +190,7 @@ class PartitionPublisher:
                 raise self._closed_error()
             settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling.append(settling)
+            self._start()
             self._hurry.set()
             await settling
 
@@ -195,12 +204,17 @@ class PartitionPublisher:
         await self.settled()
 
     async def aclose(self) -> None:
-        """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine."""
+        """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine.
+
+        Cancelled, those who wait fail nevertheless.
+        """
         self._is_closing = self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        self._end_all(ClosedError("producer"))
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait({self._task})
+        finally:
+            self._end_all(ClosedError("producer"))
         await self._drop_link()
 
     # ------------------------------------------------------------------------------------------ inside
@@ -227,7 +241,8 @@ class PartitionPublisher:
         self._changed.set()
         if self._task is None:
             partition_id = self._sequencer.partition_id
-            self._task = asyncio.create_task(self._run(), name=f"eventpump publisher of partition {partition_id}")
+            self._task = asyncio.create_task(self._drive(), name=f"eventpump publisher of partition {partition_id}")
+            self._task.add_done_callback(self._ended)
 
     def _abandon(self, job: _Job) -> None:
         """Nobody waits for a job any more."""
@@ -240,18 +255,23 @@ class PartitionPublisher:
                 self._transfer.cancel()
             self._conclude()
 
-    async def _run(self) -> None:
-        try:
-            await self._drive()
-        except Exception as error:
-            # A mistake of ours, or of what we were given. Whoever waits, or comes, must learn of it.
-            _log.exception("partition %s: its publisher has failed", self._sequencer.partition_id)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The task has ended: nobody may wait for it any more. Its ledger is whole, at whatever point it ended."""
+        self._task = None
+        partition_id = self._sequencer.partition_id
+        if task.cancelled():
+            if not self._is_closed:
+                _log.warning("partition %s: its publisher was cancelled", partition_id)
+                self._end_all(ServiceError("publishing was cancelled", entity=partition_id))
+        elif (error := task.exception()) is not None:
+            # A mistake of ours, or of what we were given: those who wait, or come, must know of it.
+            _log.error("partition %s: its publisher has failed", partition_id, exc_info=error)
             self._broken = error
-            self._end_all(error)
+            self._end_all(error if isinstance(error, Exception) else RuntimeError(f"the publisher ended: {error!r}"))
 
     async def _drive(self) -> None:
         sequencer = self._sequencer
-        while True:
+        while not self._is_closed:  # what the user gave may have swallowed the cancellation
             if sequencer.failure is not None:
                 self._fail_all()
             elif self._current is None and self._jobs:
@@ -260,6 +280,11 @@ class PartitionPublisher:
             if sequencer.failure is None and (self._current is not None or self._wanting):
                 await self._advance()
                 continue
+            if self._is_unknown:
+                self._is_closing = self._is_closed = True
+                if self.on_unknown is not None:
+                    self.on_unknown()
+                return
             self._is_fresh = False
             self._backoff.reset()
             self._changed.clear()
@@ -267,18 +292,23 @@ class PartitionPublisher:
 
     async def _advance(self) -> None:
         """Carry out one step, and tell those who wait what came of it."""
-        step = self._sequencer.step
+        sequencer = self._sequencer
+        step = sequencer.step
         try:
             if step is Step.ATTACH:
                 await self._attach()
-            elif not self._is_told:
-                await self._tell()
             elif step is Step.SEND:
                 await self._send()
             self._wake_wanting()
             self._conclude()
         except EventPumpError as error:
             await self._trouble(error)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            trouble = ServiceError("the attempt was cancelled by what it waited for", entity=sequencer.partition_id)
+            trouble.__cause__ = error
+            await self._trouble(trouble)
 
     async def _attach(self) -> None:
         await self._drop_link()
@@ -298,20 +328,15 @@ class PartitionPublisher:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 sequencer.fenced(error.description, transfer_refused=False)
                 return
+            if sequencer.last_number is None and _is_unknown(error):
+                self._is_unknown = True
             raise
+        self._is_unknown = False
         self._link = link
         self._is_fresh = True
         self._max_message_size = link.max_message_size
         answer = link.properties
-        level = sequencer.owner_level
         sequencer.attached(*(_number(answer.get(key)) for key in _ANSWER))
-        if self._on_attached is not None and sequencer.owner_level != level:
-            self._is_told = False
-
-    async def _tell(self) -> None:
-        if self._on_attached is not None:
-            await self._on_attached(self._sequencer)
-        self._is_told = True
 
     async def _send(self) -> None:
         sequencer, link, job = self._sequencer, self._link, self._current
@@ -332,14 +357,21 @@ class PartitionPublisher:
             await asyncio.wait({transfer})
         except asyncio.CancelledError:
             transfer.cancel()
-            await asyncio.wait({transfer})
-            self._came_to(link, transfer)
+            try:
+                await asyncio.wait({transfer})
+            finally:
+                if transfer.done():
+                    self._came_to(link, transfer)
+                elif sequencer.step is Step.WAIT:
+                    sequencer.outcome_unknown()  # cancelled twice; nothing of it is heard any more
             raise
         finally:
             self._transfer = None
         error = self._came_to(link, transfer)
         if error is not None:
             raise error
+        if transfer.cancelled() and self._current is job:
+            raise ServiceError("the transfer was cancelled by what it waited for", entity=sequencer.partition_id)
 
     def _sent(self) -> None:
         self._is_fresh = False
@@ -512,7 +544,7 @@ class PartitionPublisher:
 
     def _wake_wanting(self) -> None:
         sequencer = self._sequencer
-        if sequencer.failure or sequencer.last_number is None or not self._is_told:
+        if sequencer.failure or sequencer.last_number is None:
             return
         for wanting in self._wanting:
             if not wanting.done():
@@ -536,6 +568,11 @@ _ANSWER = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 
 def _number(value: object) -> int | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_unknown(error: ServiceError) -> bool:
+    """Whether a refused attach says that there is no such partition or hub."""
+    return isinstance(error, EntityNotFoundError) or error.condition == ARGUMENT_OUT_OF_RANGE
 
 
 def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:

@@ -82,9 +82,12 @@ class TokenSource:
         try:
             given = await credential.get_token(JWT_SCOPE)
             text, ends = str(given.token), float(given.expires_on)
-        except EventPumpError:
+        except (EventPumpError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # meant for us; otherwise it comes of something the credential awaited
             # Only the kind is told: a credential's words may hold what it was made of. Where the credential itself was
             # refused, azure.identity says so by this class; the rest, such as a network that is away, may pass.
             is_refused = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import pytest
 
-from eventpump import EventData, EventPosition, EventProducer, PartitionReader, RetryOptions
+from eventpump import BufferedProducer, EventData, EventPosition, EventProducer, PartitionReader, RetryOptions
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole, Performative
+from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole, Performative, Refuse
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ClosedError, EntityNotFoundError, EventTooLargeError, RequestRefusedError, ServiceError
 from eventpump.testing.sink import PATIENCE
@@ -202,3 +203,35 @@ async def _until(producer: EventProducer, found: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not found():
             await producer.get_properties()
+
+
+@pytest.mark.parametrize("is_buffered", [False, True], ids=["plain", "buffered"])
+@pytest.mark.parametrize("ended_by", ["disabled", "made again"])
+async def test_a_hub_that_was_away_is_sent_to_again(emulator: Served, is_buffered: bool, ended_by: str) -> None:
+    """A hub that is disabled and enabled, or made again, ends the link for good; later sends use a new one."""
+    sender = BufferedProducer if is_buffered else EventProducer
+    async with sender(emulator.connection_string, HUB, retry=QUICK, **emulator.options) as producer:
+
+        async def send(body: bytes) -> None:
+            if isinstance(producer, EventProducer):
+                await producer.send(EventData(body), partition_id="0")
+            else:
+                await producer.send_and_wait(EventData(body), partition_id="0")
+
+        await send(b"before")
+        if ended_by == "disabled":
+            emulator.faults.add(DetachLink("com.microsoft:entity-disabled", "disabled"), role=LinkRole.PRODUCER)
+            away = emulator.faults.add(
+                Refuse("com.microsoft:entity-disabled"), on=Performative.ATTACH, role=LinkRole.PRODUCER, count=None
+            )
+            for _ in range(3):
+                with pytest.raises(ServiceError, match=r"disabled|refused by a fault"):
+                    await send(b"lost")
+            away.remove()
+        else:
+            emulator.emulator.recreate_hub(HUB)
+            with suppress(ServiceError):  # the link's end may still be on its way
+                await send(b"first")
+        await send(b"after")
+        await send(b"again")
+        assert (await stored(emulator, "0"))[-2:] == [b"after", b"again"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.consumer.ending import QUIET
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import (
     ClosedError,
@@ -210,3 +211,86 @@ async def test_closed_it_reads_no_more() -> None:
     assert transports[0].is_closed
     assert hub.owner_levels("0") == []
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("end", ["@latest", 99, EventPosition.at_sequence_number(100)])
+@pytest.mark.parametrize("is_read", [0, 40])
+async def test_a_range_whose_rest_retention_removes_ends(clock: Any, end: Any, is_read: int) -> None:
+    """With the rest of a range gone and nothing new to say so, a reader finds out by management, and ends."""
+    hub = FakeHub()
+    hub.publish("0", count=100)
+    async with _reader(hub, position="-1", end=end, cache_events=10) as reader:
+        numbers: list[int] = []
+        hub.stall("0")
+        if is_read:
+            hub.resume("0")
+        while len(numbers) < is_read:
+            numbers += [event.sequence_number for event in await reader.read(10)]
+        hub.truncate("0", 100)
+        hub.resume("0")
+        before = clock.monotonic()
+        async with asyncio.timeout(60):
+            numbers += [event.sequence_number async for event in reader]
+        assert reader.is_at_end
+        assert clock.monotonic() - before == pytest.approx(2 * QUIET, abs=1)
+        assert numbers == list(range(len(numbers)))
+        assert await reader.read() == []
+
+
+async def test_short_reads_find_the_end_too(clock: Any) -> None:
+    """Reads that wait for less than it takes to find out come to the end of a range that is gone all the same."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    async with _reader(hub, position="-1", end="@latest") as reader:
+        hub.truncate("0", 10)
+        for reads in range(100):
+            if reader.is_at_end:
+                break
+            assert await reader.read(max_wait_time=1.0) == []
+        assert reads == pytest.approx(2 * QUIET, abs=2)
+
+
+async def test_a_quiet_partition_is_waited_for(clock: Any) -> None:
+    """While something of the range may come, a reader waits however long that takes; refused questions end nothing."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    async with _reader(hub, position="-1", end=14) as reader:
+        hub.truncate("0", 10)
+        hub.refuse(RequestRefusedError("no"), operation="partition", times=20)
+        reading = asyncio.ensure_future(reader.read())
+        await asyncio.sleep(3600)
+        assert not reading.done()
+        hub.publish("0", count=5)
+        assert [event.sequence_number for event in await reading] == [10, 11, 12, 13, 14]
+        assert reader.is_at_end
+
+
+async def test_what_was_sent_before_it_was_removed_is_read(clock: Any) -> None:
+    """Events that are on their way as the service says that they are gone are given."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    hub.stall("0")
+    async with _reader(hub, position="-1", end="@latest") as reader:
+        reading = asyncio.ensure_future(reader.read())
+        await asyncio.sleep(0.1)
+        hub.latency = QUIET + 5
+        hub.resume("0")
+        await asyncio.sleep(0.1)
+        hub.latency = 0
+        hub.truncate("0", 10)
+        assert [event.sequence_number for event in await reading] == list(range(10))
+        assert reader.is_at_end
+
+
+async def test_a_range_in_time_whose_rest_is_removed_ends(clock: Any) -> None:
+    """A range to a moment ends too, where the partition is empty and its newest event was later than that."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    await asyncio.sleep(100)
+    moment = hub.now() - timedelta(seconds=50)
+    hub.publish("0", count=5)
+    async with _reader(hub, position="-1", end=EventPosition.at_enqueued_time(moment)) as reader:
+        hub.truncate("0", 10)
+        async with asyncio.timeout(60):
+            assert [event.sequence_number async for event in reader] == []
+        assert reader.is_at_end

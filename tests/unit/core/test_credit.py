@@ -4,46 +4,74 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from eventpump.amqp.connection import Messages
 from eventpump.core.credit import START, CreditWindow
+from tests.unit.amqp.pair import config, opened
 
 LARGEST = 4000
 
 
+_MESSAGES = [b"x" * size for size in range(LARGEST + 1)]
+
+
 @dataclass
 class _Service:
-    """A sender at the far end of a link with a delay, by the rules of AMQP 2.6.7, and the cache it fills."""
+    """A sender at the far end of a link with a delay, by the rules of AMQP 2.6.7, and the cache it fills.
+
+    :ivar granted: the most that any flow of this link lets come, counted from its beginning.
+    """
 
     window: CreditWindow
-    sizes: deque[int]
+    sizes: Iterator[int]
     flows: deque[int] = field(default_factory=deque)
     in_flight: deque[bytes] = field(default_factory=deque)
     sent: int = 0
     received: int = 0
     limit: int = 0
+    granted: int = 0
     held: deque[int] = field(default_factory=deque)
-    grants: int = 0
+    bytes_held: int = 0
     revoked: int = 0
 
-    def adjust(self) -> None:
-        credit = self.window.grant(len(self.held), sum(self.held))
+    def _flow(self, credit: int | None) -> None:
         if credit is not None:
-            self.grants += 1
             self.revoked += credit == 0
             self.flows.append(self.received + credit)
+            self.granted = max(self.granted, self.received + credit)
+
+    def adjust(self) -> None:
+        self._flow(self.window.grant(len(self.held), self.bytes_held))
+
+    def withdraws(self) -> None:
+        self._flow(self.window.withdraw())
+
+    def reopens(self) -> None:
+        """The link ends, with what is on its way, and another is opened, which begins after what came."""
+        self.window.link_ended()
+        self.flows.clear()
+        self.in_flight.clear()
+        self.sent = self.received = self.limit = self.granted = 0
+        self.window.link_opened(LARGEST)
+        self.adjust()
 
     def flow_arrives(self) -> None:
         if self.flows:
             self.limit = self.flows.popleft()
 
     def sends(self, count: int) -> None:
-        while count and self.sizes and self.sent < self.limit:
-            self.in_flight.append(b"x" * self.sizes.popleft())
+        while count and self.sent < self.limit:
+            size = next(self.sizes, None)
+            if size is None:
+                return
+            self.in_flight.append(_MESSAGES[size])
             self.sent += 1
             count -= 1
 
@@ -51,66 +79,127 @@ class _Service:
         batch = [self.in_flight.popleft() for _ in range(min(count, len(self.in_flight)))]
         if batch:
             self.received += len(batch)
-            self.window.received(batch)
+            self.bytes_held += self.window.received(batch)
             self.held.extend(map(len, batch))
             self.adjust()
 
     def reads(self, count: int) -> int:
         taken = min(count, len(self.held))
         for _ in range(taken):
-            self.held.popleft()
+            self.bytes_held -= self.held.popleft()
         self.adjust()
         return taken
 
     @property
     def may_still_come(self) -> int:
-        """What is on its way, and what the flows under way may still let come."""
-        return max([self.limit, *self.flows]) - self.received if self.flows else self.limit - self.received
+        """What is on its way, and what the flows under way, in whatever order they take effect, still let come."""
+        return max(self.sent, self.limit, *self.flows) - self.received
 
 
-def _sizes(rng: random.Random, count: int) -> deque[int]:
-    """Make sizes as streams have them: alike for a while, then of another kind, with a giant now and then."""
-    sizes: deque[int] = deque()
-    while len(sizes) < count:
+def _stream(rng: random.Random) -> Iterator[int]:
+    """Give sizes as streams have them: alike for a while, then of another kind, with a giant now and then."""
+    while True:
         usual = rng.choice([1, 10, 100, 1000, LARGEST])
         for _ in range(rng.randrange(1, 120)):
-            sizes.append(LARGEST if rng.random() < 0.02 else rng.randint(1, usual))
-    return sizes
+            yield LARGEST if rng.random() < 0.02 else 1 + int(rng.random() * usual)
+
+
+def _sizes(rng: random.Random, count: int) -> Iterator[int]:
+    return islice(_stream(rng), count)
+
+
+def _check_bounds(seed: int, max_events: int, max_bytes: int, *, is_strict: bool, steps: int) -> None:
+    """Play an adversary on both ends of a link, and check in each step what the class says of its bounds."""
+    rng = random.Random(seed)
+    window = CreditWindow(max_events, max_bytes, strict=is_strict)
+    service = _Service(window, _stream(rng))
+    service.window.link_opened(LARGEST)
+    service.adjust()
+    exposed = 0
+    events_read = 3 if rng.random() < 0.5 else 300
+    rare = rng.choice([0.0, 0.05])
+    for _ in range(steps):
+        before, could_come = service.bytes_held, window.allowance
+        case = rng.random()
+        if case < rare:
+            service.withdraws() if case < rare / 2 else service.reopens()
+        elif case < 0.25:
+            service.flow_arrives()
+        elif case < 0.5:
+            service.sends(1 + int(rng.random() * 300))
+        elif case < 0.75:
+            service.arrives(1 + int(rng.random() * 300))
+        else:
+            service.reads(int(rng.random() * (events_read + 1)))
+        held = service.bytes_held
+        if before < max_bytes <= held:
+            exposed = could_come
+        where = (seed, max_events, max_bytes, is_strict)
+        assert service.may_still_come <= window.allowance == service.granted - service.received, where
+        assert len(service.held) <= max_events, where
+        if is_strict:
+            assert held <= max(max_bytes, LARGEST), where
+        elif held >= max_bytes:
+            assert held < max_bytes + exposed * LARGEST, where
+
+
+EVENTS, BYTES = (1, 5, 40, 200, 2000), (1000, 10_000, 60_000, 400_000)
 
 
 @given(
     seed=st.integers(0, 2**32),
-    max_events=st.sampled_from([1, 5, 40, 200, 2000]),
-    max_bytes=st.sampled_from([1000, 10_000, 60_000, 400_000]),
+    max_events=st.sampled_from(EVENTS),
+    max_bytes=st.sampled_from(BYTES),
     is_strict=st.booleans(),
 )
+@example(seed=394, max_events=200, max_bytes=1000, is_strict=False)
 def test_the_stated_bounds_hold(seed: int, max_events: int, max_bytes: int, is_strict: bool) -> None:
-    """Whenever what comes: events stay in their budget, bytes in theirs plus what could come as it was crossed."""
+    """Whatever comes: events stay in their budget, bytes in theirs plus what could come as it was reached."""
+    _check_bounds(seed, max_events, max_bytes, is_strict=is_strict, steps=600)
+
+
+@pytest.mark.timeout(3600)
+def test_the_stated_bounds_hold_for_many_seeds(pytestconfig: pytest.Config) -> None:
+    """The same for seed after seed: 2,000, or 100,000 in the long form."""
+    seeds = range(100_000 if pytestconfig.getoption("--long") else 2000)
+    for seed in (*seeds, 13_419):
+        _check_bounds(
+            seed, EVENTS[seed % 5], BYTES[seed // 5 % 4], is_strict=seed // 20 % 4 == 0, steps=50 + seed % 7 * 50
+        )
+
+
+@given(seed=st.integers(0, 2**32), max_events=st.sampled_from([5, 60]), max_bytes=st.sampled_from([200, 6000, 10**6]))
+def test_the_allowance_is_that_of_the_engine(seed: int, max_events: int, max_bytes: int) -> None:
+    """However messages and flows cross, the window and the engine's link agree on what may still come.
+
+    So the engine takes what the window reckons with, and would end the link of a peer that sends more.
+    """
     rng = random.Random(seed)
-    service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), _sizes(rng, 3000))
-    service.window.link_opened(LARGEST)
-    service.adjust()
-    exposed = 0
-    is_slow = rng.random() < 0.5
-    for _ in range(600):
-        before, could_come = sum(service.held), service.may_still_come
-        match rng.choice(["flow", "send", "arrive", "read"]):
-            case "flow":
-                service.flow_arrives()
+    pair = opened(config(enforce_credit=True))
+    session, _ = pair.session()
+    receiver, sender = pair.link(session, is_receiver=True)
+    window = CreditWindow(max_events, max_bytes)
+    window.link_opened(0)
+    held: deque[int] = deque()
+    for _ in range(60):
+        match rng.choice(["send", "arrive", "read", "flow"]):
             case "send":
-                service.sends(rng.randint(1, 300))
+                for _ in range(min(sender.credit, rng.randint(1, 50))):
+                    sender.send(_MESSAGES[rng.choice([1, 50, 400])], settled=True)
             case "arrive":
-                service.arrives(rng.randint(1, 300))
+                for told in pair.client.receive(pair.server.data_to_send()):
+                    assert isinstance(told, Messages), told
+                    window.received(told.payloads)
+                    held.extend(map(len, told.payloads))
             case "read":
-                service.reads(rng.randint(0, 3 if is_slow else 300))
-        held = sum(service.held)
-        if before < max_bytes <= held:
-            exposed = could_come
-        assert len(service.held) <= max_events
-        if is_strict:
-            assert held <= max(max_bytes, LARGEST)
-        elif held >= max_bytes:
-            assert held < max_bytes + exposed * LARGEST
+                for _ in range(min(len(held), rng.randint(1, 50))):
+                    held.popleft()
+            case "flow":
+                pair.server.receive(pair.client.data_to_send())
+        credit = window.withdraw() if rng.random() < 0.1 else window.grant(len(held), sum(held))
+        if credit is not None:
+            receiver.set_credit(credit)
+        assert (window.allowance, window.credit) == (receiver.allowance, receiver.credit)
 
 
 @given(
@@ -122,8 +211,8 @@ def test_the_stated_bounds_hold(seed: int, max_events: int, max_bytes: int, is_s
 )
 def test_everything_comes_in_the_end(seed: int, max_events: int, max_bytes: int, is_strict: bool, batch: int) -> None:
     """A reader that reads on gets every message, however small the window: credit never runs dry for good."""
-    service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), _sizes(random.Random(seed), 600))
-    count = len(service.sizes)
+    count = 600
+    service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), _sizes(random.Random(seed), count))
     service.window.link_opened(LARGEST)
     service.adjust()
     got = 0
@@ -163,7 +252,7 @@ def test_what_is_wanted_comes_and_no_more(seed: int, max_events: int, max_bytes:
 
 def test_a_known_size_keeps_within_the_budget() -> None:
     """Once sizes are known and steady, the bytes held never exceed the budget at all."""
-    service = _Service(CreditWindow(3000, 50_000), deque([1000] * 5000))
+    service = _Service(CreditWindow(3000, 50_000), iter([1000] * 5000))
     service.window.link_opened(LARGEST)
     service.adjust()
     for turn in range(400):
@@ -181,7 +270,7 @@ def _steady(window: CreditWindow, size: int, rounds: int) -> None:
     """Let the service use up all credit, and read it all, several times."""
     window.grant(0, 0)
     for _ in range(rounds):
-        window.received([b"x" * size] * max(1, window.outstanding))
+        window.received([b"x" * size] * max(1, window.credit))
         window.grant(0, 0)
 
 
@@ -191,7 +280,7 @@ def test_it_starts_small_and_grows() -> None:
     assert window.grant(0, 0) == START
     seen = []
     for _ in range(9):
-        window.received([b"x" * 100] * window.outstanding)
+        window.received([b"x" * 100] * window.credit)
         seen.append(window.grant(0, 0))
     assert seen[:3] == [64, 128, 256]
     assert seen[-1] == 3000
@@ -201,7 +290,7 @@ def test_bytes_limit_credit_by_the_size_seen() -> None:
     """With messages of 1000 bytes and room for 50 000, no more than 50 are let come."""
     window = CreditWindow(3000, 50_000)
     _steady(window, 1000, 12)
-    assert window.outstanding == 50
+    assert window.credit == 50
 
 
 def test_one_large_message_is_remembered() -> None:
@@ -209,7 +298,7 @@ def test_one_large_message_is_remembered() -> None:
     window = CreditWindow(3000, 50_000)
     _steady(window, 10, 12)
     window.received([b"x" * 5000])
-    window.received([b"x" * 10] * window.outstanding)
+    window.received([b"x" * 10] * window.credit)
     assert window.grant(0, 0) == 10
 
 
@@ -221,7 +310,7 @@ def test_a_large_message_is_forgotten_in_time() -> None:
     for _ in range(30):
         window.received([b"x" * 10] * 100)
     _steady(window, 10, 3)
-    assert window.outstanding == 100
+    assert window.credit == 100
 
 
 def test_overshoot_takes_credit_back() -> None:

@@ -166,6 +166,32 @@ async def test_a_failed_link_is_replaced_once(
     assert len(bodies(hub)) == 11
 
 
+@pytest.mark.parametrize("is_used", [True, False], ids=["while sending", "while idle"])
+async def test_a_link_that_ended_for_good_is_not_used_again(
+    hub: FakeHub, producer: HubProducer, transport: CountingTransport, is_used: bool
+) -> None:
+    """A send whose link was detached with an error to give up on raises it; the next send opens a new link."""
+    await producer.send(X, partition_id="0")
+    disabled = error_for("com.microsoft:entity-disabled", "the hub is disabled")
+    assert disabled.recovery is Recovery.GIVE_UP
+    if is_used:
+        hub.hang("transfer")
+        send = asyncio.ensure_future(producer.send(X, partition_id="0"))
+        await asyncio.sleep(0.1)
+        transport.opened[0].end(disabled)
+        with pytest.raises(ServiceError, match="disabled"):
+            await send
+        hub.answer("transfer")
+    else:
+        transport.opened[0].end(disabled)
+    hub.refuse(disabled, operation="send")
+    with pytest.raises(ServiceError, match="disabled"):
+        await producer.create_batch(partition_id="0")
+    await producer.send(X, partition_id="0")
+    assert bodies(hub) == [b"x", b"x"]
+    assert len(transport.opened) == 2
+
+
 async def test_too_much_is_refused_before_anything_is_sent(hub: FakeHub, producer: HubProducer) -> None:
     """Events that do not fit one message are an error without a retry, and none of them is stored."""
     before = now()

@@ -46,7 +46,7 @@ class Credential:
 
     epoch: float
     life: float = 3600.0
-    error: Exception | None = None
+    error: BaseException | None = None
     hangs: bool = False
     given: int = 0
     scopes: list[str] = field(default_factory=list)
@@ -245,11 +245,18 @@ async def test_tokens_of_a_credential_are_renewed(service: Service, life: float,
 
 @pytest.mark.parametrize(
     ("error", "recovery"),
-    [(ClientAuthenticationError("secret-words"), Recovery.GIVE_UP), (OSError("secret-words"), Recovery.RETRY)],
-    ids=["refused", "unreachable"],
+    [
+        (ClientAuthenticationError("secret-words"), Recovery.GIVE_UP),
+        (OSError("secret-words"), Recovery.RETRY),
+        (asyncio.CancelledError("secret-words"), Recovery.RETRY),
+    ],
+    ids=["refused", "unreachable", "cancelled"],
 )
-async def test_a_credential_that_fails(service: Service, error: Exception, recovery: Recovery) -> None:
-    """A credential that was refused is to give up on, one that cannot be reached is not; its words are not repeated."""
+async def test_a_credential_that_fails(service: Service, error: BaseException, recovery: Recovery) -> None:
+    """A credential that was refused is to give up on, one that cannot be reached is not; its words are not repeated.
+
+    Nor does anybody take a `CancelledError` of its for a cancellation of their own.
+    """
     credential = Credential(time.time(), error=error)
     transport = service.transport(credential=credential)
     with pytest.raises(AuthenticationError) as caught:

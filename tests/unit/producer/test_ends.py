@@ -1,0 +1,576 @@
+"""What the user gave to a producer ends badly: raises what is no `Exception`, is cancelled by others, or hangs.
+
+Every send and every accepted event ends, later ones go on where they can, and closing keeps its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from eventpump.amqp.message import Data
+from eventpump.core.claim import PublisherState, StoredPublisherState
+from eventpump.errors import (
+    ClosedError,
+    EventPumpError,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+    ServiceError,
+    StoreError,
+)
+from eventpump.events import EventData
+from eventpump.ports import SendLinkSpec
+from eventpump.producer.buffered import HubBufferedProducer, Receipt
+from eventpump.producer.producer import HubProducer
+from eventpump.settings import BufferSettings, RetryOptions
+from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.testing.clock import VirtualTimeLoop
+from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport
+
+RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
+PUBLISHER, SENDER = "eventpump publisher of partition 0", "send to partition 0"
+
+
+class Odd(BaseException):
+    """An error that is no `Exception`."""
+
+
+class Store(MemoryPublisherStateStore):
+    """Does in its calls what a test says, and counts them.
+
+    :ivar script: by call: what it raises, one after the other; or seconds it takes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script: dict[str, list[BaseException | float]] = {}
+        self.calls: Counter[str] = Counter()
+        self.is_deaf = False
+
+    async def _play(self, call: str) -> None:
+        self.calls[call] += 1
+        if script := self.script.get(call):
+            step = script.pop(0)
+            if isinstance(step, BaseException):
+                raise step
+            until = asyncio.get_running_loop().time() + step
+            while (left := until - asyncio.get_running_loop().time()) > 0:
+                try:
+                    await asyncio.sleep(left)
+                except asyncio.CancelledError:
+                    if not self.is_deaf:
+                        raise
+
+    async def open(self) -> None:
+        await self._play("open")
+        await super().open()
+
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
+        await self._play("read")
+        return await super().read_state(name, partition_id)
+
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
+        await self._play("write")
+        return await super().write_state(name, partition_id, state, replaces)
+
+    async def aclose(self) -> None:
+        await self._play("close")
+        await super().aclose()
+
+
+class Scene:
+    """A hub, and producers to it."""
+
+    def __init__(self) -> None:
+        self.hub = FakeHub(partitions=2)
+        self.store = Store()
+        self.producers: list[HubProducer | HubBufferedProducer] = []
+
+    def producer(self, **options: Any) -> HubProducer:
+        options = {"retry": RETRY, "rng": random.Random(1), "transport": FakeTransport(self.hub), **options}
+        producer = HubProducer(hub=self.hub.name, **options)
+        self.producers.append(producer)
+        return producer
+
+    def idempotent(self, **options: Any) -> HubProducer:
+        return self.producer(idempotent=True, **options)
+
+    def known(self, **options: Any) -> HubProducer:
+        return self.idempotent(name="orders", state_store=self.store, **options)
+
+    def buffered(
+        self, producer: HubProducer | None = None, on_success: Any = None, on_error: Any = None, **settings: Any
+    ) -> HubBufferedProducer:
+        buffered = HubBufferedProducer(
+            producer or self.producer(),
+            BufferSettings(**{"max_wait": 0.1, **settings}),
+            on_success=on_success,
+            on_error=on_error,
+        )
+        self.producers.append(buffered)
+        return buffered
+
+    def bodies(self, partition_id: str = "0") -> list[str]:
+        return [event.body_as_str() for event in self.hub.events(partition_id)]
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """A test's scene. Afterwards, nothing of it runs."""
+    scene = Scene()
+    yield scene
+    for producer in scene.producers:
+        try:
+            await producer.aclose(deadline=1.0)
+        except PublishOutcomeUnknownError:
+            continue
+    await asyncio.sleep(0)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, "a producer left a task behind"
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def idle() -> None:
+    """Let everything run that can without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def outcome(use: Any) -> Any:
+    """Give what a use came to: its value or its error. It must end within a minute."""
+    async with asyncio.timeout(60):
+        return (await asyncio.gather(use, return_exceptions=True))[0]
+
+
+def event(body: object) -> EventData:
+    return EventData(str(body))
+
+
+def text(given: EventData) -> str:
+    body = given.body
+    assert isinstance(body, Data)
+    return body.parts[0].decode()
+
+
+def tasks_named(name: str) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == name]
+
+
+# -------------------------------------------------------------------------------------------- publishers
+
+
+@pytest.mark.parametrize("busy_with", ["nothing yet", "attaching", "credit", "transfer", "waiting to retry", "nothing"])
+async def test_a_publisher_that_is_cancelled_lets_later_sends_go_on(scene: Scene, busy_with: str) -> None:
+    """Whenever a publisher's task is cancelled from outside: who waits gets an error, and the next send goes through.
+
+    What was in doubt is settled by then, so that nothing is stored twice.
+    """
+    producer = scene.idempotent()
+    stall = {"attaching": "send", "credit": "credit", "transfer": "transfer"}.get(busy_with)
+    if busy_with == "nothing":
+        await producer.send(event("before"), partition_id="0")
+    elif stall is not None:
+        scene.hub.hang(stall)
+    elif busy_with == "waiting to retry":
+        scene.hub.refuse(ServiceError("later"), operation="send")
+    first = event("a")
+    sending = None
+    if busy_with != "nothing":
+        sending = asyncio.ensure_future(producer.send([first], partition_id="0"))
+        await asyncio.sleep(0)
+        while not tasks_named(PUBLISHER):  # noqa: ASYNC110 - there is nothing to wait for before its first step
+            await asyncio.sleep(0)
+        if busy_with != "nothing yet":
+            await idle()
+    (task,) = tasks_named(PUBLISHER)
+    task.cancel()
+    if sending is not None:
+        error = await outcome(sending)
+        expected = PublishOutcomeUnknownError if busy_with == "transfer" else ServiceError
+        assert type(error) is expected
+    await idle()
+    assert not tasks_named(PUBLISHER)
+    if stall is not None:
+        scene.hub.answer(stall)
+    assert await outcome(producer.send([first], partition_id="0")) is None
+    assert await outcome(producer.send(event("b"), partition_id="0")) is None
+    assert scene.bodies() == [*(["before"] if busy_with == "nothing" else []), "a", "b"]
+
+
+async def test_what_a_cancelled_publisher_left_in_doubt_is_settled_as_the_producer_closes(scene: Scene) -> None:
+    """`aclose` starts the publisher again, where something is in doubt and nobody drives it."""
+    producer = scene.idempotent()
+    scene.hub.hang("transfer")
+    batch = await producer.create_batch(partition_id="0")
+    batch.try_add(event("a"))
+    sending = asyncio.ensure_future(producer.send(batch))
+    await idle()
+    tasks_named(PUBLISHER)[0].cancel()
+    assert isinstance(await outcome(sending), PublishOutcomeUnknownError)
+    scene.hub.answer("transfer")
+    await producer.aclose()
+    assert scene.bodies() == ["a"]
+    assert batch.starting_published_sequence_number == 1
+
+
+async def test_a_publisher_cancelled_twice_loses_nothing(scene: Scene) -> None:
+    """A second cancellation, while the transfer is being broken off, leaves the batch in doubt; nothing spins."""
+    producer = scene.idempotent()
+    scene.hub.hang("transfer")
+    sending = asyncio.ensure_future(producer.send(event("a"), partition_id="0"))
+    await idle()
+    (task,) = tasks_named(PUBLISHER)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    assert isinstance(await outcome(sending), PublishOutcomeUnknownError)
+    scene.hub.answer("transfer")
+    assert await outcome(producer.send(event("b"), partition_id="0")) is None
+    assert scene.bodies() == ["a", "b"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("call", ["open", "read", "write"])
+async def test_a_store_that_is_cancelled_by_others_is_a_failed_try(scene: Scene, call: str, times: int) -> None:
+    """A `CancelledError` out of the state store cancels nobody: the send fails or is tried again; later ones go on."""
+    scene.store.script[call] = [asyncio.CancelledError() for _ in range(times)]
+    producer = scene.known()
+    for _ in range(times):
+        if isinstance(await outcome(producer.send(event("a"), partition_id="0")), EventPumpError):
+            continue
+        break
+    if not scene.bodies():
+        assert await outcome(producer.send(event("a"), partition_id="0")) is None
+    assert scene.bodies() == ["a"]
+    # The second write that succeeds says that something is published.
+    assert scene.store.calls[call] == times + (2 if call == "write" else 1)
+
+
+@pytest.mark.parametrize("error", [Odd(), GeneratorExit(), ValueError()], ids=repr)
+@pytest.mark.parametrize("call", ["read", "write"])
+async def test_a_store_that_raises_anything_ends_no_send_in_silence(
+    scene: Scene, call: str, error: BaseException
+) -> None:
+    """Whatever a state store raises, the send gets it, and the next one goes on with the start."""
+    scene.store.script[call] = [error]
+    producer = scene.known()
+    sends = [asyncio.ensure_future(outcome(producer.send(event(body), partition_id="0"))) for body in "ab"]
+    found = []
+    for send in sends:
+        try:
+            found.append(await send)
+        except BaseException as raised:
+            found.append(raised)
+    later = await outcome(producer.send(event("c"), partition_id="0"))
+    assert found[0] is error
+    assert (found[1], later) == (None, None)
+
+
+async def test_a_link_that_is_cancelled_by_others_is_a_failed_try(scene: Scene) -> None:
+    """A `CancelledError` out of the way to the service, as of a credential, cancels no send: it is tried again."""
+
+    class Cancelled(FakeTransport):
+        left = 2
+
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            self.left -= 1
+            if self.left >= 0:
+                raise asyncio.CancelledError
+            return await super().open_send_link(spec)
+
+    for producer in (scene.producer(transport=Cancelled(scene.hub)), scene.idempotent(transport=Cancelled(scene.hub))):
+        assert await outcome(producer.send(event("a"), partition_id="0")) is None
+    assert scene.bodies() == ["a", "a"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_send_that_is_cancelled_says_so(scene: Scene, is_known: bool) -> None:
+    """A cancellation of the caller's own propagates, from wherever it waits, and holds nobody up."""
+    producer = scene.known() if is_known else scene.producer()
+    scene.store.script["read"] = [1000.0]
+    scene.hub.hang("send")
+    sending = asyncio.ensure_future(producer.send(event("a"), partition_id="0"))
+    await idle()
+    sending.cancel()
+    await idle()
+    assert sending.cancelled()
+    scene.hub.answer("send")
+    assert await outcome(producer.send(event("b"), partition_id="0")) is None
+    assert scene.bodies() == ["b"]
+
+
+# ---------------------------------------------------------------------------------- partitions that are not
+
+
+@pytest.mark.parametrize("kind", ["plain", "in turn", "idempotent", "known"])
+async def test_unknown_partitions_leave_nothing_behind(scene: Scene, kind: str) -> None:
+    """Ids that the service refuses leave no publisher, task, lock or entry in the producer."""
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "in turn": {"max_in_flight": 1},
+        "idempotent": {"idempotent": True},
+        "known": {"idempotent": True, "name": "orders", "state_store": scene.store},
+    }
+    producer = scene.producer(**options[kind])
+    if not producer.is_idempotent:
+        for number in range(50):  # the fake refuses a plain link nowhere
+            scene.hub.refuse(RequestRefusedError("no such"), operation="send", partition_id=f"no{number}", times=9)
+
+    async def use(number: int) -> list[Any]:
+        to = f"no{number}"
+        cancelled = asyncio.ensure_future(producer.send(event("x"), partition_id=to))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        uses: list[Awaitable[object]] = [
+            producer.send(event("x"), partition_id=to),
+            producer.send([event("x")], partition_id=to, split=True),
+            producer.create_batch(partition_id=to),
+        ]
+        return await asyncio.gather(*uses, return_exceptions=True)
+
+    found = await asyncio.gather(*(use(number) for number in range(50)))
+    assert {type(each) for errors in found for each in errors} == {RequestRefusedError}
+    await producer.send(event("a"), partition_id="0")
+    await idle()
+    del found
+    gc.collect()
+    assert {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}} <= {PUBLISHER}
+    for name, value in vars(producer).items():
+        if name not in {"_options"} and hasattr(value, "__len__") and not isinstance(value, str):
+            assert len(value) <= 1, name
+    assert scene.bodies() == ["a"]
+
+
+async def test_a_partition_that_is_added_after_it_was_refused_is_published_to(scene: Scene) -> None:
+    """A refused id is asked for again by the next send."""
+    producer = scene.known()
+    assert isinstance(await outcome(producer.send(event("a"), partition_id="2")), RequestRefusedError)
+    scene.hub.add_partitions(1)
+    assert await outcome(producer.send(event("a"), partition_id="2")) is None
+    assert scene.bodies("2") == ["a"]
+
+
+# ------------------------------------------------------------------------------------------------ closing
+
+
+@pytest.mark.parametrize("deadline", [1.0, 5.0, None])
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
+@pytest.mark.parametrize("call", ["open", "read", "write", "close"])
+async def test_closing_keeps_its_deadline_with_a_store_that_hangs(
+    scene: Scene, call: str, is_deaf: bool, deadline: float | None
+) -> None:
+    """`aclose` comes back at its deadline; where a store does not even let itself be cancelled, soon after.
+
+    The send that waits for the store has ended by then.
+    """
+    producer = scene.known()
+    scene.store.script[call] = [500.0]
+    scene.store.is_deaf = is_deaf
+    sending = asyncio.ensure_future(outcome(producer.send(event("a"), partition_id="0")))
+    await idle()
+    before = now()
+    await producer.aclose(deadline)
+    took = now() - before
+    within = 20.0 if deadline is None else deadline
+    assert took <= (within + 4 if is_deaf else within)
+    result = await sending
+    assert result is None if call == "close" else isinstance(result, ClosedError)
+    assert now() == before + took
+    for use in (producer.send(event("b"), partition_id="0"), producer.create_batch(partition_id="0")):
+        assert isinstance(await outcome(use), ClosedError)
+    await asyncio.sleep(600)
+
+
+async def test_closing_goes_on_whatever_a_part_of_it_raises(scene: Scene) -> None:
+    """What the store raises as it is closed is raised, after everything was closed."""
+    producer = scene.known()
+    scene.producers.clear()
+    await producer.send(event("a"), partition_id="0")
+    scene.store.script["close"] = [Odd()]
+    with pytest.raises(Odd):
+        await producer.aclose()
+    assert producer._transport.is_closed  # type: ignore[attr-defined] # the fake's
+    assert not tasks_named(PUBLISHER)
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
+async def test_a_buffer_closes_within_its_deadline_whatever_hangs(scene: Scene, call: str, is_deaf: bool) -> None:
+    """With a hanging store, every event of a buffer ends by the deadline of `aclose`, or shortly after."""
+    ended: Counter[str] = Counter()
+    scene.store.script[call] = [500.0]
+    scene.store.is_deaf = is_deaf
+    producer = scene.buffered(
+        scene.known(),
+        on_error=lambda events, *_: ended.update(map(text, events)),
+        max_batch_events=5,
+    )
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(12)]
+    await asyncio.sleep(1)
+    before = now()
+    await producer.aclose(deadline=2.0)
+    assert now() - before <= (8.0 if is_deaf else 3.0)
+    assert ended == Counter(map(str, range(12)))
+    assert all(receipt.done() for receipt in receipts)
+    assert producer.buffered_events == 0
+    await asyncio.sleep(600)
+
+
+# ------------------------------------------------------------------------------------------------ buffers
+
+
+def cancelled_result() -> None:
+    """What a callback does that looks at a future somebody has cancelled."""
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def odd() -> None:
+    raise Odd
+
+
+def leave() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("bad", [cancelled_result, odd, leave])
+@pytest.mark.parametrize("which", ["on_success", "on_error"])
+async def test_a_callback_that_raises_anything_ends_no_lane(
+    scene: Scene, which: str, bad: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a callback raises is logged: `flush` and `aclose` end, and every event ends once, in order."""
+    told: list[str] = []
+
+    def callback(events: Sequence[EventData], *_: object) -> None:
+        told.extend(map(text, events))
+        bad()
+
+    if which == "on_error":
+        scene.hub.refuse(RequestRefusedError("no"), operation="transfer", times=1000)
+    callbacks: dict[str, Any] = {which: callback}
+    producer = scene.buffered(max_batch_events=10, **callbacks)
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(100)]
+    async with asyncio.timeout(60):
+        await producer.flush()
+    assert told == list(map(str, range(100)))
+    assert all(receipt.done() for receipt in receipts)
+    assert producer.buffered_events == 0
+    assert "callback" in caplog.text
+    await producer.send(event("last"), partition_id="0")
+    async with asyncio.timeout(60):
+        await producer.aclose()
+    assert told[-1] == "last"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 50])
+@pytest.mark.parametrize("stall", ["send", "transfer", None])
+async def test_a_task_of_a_buffer_that_is_cancelled_ends_its_events(
+    scene: Scene, turns: int, stall: str | None
+) -> None:
+    """Cancelled from outside at any moment, even before it began: each event ends once, and later ones are sent."""
+    ended: Counter[str] = Counter()
+
+    def note(events: Sequence[EventData], *_: object) -> None:
+        ended.update(map(text, events))
+
+    producer = scene.buffered(on_success=note, on_error=note, max_batch_events=5)
+    await producer.open()
+    if stall is not None:
+        scene.hub.hang(stall)
+    receipts = [producer.send_nowait(event(number), partition_id="0") for number in range(12)]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in tasks_named(SENDER):
+        task.cancel()
+    await idle()
+    if stall is not None:
+        scene.hub.answer(stall)
+    receipts.append(await producer.send(event("late"), partition_id="0"))
+    async with asyncio.timeout(60):
+        await producer.flush()
+    assert ended == Counter([*map(str, range(12)), "late"])
+    assert "late" in scene.bodies()
+    assert all(receipt.done() for receipt in receipts)
+    assert producer.buffered_events == 0
+
+
+async def test_a_send_that_is_cancelled_by_others_is_a_failed_batch(scene: Scene) -> None:
+    """A `CancelledError` that nobody meant for the buffer's task fails that batch, and the next ones go on."""
+    scene.store.script["read"] = [asyncio.CancelledError() for _ in range(RETRY.max_retries + 1)]
+    producer = scene.buffered(scene.known(), max_batch_events=5)
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(10)]
+    found = [await outcome(receipt) for receipt in receipts]
+    assert all(isinstance(each, StoreError) for each in found[:5])
+    assert scene.bodies() == list("56789")
+
+
+async def test_a_router_that_raises_keeps_no_room_from_others(scene: Scene) -> None:
+    """Of sends that wait for room in any partition, one whose router raises leaves its turn to the next."""
+
+    class Router:
+        calls = 0
+
+        def route(self, given: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+            self.calls += 1
+            if text(given) == "bad" and self.calls > 5:
+                raise Odd
+            return "0"
+
+    producer = HubBufferedProducer(
+        scene.producer(), BufferSettings(max_events=2, max_batch_events=1, max_wait=0.1), router=Router()
+    )
+    scene.producers.append(producer)
+    await producer.open()
+    scene.hub.hang("transfer")
+    await producer.send(event("first"))
+    waiting = [asyncio.ensure_future(producer.send(event(body))) for body in ("bad", "good")]
+    await idle()
+    scene.hub.answer("transfer")
+    with pytest.raises(Odd):
+        await waiting[0]
+    assert isinstance(await outcome(waiting[1]), Receipt)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["callback", "store"])
+def test_what_ends_a_program_ends_it(error: type[BaseException], where: str) -> None:
+    """`KeyboardInterrupt` and `SystemExit` leave the loop as asyncio lets them, and closing then ends every event."""
+    ended: Counter[str] = Counter()
+    closed = []
+
+    async def run() -> None:
+        scene = Scene()
+
+        def callback(events: Sequence[EventData], *_: object) -> None:
+            ended.update(map(text, events))
+            if where == "callback" and len(ended) == 5:
+                raise error
+
+        if where == "store":
+            scene.store.script["write"] = [error()]
+        producer = scene.buffered(scene.known(), on_success=callback, on_error=callback, max_batch_events=5)
+        try:
+            for number in range(12):
+                await producer.send(event(number), partition_id="0")
+            await producer.flush()
+        finally:
+            await producer.aclose(deadline=5.0)
+            closed.append(producer.buffered_events)
+
+    with pytest.raises(error), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(run())
+    assert closed == [0]
+    assert max(ended.values()) == 1
+    assert len(ended) >= 5
