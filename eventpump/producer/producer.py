@@ -283,10 +283,13 @@ class HubProducer:
         :param partition_key: send where events of this key go.
         :param split: send as many messages as it takes, one after another; the first failure leaves the rest unsent.
         :raises EventTooLargeError: they do not fit one message; nothing is sent.
-        :raises EventError: events or a batch that are published or, in another set, in doubt.
+        :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
         :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
-        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored.
+        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
+            `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
         """

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from eventpump import (
     EventProducer,
     PartitionReader,
     ProducerStateLostError,
+    PublisherIntent,
     PublishOutcomeUnknownError,
     RetryOptions,
     ServiceError,
@@ -318,6 +320,34 @@ async def test_a_publisher_that_dies_goes_on(
         emulator.faults.clear()
         published += 9 + is_stored
     assert await stored(emulator.connection_string, "0", **way.options) == bodies[:published]
+
+
+async def test_a_start_reads_the_end_of_the_partition(emulator: Emulator, way: Way, tmp_path: Path) -> None:
+    """*No duplicate*: what was stored after the number was read is counted by its stamps, beside other writers."""
+    scan: dict[str, Any] = {"name": "feed", "on_doubt": "scan", "scan_consumer_group": "$Default", **way.options}
+    async with (
+        EventProducer(emulator.connection_string, HUB, **CONNECTION, **way.options) as other,
+        producer_to(
+            emulator.connection_string, state_store=SqlitePublisherStateStore(tmp_path / "states.db"), **scan
+        ) as former,
+    ):
+        for number in range(0, 700, 2):
+            await former.send([EventData(f"{number}"), EventData(f"{number + 1}")], partition_id="0")
+            await other.send(EventData("somebody else's"), partition_id="0")
+        last = (await former.get_partition_properties("0")).last_enqueued_sequence_number
+    store = SqlitePublisherStateStore(tmp_path / "states.db")
+    await store.open()
+    found = await store.read_state("feed", "0")
+    assert found is not None
+    assert found.state.is_clean
+    # As it is where a start was cut off after it had read the number, 600 events before the end.
+    unclean = replace(found.state, is_clean=False, start=100, published=100, intent=PublisherIntent(1, last - 900, 100))
+    assert await store.write_state("feed", "0", unclean, found) is not None
+    async with producer_to(emulator.connection_string, state_store=store, **scan) as producer:
+        assert (await producer.get_partition_publishing_properties("0")).events_published == 700
+        await producer.send(EventData("700"), partition_id="0")
+    bodies = [body for body in await stored(emulator.connection_string, "0", **way.options) if body.isdecimal()]
+    assert bodies == [f"{number}" for number in range(701)]
 
 
 async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) -> None:
