@@ -126,8 +126,8 @@ class HubProducer:
     :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
     :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
-    :param mode: how processes with one `name` go together; needs a `state_store`, with which it is "exclusive" unless
-        given.
+    :param mode: how processes with one `name` go together, the same in all of them; needs a `state_store`, with which it
+        is "exclusive" unless given.
 
         "exclusive": one at a time. Each start takes a level of its own, and from then on the service refuses the
         process before it, which gets `ProducerDisconnectedError`. Of what that process had on its way nothing is stored
@@ -136,7 +136,9 @@ class HubProducer:
         "replayable": they share one level and may overlap, on one condition: the events follow from the numbers. Each
         process goes on with the event that `events_published` names, and all of them send the same events, in batches
         that are divided alike, as a loop over `orders[known.events_published :]` does. Where they do not, events are
-        lost: the service takes the second event with a number for a repeat of the first.
+        lost: the service takes the second event with a number for a repeat of the first. One that another has overtaken
+        by more than the service remembers, or while a batch of its own is in doubt, gets `InvalidClientStateError`; it
+        may be started again, and counts anew.
     :param on_doubt: what follows where a start finds that the process before it did not close with nothing in doubt,
         and that the partition has grown while its level was taken over. Events of that process may have been stored
         without being counted by `events_published`. On a partition with other writers this is so after nearly every
