@@ -126,8 +126,8 @@ class HubProducer:
     :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
     :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
-    :param mode: how processes with one `name` go together, the same in all of them; needs a `state_store`, with which it
-        is "exclusive" unless given.
+    :param mode: how processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
+        "exclusive" with one unless given.
 
         "exclusive": one at a time. Each start takes a level of its own, and from then on the service refuses the
         process before it, which gets `ProducerDisconnectedError`. Of what that process had on its way nothing is stored
