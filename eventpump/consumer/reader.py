@@ -17,10 +17,10 @@ from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
 
+logger = logging.getLogger("eventpump.consumer")
+
 _START = "-1"
 _LATEST = "@latest"
-
-_log = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
@@ -158,7 +158,7 @@ class PartitionReader:
             self._watch = RangeWatch(self._ask, self._has_nothing_left, feed.wake)
         if not self._watch.is_over(feed.newest):
             return False
-        _log.warning(
+        logger.warning(
             "hub %s, partition %s: what was left of the range is gone", self._settings.hub, self._settings.partition_id
         )
         self._is_at_end = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import random
 from collections import Counter
@@ -65,12 +66,13 @@ class Transport(FakeTransport):
     def __init__(self, hub: FakeHub, rng: random.Random) -> None:
         super().__init__(hub)
         self.links: list[FakeSendLink] = []
+        self.is_calm = False
         self._rng = rng
 
     async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
         link = await super().open_send_link(spec)
         self.links.append(link)
-        if self._rng.random() < 0.05:
+        if not self.is_calm and self._rng.random() < 0.05:
             raise asyncio.CancelledError
         return link
 
@@ -238,6 +240,8 @@ class History:
             await disturbing
             self.calm()
             await self.producer.flush()
+            for partition_id in self.hub.partition_ids:
+                await self.send_at_last(partition_id)
         loop = asyncio.get_running_loop()
         before = loop.time()
         closing = [
@@ -262,8 +266,22 @@ class History:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"left behind: {left}"
 
+    async def send_at_last(self, partition_id: str) -> None:
+        """Once nothing goes wrong any more, a partition takes an event, whatever went wrong before.
+
+        The second at the latest: the first may be told of a link that ended while its publisher's state was stored.
+        """
+        name = f"8-{partition_id}"
+        self.accepted[name] = await self.producer.send(EventData(name), partition_id=partition_id)
+        try:
+            await self.accepted[name]
+        except ServiceError:
+            name = f"9-{partition_id}"
+            self.accepted[name] = await self.producer.send(EventData(name), partition_id=partition_id)
+            await self.accepted[name]
+
     def calm(self) -> None:
-        self.is_calm = True
+        self.is_calm = self.transport.is_calm = True
         self.hub.accept()
         self.hub._losses.clear()
         if self.store is not None:
@@ -306,17 +324,20 @@ def name_of(event: EventData) -> str:
 
 
 @pytest.mark.timeout(3600)
-def test_every_accepted_event_ends_once(pytestconfig: pytest.Config) -> None:
-    """In 150 random histories, or 20,000 in the long form; and stored is what an idempotent producer acknowledged.
+def test_every_accepted_event_ends_once(pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture) -> None:
+    """In 60 random histories, or 10,000 in the long form. An hour of virtual time is enough for each.
 
-    Or may have been stored, where it said that this is not known. An hour of virtual time is enough for each.
+    Stored is what an idempotent producer acknowledged, once and in order, or what it said is not known. Where the
+    trouble ends before the producer is closed, each partition takes an event again.
     """
+
+    caplog.set_level(logging.CRITICAL, logger="eventpump.producer")  # thousands of callbacks that raise
 
     async def run(seed: int) -> None:
         async with asyncio.timeout(3600):
             await History(seed).run()
 
-    for seed in range(20_000 if pytestconfig.getoption("--long") else 150):
+    for seed in range(10_000 if pytestconfig.getoption("--long") else 60):
         try:
             with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
                 runner.run(run(seed))

@@ -243,10 +243,10 @@ async def test_short_reads_find_the_end_too(clock: Any) -> None:
     hub.publish("0", count=10)
     async with _reader(hub, position="-1", end="@latest") as reader:
         hub.truncate("0", 10)
-        for reads in range(100):
-            if reader.is_at_end:
-                break
+        reads = 0
+        while not reader.is_at_end and reads < 100:
             assert await reader.read(max_wait_time=1.0) == []
+            reads += 1
         assert reads == pytest.approx(2 * QUIET, abs=2)
 
 
