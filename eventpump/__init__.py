@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from eventpump.assembly import BufferedProducer, EventProducer, PartitionReader, ProcessorHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
@@ -35,7 +36,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.ports import HubProperties, PartitionProperties, PublisherState, PublisherStateStore
+from eventpump.ports import HubProperties, PartitionProperties, PublisherStateStore
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt
 from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
@@ -93,6 +94,7 @@ __all__ = [
     "ProtocolError",
     "PublishOutcomeUnknownError",
     "Published",
+    "PublisherIntent",
     "PublisherState",
     "PublisherStateStore",
     "QuotaExceededError",
@@ -109,6 +111,7 @@ __all__ = [
     "SqliteLeaseStore",
     "SqlitePublisherStateStore",
     "StoreError",
+    "StoredPublisherState",
 ]
 
 

@@ -200,7 +200,10 @@ class ProducerOptions(ConnectionOptions, total=False):
     partition_options: Mapping[str, PartitionPublishingOptions]
     name: str
     state_store: PublisherStateStore
-    fence: bool
+    mode: Literal["exclusive", "replayable"]
+    on_doubt: Literal["fail", "scan", "accept"]
+    scan_consumer_group: str
+    on_state_lost: Literal["fail", "new"]
     max_in_flight: int
 
 

@@ -18,9 +18,9 @@
     │   ├── ProducerDisconnectedError another publisher with a higher owner level took over; final for the partition
     │   ├── QuotaExceededError        a limit of the service
     │   └── RequestRefusedError       the service refused the request; sending it again cannot help
-    ├── PublishOutcomeUnknownError    whether a batch is stored is not known yet; its publisher goes on settling it
+    ├── PublishOutcomeUnknownError    whether events are stored is not known; those of a batch are being settled
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
-    ├── ProducerStateLostError        the service has forgotten a sink's producer: what it stored is not known
+    ├── ProducerStateLostError        the service has forgotten a producer: what it stored is not known
     ├── BufferFullError               a buffer has no room for an event right now
     ├── DataLossError                 events that were to be read are gone from their partition
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
@@ -192,25 +192,31 @@ class RequestRefusedError(ServiceError):
 
 
 class PublishOutcomeUnknownError(EventPumpError):
-    """Whether the service has stored a batch is not known yet. The cause is chained.
+    """Whether the service has stored events is not known. The cause, if there is one, is chained.
 
-    The batch keeps its numbers, and nothing else goes to its partition, until its publisher has settled it. Sending the
-    same batch again joins that.
+    Of a batch: it keeps its numbers, and nothing else goes to its partition, until its publisher has settled it.
+    Sending the same batch again joins that.
+
+    Of the former process with a publisher's name (see `on_doubt` of :class:`eventpump.EventProducer`): nothing is sent
+    to the partition by this producer.
 
     :param partition_id: the partition.
-    :param first: the number of the batch's first event; None where no number was assigned.
-    :param count: how many events it has.
+    :param first: the number of the first event; None where no number was assigned.
+    :param count: how many events there are; of a former process, how many there may be at most.
+    :param problem: how the doubt arose and what can be done, where sending the same batch again does not settle it.
+    :ivar is_settling: whether sending the same batch again waits for its outcome. False of a former process's events.
     """
 
-    def __init__(self, partition_id: str, first: int | None, count: int) -> None:
+    def __init__(self, partition_id: str, first: int | None, count: int, *, problem: str | None = None) -> None:
         numbers = "" if first is None else f" from number {first}"
         super().__init__(
             f"partition {partition_id}: the outcome of {count} events{numbers} is not known; "
-            "send the same batch again to wait for it"
+            + (problem or "send the same batch again to wait for it")
         )
         self.partition_id = partition_id
         self.first = first
         self.count = count
+        self.is_settling = problem is None
 
 
 class InvalidClientStateError(EventPumpError):
@@ -227,7 +233,7 @@ class InvalidClientStateError(EventPumpError):
 
 
 class ProducerStateLostError(EventPumpError):
-    """The service has forgotten a producer, or what it had accepted of it: what is stored of a batch is not known.
+    """The service has forgotten a producer, or what it had accepted of it: its numbers do not say what is stored.
 
     :param partition_ids: the partitions concerned.
     :param problem: how that shows, and what can be done.

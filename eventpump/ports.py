@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from eventpump.core.claim import PublisherState, StoredPublisherState
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
     from eventpump.errors import EventPumpError
     from eventpump.events import Checkpoint, EventPosition
@@ -179,7 +180,17 @@ class HubDirectory(Protocol):
         """Read a partition's properties. :raises ServiceError: as above, and for an unknown partition."""
 
 
-class Transport(HubDirectory, Protocol):
+class SendLinkOpener(Protocol):
+    """Attaches send links."""
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        """Attach a send link, and wait until it is attached. Cancelled, no link is left behind.
+
+        :raises ServiceError: refused, or no answer.
+        """
+
+
+class Transport(HubDirectory, SendLinkOpener, Protocol):
     """The way to one namespace. Connects when first used, and again after a connection was lost.
 
     Links do not survive a lost connection: each sink or sender learns of it and opens anew.
@@ -339,26 +350,12 @@ class LeaseStore(CheckpointStore, Protocol):
         """Free what the store holds. Leases stay as they are. Closing twice is fine."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherState:
-    """What an idempotent publisher of one partition needs to go on after its process ended.
-
-    :param producer_id: the id the service knows it by.
-    :param owner_level: its epoch; of two publishers with one id the higher level keeps the other out.
-    :param start: the published number after which the application's counting began; what the service has published
-        since is the number it states minus this one.
-    """
-
-    producer_id: int
-    owner_level: int
-    start: int
-
-
 class PublisherStateStore(Protocol):
     """Keeps the state of idempotent publishers, per name and partition.
 
-    A name belongs to one publisher of one hub. Its state is written before the first send, and when it changes, not per
-    send. Partitions do not wait for each other. A store belongs to one event loop.
+    A name belongs to one publisher of one hub. Its state is written before the first send, when the publisher starts or
+    closes, and now and then in between; not per send. Partitions do not wait for each other. A store belongs to one
+    event loop.
     """
 
     async def open(self) -> None:
@@ -367,20 +364,34 @@ class PublisherStateStore(Protocol):
         :raises StoreError: the store failed.
         """
 
-    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         """Read a state; None where there is none.
 
         :raises StoreError: the store failed, or what it holds is no such state.
         :raises ConfigurationError: the name cannot be one.
         """
 
-    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
-        """Store a state, durably, in place of the one this store read or wrote last; of none, where it did neither.
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
+        """Store a state, durably, by compare-and-swap. None, and nothing stored, where another is there.
 
-        Cancelled or failed, it is stored or not, but never later, over a newer one; it may be called again.
-        :raises StoreError: the store failed, and whether it stored is not known; or another publisher of that name has
-            changed the state, and nothing is stored.
-        :raises ConfigurationError: the name cannot be one.
+        Where the very state is there already, it counts as stored by this call: an earlier one may have failed after it
+        was. States of different starts differ by their `claim`.
+
+        Cancelled or failed, it is stored or not, and never later over another one; it may be called again.
+
+        :param replaces: the state to replace, as it was read or written; None to store the first one.
+        :raises StoreError: the store failed; whether it stored is not known.
+        :raises ConfigurationError: the name or the state cannot be one.
+        """
+
+    async def reset_state(self, name: str, partition_id: str) -> None:
+        """Delete a state, so that the next start is the first. Nothing happens where there is none.
+
+        A process that still publishes under the state is not shut out, but cannot write it any more.
+
+        :raises StoreError: the store failed; whether the state is deleted is not known.
         """
 
     async def aclose(self) -> None:

@@ -197,7 +197,9 @@ async def aggregate(
                 idempotent=True,
                 name="bars",
                 state_store=SqlitePublisherStateStore(state),
-                fence=True,
+                # What a former process had on its way is read from the log of bars, once it is shut out.
+                mode="exclusive",
+                on_doubt="accept",
             )
         )
         partitions = 0

@@ -3,8 +3,9 @@ moment, start it again, and it goes on with the first line that the service does
 
     python examples/idempotent_publisher.py orders.txt --connection-string "Endpoint=..." --hub telemetry
 
-The state store keeps who this publisher is to the service, under a name: written before the first line is sent, and
-not again. How far it came it asks the service.
+The state store keeps who this publisher is to the service, under a name: written before the first line is sent. How far
+it came it asks the service. `replayable`: every run sends the same lines under the same numbers, so that a run that is
+still alive, or a line of it that arrives late, does no harm.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ async def publish(
         idempotent=True,
         name=source.name,
         state_store=SqlitePublisherStateStore(state),
+        mode="replayable",
     )
     async with producer:
         known = await producer.get_partition_publishing_properties(partition_id)

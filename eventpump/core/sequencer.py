@@ -41,12 +41,13 @@ The rules behind it:
   its transfers. A look that finds them unused frees nothing: the old transfer may still arrive. They are free again
   when the service has refused *every* transfer of the batch; one in doubt keeps them for good.
 * A link is attached again with a null number, because the service echoes a number it is given.
-* A number given at attach (a starting number, or fencing) is a claim until a batch is accepted on it: meanwhile the
-  service may answer that nothing is published (-1 or 0), and an answer that equals the head's last number proves
-  nothing, since it may have been true before. The head is then sent again, which is always safe.
+* A number given at attach (a starting number, or one that a level is raised with) is a claim until a batch is accepted
+  on it: meanwhile the service may answer that nothing is published (-1 or 0), and an answer that equals the head's last
+  number proves nothing, since it may have been true before. The head is then sent again, which is always safe.
 * What numbers cannot tell apart: another publisher with the same id *and* level shares our numbers, and a batch of
-  its that begins and ends where ours does passes for ours. So does, after a restart without fencing, a late transfer of
-  the former process: whoever restarts sends the same events from the number the service answered, or raises the level.
+  its that begins and ends where ours does passes for ours. So does, after a restart under the same level, a late
+  transfer of the former process: a restart sends the same events from the number the service answered, or raises the
+  level first (`core/claim.py`).
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class SequencerState(enum.Enum):
 
 
 class SequencerInput(enum.Enum):
-    """What can happen. Answers to an attach are judged first: the last five."""
+    """What can happen. Answers to an attach are judged first: the last three."""
 
     OFFERED = "offered"
     WITHDRAWN = "withdrawn"
@@ -143,8 +144,6 @@ class SequencerInput(enum.Enum):
     UNKNOWN = "unknown"
     DETACHED = "detached"
     FENCED = "fenced"
-    READ = "read"
-    """The number is read; the level is to be raised with it."""
     ATTACHED = "attached"
     """Nothing of the head is stored, as far as the answer tells."""
     STORED = "stored"
@@ -159,7 +158,6 @@ _I = SequencerInput
 TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = MappingProxyType(
     {
         (_S.DETACHED, _I.OFFERED): _S.WAITING,
-        (_S.DETACHED, _I.READ): _S.DETACHED,
         (_S.DETACHED, _I.ATTACHED): _S.IDLE,
         (_S.DETACHED, _I.MISMATCH): _S.FAILED,
         (_S.DETACHED, _I.FENCED): _S.FAILED,
@@ -167,7 +165,6 @@ TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = Ma
         (_S.IDLE, _I.OFFERED): _S.READY,
         (_S.IDLE, _I.FENCED): _S.FAILED,
         (_S.IDLE, _I.DETACHED): _S.DETACHED,
-        (_S.WAITING, _I.READ): _S.WAITING,
         (_S.WAITING, _I.ATTACHED): _S.READY,
         (_S.WAITING, _I.MISMATCH): _S.FAILED,
         (_S.WAITING, _I.FENCED): _S.FAILED,
@@ -283,14 +280,12 @@ class PartitionSequencer(Generic[B]):
     :param owner_level: the level to publish with; None for the service's.
     :param starting_number: the number before the first to use, given to the service at the first attach instead of
         asking it.
-    :param fence: whether to raise the level, once the last number is read under the given id and level.
-    :raises ValueError: a value outside the service's range, or `fence` without an id and a level, or with a number.
+    :raises ValueError: a value outside the service's range.
 
     :ivar state: see the module.
     :ivar head: the batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
     :ivar producer_id: the id, as given and then as answered.
     :ivar owner_level: the level, as given and then as answered.
-    :ivar is_raising: whether the number is read, and the next attach raises the level with it.
     :ivar last_number: the last number known to be published (-1 or 0 where none is), None before the first attach.
     :ivar failure: why the state is FAILED; None in every other.
     :ivar problem: the failure in words.
@@ -300,10 +295,8 @@ class PartitionSequencer(Generic[B]):
         "_is_claimed",
         "_is_withdrawn",
         "_starting_number",
-        "_wants_fence",
         "failure",
         "head",
-        "is_raising",
         "last_number",
         "owner_level",
         "partition_id",
@@ -319,13 +312,10 @@ class PartitionSequencer(Generic[B]):
         producer_id: int | None = None,
         owner_level: int | None = None,
         starting_number: int | None = None,
-        fence: bool = False,
     ) -> None:
         _check("producer id", producer_id, MAX_PRODUCER_ID)
-        _check("owner level", owner_level, MAX_OWNER_LEVEL - fence)
+        _check("owner level", owner_level, MAX_OWNER_LEVEL)
         _check("starting number", starting_number, NUMBERS - 1)
-        if fence and (producer_id is None or owner_level is None or starting_number is not None):
-            raise ValueError("fencing takes an id and a level to start from, and reads the number")
         self.partition_id = partition_id
         self.state = SequencerState.DETACHED
         self.head: Publication[B] | None = None
@@ -335,8 +325,6 @@ class PartitionSequencer(Generic[B]):
         self.failure: Failure | None = None
         self.problem = ""
         self._starting_number = starting_number
-        self._wants_fence = fence
-        self.is_raising = False
         self._is_claimed = starting_number is not None
         self._is_withdrawn = False
 
@@ -352,9 +340,6 @@ class PartitionSequencer(Generic[B]):
         """What to attach with, where the step is to attach."""
         if self.last_number is None:
             return AttachRequest(self.producer_id, self.owner_level, self._starting_number)
-        if self.is_raising:
-            assert self.owner_level is not None
-            return AttachRequest(self.producer_id, self.owner_level + 1, self.last_number)
         return AttachRequest(self.producer_id, self.owner_level)
 
     @property
@@ -466,12 +451,7 @@ class PartitionSequencer(Generic[B]):
             return
         if self.last_number is None:
             self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number
-            self.is_raising = happened is SequencerInput.READ
             self._number()
-        elif self.is_raising:
-            self.owner_level = owner_level
-            self.is_raising = False
-            self._is_claimed = True
 
     def detached(self) -> None:
         """Note that the link is lost. A transfer still out is in doubt."""
@@ -513,7 +493,7 @@ class PartitionSequencer(Generic[B]):
                 f"the service answered {producer_id} of level {owner_level}"
             )
         if self.last_number is None:
-            return (SequencerInput.READ if self._wants_fence else SequencerInput.ATTACHED), ""
+            return SequencerInput.ATTACHED, ""
         if number == self.last_number or (self._is_claimed and number in _NOTHING_PUBLISHED):
             return SequencerInput.ATTACHED, (
                 f"the service refused the numbers after {number} as out of order, and then answered that they come next"

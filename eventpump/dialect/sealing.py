@@ -18,6 +18,7 @@ from eventpump.amqp.types import Described, Int, Short, Symbol
 from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
 from eventpump.dialect.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
 from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.dialect.stamps import filled, spell_stamp, with_room
 from eventpump.errors import EventError
 from eventpump.events import EventData
 
@@ -48,15 +49,18 @@ _pack_epoch = struct.Struct(">h").pack
 _pack_number = struct.Struct(">i").pack
 
 
-def pieces_of(event: EventData, *, idempotent: bool = False) -> tuple[bytes, bytes]:
+def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = False) -> tuple[bytes, bytes]:
     """Encode an event for a batch, in the two pieces in which it stands there.
 
     A body that is bytes and no more is a piece as it is: it is first copied when its batch is sealed.
 
     :param idempotent: whether to leave room for numbers.
+    :param stamped: whether to leave room for a stamp too (`dialect/stamps.py`).
     :returns: what stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
     :raises EventError: a property or the body has no AMQP form, or the event carries numbers already.
     """
+    if stamped:
+        return pieces(with_room(event.encode()), idempotent=idempotent)
     data = event.data if type(event) is EventData else None  # another kind may encode itself otherwise
     if data is not None:
         return (_NUMBERED_DATA_HEADS if idempotent else DATA_HEADS)[len(data)], data
@@ -92,6 +96,7 @@ class SealedBatch:
     """The encoded message of a batch: its events, their order and their bytes do not change any more.
 
     :param pieces: those of its events, two of each (`pieces_of`), with room for numbers where it is idempotent.
+    :param stamped: whether each has room for a stamp too.
     :param partition_key: the key the whole message is routed by. A batch for a partition has none, whatever keys its
         events have.
     :ivar count: how many events it has.
@@ -99,9 +104,16 @@ class SealedBatch:
     :raises ValueError: no event, or an idempotent batch with a key.
     """
 
-    __slots__ = ("_message", "_numbers", "_pieces", "count", "size")
+    __slots__ = ("_is_stamped", "_message", "_numbers", "_pieces", "count", "size")
 
-    def __init__(self, pieces: Sequence[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        *,
+        partition_key: str | None = None,
+        idempotent: bool = False,
+        stamped: bool = False,
+    ) -> None:
         if not pieces:
             raise ValueError("a batch has at least one event")
         if idempotent and partition_key is not None:
@@ -111,6 +123,7 @@ class SealedBatch:
         self._pieces = pieces if idempotent else None
         self._message = b"" if idempotent else b"".join((head, *pieces) if head else pieces)
         self._numbers: tuple[int, int, int] | None = None
+        self._is_stamped = stamped
         self.count = len(pieces) // 2
         self.size = sum(map(len, pieces)) if idempotent else len(self._message)
 
@@ -157,6 +170,8 @@ class SealedBatch:
                 around = stamped[head] = (head[:at] + stamp, head[at + len(stamp) + 4 :])
             before, after = around
             parts[place] = before + _pack_number(number) + after
+            if self._is_stamped:
+                parts[place + 1] = filled(parts[place + 1], spell_stamp(producer_id, epoch, number).encode())
         self._message = b"".join(parts)
         self._numbers = (producer_id, epoch, first)
         return self._message

@@ -32,6 +32,7 @@ class EventBatch:
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
     :ivar is_idempotent: whether its size counts the room for numbers.
+    :ivar is_stamped: whether its events are sent with stamps, and its size counts them.
     :ivar events: the events of an idempotent one; no other keeps them.
     :ivar state: see :class:`BatchState`.
     :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
@@ -42,6 +43,7 @@ class EventBatch:
         "_sealed",
         "events",
         "is_idempotent",
+        "is_stamped",
         "max_size",
         "partition_id",
         "partition_key",
@@ -57,11 +59,13 @@ class EventBatch:
         partition_id: str | None = None,
         partition_key: str | None = None,
         is_idempotent: bool = False,
+        is_stamped: bool = False,
     ) -> None:
         self.max_size = max_size
         self.partition_id = partition_id
         self.partition_key = partition_key
         self.is_idempotent = is_idempotent
+        self.is_stamped = is_stamped
         self.state = BatchState.OPEN
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
@@ -83,7 +87,7 @@ class EventBatch:
         if event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
         if self.partition_key is None:
-            head, rest = pieces_of(event, idempotent=self.is_idempotent)
+            head, rest = pieces_of(event, idempotent=self.is_idempotent, stamped=self.is_stamped)
         else:
             head, rest = pieces(event.encode(self.partition_key))
         size = self.size + len(head) + len(rest)
@@ -113,7 +117,10 @@ class EventBatch:
         """Encode it, once for all sends of the same events."""
         if self._sealed is None:
             self._sealed = SealedBatch(
-                tuple(self._pieces), partition_key=self.partition_key, idempotent=self.is_idempotent
+                tuple(self._pieces),
+                partition_key=self.partition_key,
+                idempotent=self.is_idempotent,
+                stamped=self.is_stamped,
             )
         return self._sealed
 

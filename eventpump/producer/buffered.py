@@ -25,6 +25,7 @@ from eventpump.core.sequencer import NUMBERS
 from eventpump.dialect.envelope import envelope_head
 from eventpump.dialect.hashing import partition_for_key
 from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
+from eventpump.dialect.stamps import with_room
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -393,9 +394,10 @@ class HubBufferedProducer:
         if self._hook is not None:
             event = self._hook(event)
         if partition_key is None:
-            return pieces_of(event, idempotent=self._is_idempotent)
+            return pieces_of(event, idempotent=self._is_idempotent, stamped=self._producer.is_stamping)
         # A key's annotation stands before all that an event encodes.
-        return pieces(_keyed_head(partition_key) + event.encode(), idempotent=self._is_idempotent)
+        encoded = with_room(event.encode()) if self._producer.is_stamping else event.encode()
+        return pieces(_keyed_head(partition_key) + encoded, idempotent=self._is_idempotent)
 
     def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> _Lane:
         if partition_id is None:
@@ -637,14 +639,14 @@ class HubBufferedProducer:
             self._end(batch)
 
     async def _publish(self, partition_id: str, pieces: list[bytes]) -> int | None:
-        sealed = SealedBatch(pieces, idempotent=self._is_idempotent)
+        sealed = SealedBatch(pieces, idempotent=self._is_idempotent, stamped=self._producer.is_stamping)
         unknown: PublishOutcomeUnknownError | None = None
         while True:
             try:
                 return await self._producer.send_sealed(sealed, partition_id=partition_id)
             except PublishOutcomeUnknownError as error:
                 # Its partition publishes nothing else before it is settled, so nothing is gained by giving up.
-                if not self._keeps_asking:
+                if not self._keeps_asking or not error.is_settling:
                     raise
                 unknown = error
             except ClosedError:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import operator
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.core.backoff import Backoff
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, PartitionSequencer, distance
+from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
+from eventpump.core.sequencer import (
+    MAX_OWNER_LEVEL,
+    MAX_PRODUCER_ID,
+    NUMBERS,
+    AttachRequest,
+    PartitionSequencer,
+    advance,
+)
 from eventpump.dialect.conditions import SERVER_BUSY_WAIT
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.dialect.sealing import SealedBatch
@@ -31,7 +40,6 @@ from eventpump.events import EventData
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,
-    PublisherState,
     PublisherStateStore,
     SendLink,
     SendLinkSpec,
@@ -39,6 +47,7 @@ from eventpump.ports import (
 )
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.cancellation import is_cancelled
+from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
 
@@ -46,6 +55,8 @@ MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
 CLOSE_TIMEOUT = 20.0
 """Seconds that closing waits for what is in doubt, unless told otherwise."""
+MARK_TIMEOUT = 5.0
+"""Seconds that closing waits for the last marks to be stored."""
 LAST_SECOND = 1.0
 """Seconds that each part of closing has, where the deadline has come."""
 
@@ -63,7 +74,9 @@ class PartitionPublishingOptions:
     """How to publish to a partition, as far as it is not left to the service. None leaves it.
 
     :param producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
-    :param owner_level: 0 to 32767.
+    :param owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
+        lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer that
+        was given none.
     :param starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
     :raises ConfigurationError: a value outside its range.
     """
@@ -106,13 +119,44 @@ class HubProducer:
     Idempotent ones go to a partition only, one at a time there; other partitions go on.
 
     :param transport: closed with the producer.
-    :param idempotent: whether every event is published exactly once.
+    :param idempotent: whether every event is published exactly once. Without a `state_store`, this holds as long as the
+        producer lives and its `producer_group_id` and `owner_level`, if given, are nobody else's: the service takes two
+        producers of one id and level for the same one, and accepts the second of two batches with equal numbers without
+        storing it. Without options each producer is given an id of its own.
     :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
     :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
-    :param fence: raise the owner level at the start, so that a former process with this name is shut out. A process
-        that ends after the service raised the level and before the store has it leaves a state that is refused from
-        then on as `ProducerDisconnectedError`: safe, and for the operator to mend in the store.
+    :param mode: how processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
+        "exclusive" with one unless given.
+
+        "exclusive": one at a time. Each start takes a level of its own, and from then on the service refuses the
+        process before it, which gets `ProducerDisconnectedError`. Of what that process had on its way nothing is stored
+        after the start; what may have been stored in the midst of it is subject to `on_doubt`.
+
+        "replayable": they share one level and may overlap, on one condition: the events follow from the numbers. Each
+        process goes on with the event that `events_published` names, and all of them send the same events, in batches
+        that are divided alike, as a loop over `orders[known.events_published :]` does. Where they do not, events are
+        lost: the service takes the second event with a number for a repeat of the first. One that another has overtaken
+        by more than the service remembers, or while a batch of its own is in doubt, gets `InvalidClientStateError`; it
+        may be started again, and counts anew.
+    :param on_doubt: what follows where a start finds that the process before it did not close with nothing in doubt,
+        and that the partition has grown while its level was taken over. Events of that process may have been stored
+        without being counted by `events_published`. On a partition with other writers this is so after nearly every
+        crash, because theirs make it grow as well. It rests on the last sequence number that `$management` states.
+
+        "fail": `PublishOutcomeUnknownError`, with the number of the first such event and how many there may be; at this
+        start and at every later one, until one has another `on_doubt` or the state is reset. "scan": those that were
+        stored are counted by their stamps, which are read from the end of the partition; this takes a
+        `scan_consumer_group` and the right to listen. From then on every event is sent with a stamp, the application
+        property `eventpump:stamp`; where the process before this one did not, it is as "fail". "accept": they are not
+        counted, and may be published again.
+    :param scan_consumer_group: the consumer group that the end of a partition is read over.
+    :param on_state_lost: what follows where a start finds that the service has forgotten the publisher: it refuses its
+        id, or states a last number below one that it had accepted. "fail": `ProducerStateLostError`, at this start and
+        at every later one, until one has "new" or the state is reset. "new": a new id is taken, and `events_published`
+        goes on from the newest mark in the store. A mark is stored after the first batch of a start, every 30 seconds
+        while it publishes, and when it closes; what was published since may be published again. In either case a
+        producer that is running raises `ProducerStateLostError`, and takes no new id by itself.
     :param max_in_flight: plain sends to one target at a time; None for no bound.
     :raises ConfigurationError: options that do not go together.
     """
@@ -128,18 +172,20 @@ class HubProducer:
         partition_options: Mapping[str, PartitionPublishingOptions] | None = None,
         name: str | None = None,
         state_store: PublisherStateStore | None = None,
-        fence: bool = False,
+        mode: Literal["exclusive", "replayable"] | None = None,
+        on_doubt: Literal["fail", "scan", "accept"] = "fail",
+        scan_consumer_group: str | None = None,
+        on_state_lost: Literal["fail", "new"] = "fail",
         max_in_flight: int | None = None,
     ) -> None:
         _check_options(
             idempotent=idempotent,
-            needs_idempotent={"partition_options": partition_options, "state_store": state_store, "fence": fence},
+            needs_idempotent={"partition_options": partition_options, "state_store": state_store, "mode": mode},
             max_in_flight=max_in_flight,
         )
         if (name is None) is not (state_store is None):
             raise ConfigurationError("name", "goes together with state_store")
-        if fence and state_store is None:
-            raise ConfigurationError("fence", "needs a state_store, which knows the id and level to start from")
+        self._policy = _policy(mode, on_doubt, on_state_lost, scan_consumer_group, is_stateful=state_store is not None)
         self._transport = transport
         self._hub = hub
         self._retry = retry or RetryOptions()
@@ -148,7 +194,7 @@ class HubProducer:
         self._options = dict(partition_options or {})
         self._name = name or ""
         self._state_store = state_store
-        self._fence = fence
+        self._scan_consumer_group = scan_consumer_group or ""
         self._max_in_flight = max_in_flight
         # A lock lives as long as somebody holds it or waits for it: targets may be any text.
         self._turns: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
@@ -156,10 +202,10 @@ class HubProducer:
         self._links: dict[str | None, SendLink] = {}
         self._left: set[asyncio.Task[Any]] = set()
         self._publishers: dict[str, PartitionPublisher] = {}
-        self._starts: dict[str, int] = {}
+        self._starts: dict[str, PublisherStart] = {}
         self._is_store_open = False
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
-        self._doubtful: dict[int, EventData] = {}  # by identity
+        self._held: dict[int, EventBatch] = {}  # the batch under way that an event is in, by the event's identity
         self._splits: dict[str, list[_Split]] = {}
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -174,6 +220,11 @@ class HubProducer:
     def is_idempotent(self) -> bool:
         """Whether it publishes with numbers."""
         return self._is_idempotent
+
+    @property
+    def is_stamping(self) -> bool:
+        """Whether every event it sends has a stamp."""
+        return self._policy.is_stamping
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -192,8 +243,15 @@ class HubProducer:
             if not 0 < max_size <= limit:
                 raise ConfigurationError("max_size", f"must lie between 1 and the service's limit of {limit}")
             limit = max_size
+        return self._new_batch(limit, partition_id, partition_key)
+
+    def _new_batch(self, limit: int, partition_id: str | None, partition_key: str | None) -> EventBatch:
         return EventBatch(
-            limit, partition_id=partition_id, partition_key=partition_key, is_idempotent=self._is_idempotent
+            limit,
+            partition_id=partition_id,
+            partition_key=partition_key,
+            is_idempotent=self._is_idempotent,
+            is_stamped=self.is_stamping,
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
@@ -227,17 +285,20 @@ class HubProducer:
         :param partition_key: send where events of this key go.
         :param split: send as many messages as it takes, one after another; the first failure leaves the rest unsent.
         :raises EventTooLargeError: they do not fit one message; nothing is sent.
-        :raises EventError: events or a batch that are published or, in another set, in doubt.
+        :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
         :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
-        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored.
+        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
+            `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
         """
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
-            if events.is_idempotent is not self._is_idempotent:
+            if (events.is_idempotent, events.is_stamped) != (self._is_idempotent, self.is_stamping):
                 raise ConfigurationError("events", "the batch was made by a producer of the other kind")
             if events.count == 0:
                 return
@@ -266,9 +327,7 @@ class HubProducer:
         filled: list[tuple[list[EventData], EventBatch]] = []
         for event in events:
             if not filled or not filled[-1][1].try_add(event):
-                batch = EventBatch(
-                    limit, partition_id=partition_id, partition_key=partition_key, is_idempotent=self._is_idempotent
-                )
+                batch = self._new_batch(limit, partition_id, partition_key)
                 batch.try_add(event)
                 filled.append(([], batch))
             filled[-1][0].append(event)
@@ -286,7 +345,7 @@ class HubProducer:
         known = self._splits.get(partition_id, ())
         parts = next((each for each in known if _are_same([event for part, _ in each for event in part], events)), None)
         if parts is None:
-            self._check_not_in_doubt(events)
+            self._check_not_under_way(events)
             parts = self._fill(events, partition_id, None, limit)
             if len(parts) > 1:
                 unfinished = [each for each in known if any(batch.is_under_way for _, batch in each)]
@@ -307,31 +366,44 @@ class HubProducer:
         if sealed not in self._under_way:
             if batch.is_under_way:
                 raise EventError(f"the batch is {batch.state.value} at another producer")
-            self._check_not_in_doubt(batch.events)
+            self._check_not_under_way(batch.events)
             self._under_way[sealed] = (batch, events)
+            for event in batch.events:
+                self._held[id(event)] = batch
         batch.state = BatchState.IN_FLIGHT
         try:
             await publisher.send(sealed)
+            await self._marked(publisher.sequencer.partition_id)
         finally:
             if sealed in self._under_way and not publisher.is_awaited(sealed):
                 if publisher.doubtful is sealed:
                     batch.state = BatchState.IN_DOUBT
-                    self._doubtful.update((id(event), event) for event in batch.events)
                 else:
                     self._concluded(sealed, None)
 
-    def _check_not_in_doubt(self, events: Sequence[EventData]) -> None:
-        if self._doubtful and any(id(event) in self._doubtful for event in events):
-            raise EventError("an event is in doubt; send the very same batch or list again to learn what became of it")
+    def _check_not_under_way(self, events: Sequence[EventData]) -> None:
+        if not self._held:
+            return
+        for event in events:
+            batch = self._held.get(id(event))
+            if batch is not None and batch.state is BatchState.IN_DOUBT:
+                raise EventError("an event is in doubt; send the very same batch or list again to wait for its outcome")
+            if batch is not None:
+                raise EventError("an event is being sent already, in another batch or list")
+
+    async def _marked(self, partition_id: str) -> None:
+        """Wait until the store knows that something is published, where this is the first."""
+        start = self._starts.get(partition_id)
+        if start is not None and start.marks is not None:
+            await start.marks.confirmed()
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Take down what became of a batch, whether or not anybody still waits for it."""
         batch, events = self._under_way.pop(sealed, (None, ()))
         if batch is None:
             return
-        if self._doubtful:
-            for event in batch.events:
-                self._doubtful.pop(id(event), None)
+        for event in batch.events:
+            self._held.pop(id(event), None)
         batch.starting_published_sequence_number = first
         batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
         if first is not None:
@@ -342,7 +414,9 @@ class HubProducer:
         """Send a sealed batch. :returns: the number of its first event, None without numbers. Raises as `send`."""
         if self._is_idempotent:
             assert partition_id is not None
-            return await (await self._publisher(partition_id)).send(sealed)
+            first = await (await self._publisher(partition_id)).send(sealed)
+            await self._marked(partition_id)
+            return first
 
         async def attempt(link: SendLink) -> None:
             await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
@@ -380,13 +454,14 @@ class HubProducer:
         sequencer = publisher.sequencer
         start, last = self._starts.get(partition_id), sequencer.last_number
         assert last is not None
+        marks = None if start is None else start.marks
         return PartitionPublishingProperties(
             partition_id,
             True,
             sequencer.producer_id,
             sequencer.owner_level,
             last,
-            None if start is None else distance(start, last),
+            None if marks is None else marks.count(last),
         )
 
     async def settle(self, partition_id: str) -> None:
@@ -412,6 +487,7 @@ class HubProducer:
         until = asyncio.get_running_loop().time() + deadline
         try:
             await self._drain(publishers, deadline)
+            await self._mark_closed(publishers, until)
         finally:
             if self._closing is None:
                 self._closing = asyncio.create_task(self._close(publishers, until), name="close a producer")
@@ -433,10 +509,35 @@ class HubProducer:
                     drain.cancel()
                 await asyncio.gather(*drains, return_exceptions=True)
 
+    async def _mark_closed(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
+        """Store how far each partition is, and that nothing is in doubt; where the store is slow, not."""
+        if not self._starts:
+            return
+        marking = asyncio.create_task(self._mark_each(publishers), name="store the last marks of a producer")
+        try:
+            left = until - asyncio.get_running_loop().time()
+            await asyncio.wait({marking}, timeout=max(LAST_SECOND, min(MARK_TIMEOUT, left)))
+        finally:
+            if not marking.done():
+                marking.cancel()
+                self._leave_behind(marking)
+
+    async def _mark_each(self, publishers: Sequence[PartitionPublisher]) -> None:
+        marks = []
+        for each in publishers:
+            start = self._starts.get(each.sequencer.partition_id)
+            if start is not None and start.marks is not None and each.sequencer.failure is None:
+                marks.append(start.marks.close(is_clean=each.doubtful is None))
+        await asyncio.gather(*marks, return_exceptions=True)
+
+    async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:
+        await asyncio.gather(*(each.aclose() for each in self._starts.values()))
+        await asyncio.gather(*(each.aclose() for each in publishers))
+
     async def _close(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
         """Close everything, each in its time, whatever of it fails. :raises Exception: the first failure."""
         parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
-            ("end publishers", lambda: asyncio.gather(*(each.aclose() for each in publishers))),
+            ("end publishers", lambda: self._end_publishers(publishers)),
             ("close the connection", self._transport.aclose),
         ]
         if self._state_store is not None and self._is_store_open:
@@ -489,7 +590,9 @@ class HubProducer:
     def _forget(self, partition_id: str) -> None:
         """Keep nothing of a partition that the service does not know: its id is a mistake of the caller's."""
         del self._publishers[partition_id]
-        self._starts.pop(partition_id, None)
+        start = self._starts.pop(partition_id, None)
+        if start is not None:
+            self._leave_behind(asyncio.create_task(start.aclose(), name="end the start of a publisher"))
 
     async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run work that awaits what the user gave, such as the state store. Closing the producer ends it.
@@ -526,47 +629,55 @@ class HubProducer:
 
     async def _make_publisher(self, partition_id: str) -> PartitionPublisher:
         options = self._options.get(partition_id, PartitionPublishingOptions())
-        state = await self._read_state(partition_id)
-        if state is None:
+        first = AttachRequest(options.producer_group_id, options.owner_level, options.starting_sequence_number)
+        if self._state_store is None:
+            start, links = None, PublisherLinks(self._transport, partition_id)
             sequencer: PartitionSequencer[SealedBatch] = PartitionSequencer(
                 partition_id,
-                producer_id=options.producer_group_id,
-                owner_level=options.owner_level,
-                starting_number=options.starting_sequence_number,
+                producer_id=first.producer_id,
+                owner_level=first.owner_level,
+                starting_number=first.number,
             )
         else:
-            self._starts[partition_id] = state.start
-            sequencer = PartitionSequencer(
-                partition_id, producer_id=state.producer_id, owner_level=state.owner_level, fence=self._fence
-            )
-        return PartitionPublisher(
-            self._transport,
-            self._hub,
-            sequencer,
-            retry=self._retry,
-            rng=self._rng,
-            on_attached=None if self._state_store is None else self._write_state,
-            on_concluded=self._concluded,
-        )
+            start = await self._start(partition_id, first, self._state_store)
+            links = start.links
+            try:
+                sequencer = await start.started()
+            except BaseException:
+                if start.is_untouched:
+                    await start.aclose()
+                    self._starts.pop(partition_id, None)
+                raise
 
-    async def _read_state(self, partition_id: str) -> PublisherState | None:
-        store = self._state_store
-        if store is None:
-            return None
+        def concluded(sealed: SealedBatch, first: int | None) -> None:
+            if first is not None:
+                last = advance(first, sealed.count - 1)
+                links.published(last)
+                if start is not None and start.marks is not None:
+                    start.marks.published(last)
+            self._concluded(sealed, first)
+
+        return PartitionPublisher(links, self._hub, sequencer, retry=self._retry, rng=self._rng, on_concluded=concluded)
+
+    async def _start(self, partition_id: str, first: AttachRequest, store: PublisherStateStore) -> PublisherStart:
         if not self._is_store_open:
             await store.open()
             self._is_store_open = True
-        return await store.read_state(self._name, partition_id)
-
-    async def _write_state(self, sequencer: PartitionSequencer[SealedBatch]) -> None:
-        """Keep who this publisher is, before the first send under that id and level."""
-        assert self._state_store is not None
-        assert sequencer.producer_id is not None
-        assert sequencer.owner_level is not None
-        assert sequencer.last_number is not None
-        start = self._starts.setdefault(sequencer.partition_id, sequencer.last_number)
-        state = PublisherState(sequencer.producer_id, sequencer.owner_level, start)
-        await self._state_store.write_state(self._name, sequencer.partition_id, state)
+        start = self._starts.get(partition_id)
+        if start is None:
+            start = self._starts[partition_id] = PublisherStart(
+                self._transport,
+                self._hub,
+                partition_id,
+                store,
+                self._name,
+                self._policy,
+                first=first,
+                scan_consumer_group=self._scan_consumer_group,
+                retry=self._retry,
+                rng=self._rng,
+            )
+        return start
 
     # ------------------------------------------------------------------------------------------ plain links
 
@@ -671,6 +782,37 @@ def _unknown(publisher: PartitionPublisher) -> PublishOutcomeUnknownError:
     error = PublishOutcomeUnknownError(sequencer.partition_id, head.first, head.count)
     error.__cause__ = None if sequencer.failure is None else sequencer.error()
     return error
+
+
+def _policy(
+    mode: str | None, on_doubt: str, on_state_lost: str, scan_consumer_group: str | None, *, is_stateful: bool
+) -> StartPolicy:
+    """Check how a publisher starts. :raises ConfigurationError: values that cannot work."""
+    policy = StartPolicy(
+        _choice("mode", mode or PublisherMode.EXCLUSIVE, PublisherMode),
+        _choice("on_doubt", on_doubt, OnDoubt),
+        _choice("on_state_lost", on_state_lost, OnStateLost),
+    )
+    for name, is_given in {
+        "mode": mode is not None,
+        "on_doubt": policy.on_doubt is not OnDoubt.FAIL,
+        "on_state_lost": policy.on_state_lost is not OnStateLost.FAIL,
+    }.items():
+        if is_given and not is_stateful:
+            raise ConfigurationError(name, "needs a state_store")
+    if (policy.on_doubt is OnDoubt.SCAN) is not bool(scan_consumer_group):
+        raise ConfigurationError("scan_consumer_group", "goes together with on_doubt='scan'")
+    return policy
+
+
+_C = TypeVar("_C", bound=enum.StrEnum)
+
+
+def _choice(field: str, value: str, choices: type[_C]) -> _C:
+    try:
+        return choices(value)
+    except ValueError:
+        raise ConfigurationError(field, f"must be one of {', '.join(choices)}") from None
 
 
 def _check_options(*, idempotent: bool, needs_idempotent: Mapping[str, object], max_in_flight: int | None) -> None:

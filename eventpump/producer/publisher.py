@@ -10,7 +10,7 @@ import copy
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.types import Int, Short
@@ -18,6 +18,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
 from eventpump.dialect.conditions import (
     ARGUMENT_OUT_OF_RANGE,
+    NOT_ALLOWED,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_EPOCH_STOLEN,
     SERVER_BUSY_WAIT,
@@ -40,7 +41,7 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.ports import SendLink, SendLinkSpec, Transport
+from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
@@ -67,10 +68,8 @@ class PartitionPublisher:
 
     A task of its own drives the link and the sequencer. It lives from the first use to :meth:`aclose`, so that what a
     caller no longer waits for is settled all the same. Cancelled from outside, it fails those who wait, and the next
-    use starts another; ended by a mistake of ours or of `on_attached`, it fails every later use too.
+    use starts another; ended by a mistake of ours, it fails every later use too.
 
-    :param on_attached: awaited after the first answer of the service and whenever the level changed, before anything
-        is sent; an `EventPumpError` or `CancelledError` that it raises counts as a try.
     :param on_concluded: is called once for every batch when it is known what became of it: with the number of its first
         event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher ends.
     :ivar on_unknown: is called when the service has refused the first attach because there is no such partition or hub,
@@ -79,13 +78,12 @@ class PartitionPublisher:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: SendLinkOpener,
         hub: str,
         sequencer: PartitionSequencer[SealedBatch],
         *,
         retry: RetryOptions,
         rng: random.Random,
-        on_attached: Callable[[PartitionSequencer[SealedBatch]], Awaitable[None]] | None = None,
         on_concluded: Callable[[SealedBatch, int | None], None] | None = None,
     ) -> None:
         self._transport = transport
@@ -94,9 +92,7 @@ class PartitionPublisher:
         self._retry = retry
         self._rng = rng
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
-        self._on_attached = on_attached
         self._on_concluded = on_concluded
-        self._is_told = on_attached is None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
         self._transfer: asyncio.Future[None] | None = None
@@ -145,7 +141,7 @@ class PartitionPublisher:
         self._require_open()
         if self._sequencer.failure is not None:
             raise self._sequencer.error()
-        if self._sequencer.last_number is not None and not self._sequencer.is_raising and self._is_told:
+        if self._sequencer.last_number is not None:
             return
         wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanting[wanting] = 0
@@ -210,7 +206,7 @@ class PartitionPublisher:
     async def aclose(self) -> None:
         """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine.
 
-        Cancelled, while `on_attached` does not let itself be, those who wait fail nevertheless.
+        Cancelled, those who wait fail nevertheless.
         """
         self._is_closing = self._is_closed = True
         try:
@@ -301,8 +297,6 @@ class PartitionPublisher:
         try:
             if step is Step.ATTACH:
                 await self._attach()
-            elif not self._is_told:
-                await self._tell()
             elif step is Step.SEND:
                 await self._send()
             self._wake_wanting()
@@ -342,15 +336,7 @@ class PartitionPublisher:
         self._is_fresh = True
         self._max_message_size = link.max_message_size
         answer = link.properties
-        level = sequencer.owner_level
         sequencer.attached(*(_number(answer.get(key)) for key in _ANSWER))
-        if self._on_attached is not None and sequencer.owner_level != level:
-            self._is_told = False
-
-    async def _tell(self) -> None:
-        if self._on_attached is not None and not self._sequencer.is_raising:
-            await self._on_attached(self._sequencer)
-        self._is_told = True
 
     async def _send(self) -> None:
         sequencer, link, job = self._sequencer, self._link, self._current
@@ -430,6 +416,8 @@ class PartitionPublisher:
             sequencer.refused_for_now()
         elif error.recovery is Recovery.GIVE_UP:
             sequencer.refused()
+            if error.condition == NOT_ALLOWED:
+                sequencer.detached()  # the service may have forgotten the producer: the next attach shows it
         else:
             sequencer.outcome_unknown()
         return False
@@ -556,7 +544,7 @@ class PartitionPublisher:
 
     def _wake_wanting(self) -> None:
         sequencer = self._sequencer
-        if sequencer.failure or sequencer.last_number is None or sequencer.is_raising or not self._is_told:
+        if sequencer.failure or sequencer.last_number is None:
             return
         for wanting in self._wanting:
             if not wanting.done():

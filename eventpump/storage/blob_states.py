@@ -12,23 +12,14 @@ from azure.core import MatchConditions
 from azure.storage.blob import ContentSettings
 from azure.storage.blob.aio import BlobClient, ContainerClient
 
+from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.ports import PublisherState
 from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
-from eventpump.storage.publisher_state import (
-    CONFLICT,
-    Expectations,
-    Key,
-    check_key,
-    check_writable,
-    decode_state,
-    encode_state,
-)
+from eventpump.storage.publisher_state import Key, check_key, check_writable, decode_state, encode_state
 
 T = TypeVar("T")
 
 _MAX_BODY: Final = 1 << 16
-_WRITE_TRIES: Final = 4
 _JSON: Final = ContentSettings(content_type="application/json")
 # What a blob's name may not hold, or would be read as a folder; and "." at the end, which a URL loses.
 _UNSAFE: Final = re.compile(r"[%/\\?#]|\.$")
@@ -65,8 +56,6 @@ class BlobPublisherStateStore:
             else container
         )
         self._options = request_options(self._call_timeout)
-        self._expectations = Expectations()
-        self._etags: dict[Key, str] = {}
         self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_open = False
         self._is_closed = False
@@ -83,41 +72,43 @@ class BlobPublisherStateStore:
         await ensure_container(self._container, self._prefix, self._call_timeout)
         self._is_open = True
 
-    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         """Read a state; None where there is none. :raises StoreError: the store failed, or holds something else."""
         key = check_key(name, partition_id)
         self._check_open("read state", partition_id)
         async with self._locks[key]:
-            found = await self._read("read state", key)
-            self._expectations.saw(key, found)
-            return found
+            return await self._read("read state", key)
 
-    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
-        """Store a state in place of the one this store read or wrote last.
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
+        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
 
-        :raises StoreError: the store failed, or another publisher of that name changed the state.
+        :raises StoreError: the store failed.
         """
         operation = "write state"
         key = check_key(name, partition_id)
         self._check_open(operation, partition_id)
         body = encode_state(check_writable(state))
         async with self._locks[key]:
-            for _ in range(_WRITE_TRIES):
-                try:
-                    self._expectations.trying(key, state)
-                    self._etags[key] = await self._put(operation, key, body)
-                except RefusedError:
-                    found = await self._read(operation, key)
-                    if found == state:  # an earlier write of ours, whose answer was lost
-                        self._expectations.stored(key, state)
-                        return
-                    if not self._expectations.allows(key, found):
-                        self._etags.pop(key, None)  # not ours to overwrite at the next try either
-                        raise StoreError(operation, CONFLICT, partition_id=partition_id) from None
-                else:
-                    self._expectations.stored(key, state)
-                    return
-        raise StoreError(operation, "the state kept changing", partition_id=partition_id)
+            try:
+                etag = await self._put(operation, key, body, replaces)
+            except RefusedError:
+                # Another is there; or an earlier write of ours, whose answer was lost.
+                found = await self._read(operation, key)
+                return found if found is not None and found.state == state else None
+            return StoredPublisherState(state, etag)
+
+    async def reset_state(self, name: str, partition_id: str) -> None:
+        """Delete a state. Nothing happens where there is none. :raises StoreError: the store failed."""
+        key = check_key(name, partition_id)
+        self._check_open("reset state", partition_id)
+        async with self._locks[key]:
+            try:
+                await self._call("reset state", partition_id, self._blob(key).delete_blob(**self._options))
+            except RefusedError as refused:
+                if refused.answer is not Answer.MISSING:
+                    raise StoreError("reset state", refused.answer.value, partition_id=partition_id) from None
 
     async def aclose(self) -> None:
         """Close the client if it is ours. States stay. Closing twice is fine."""
@@ -127,16 +118,15 @@ class BlobPublisherStateStore:
 
     # ---- requests
 
-    async def _put(self, operation: str, key: Key, body: bytes) -> str:
-        """Write over what was read, or where nothing was. :raises RefusedError: it changed since."""
-        etag = self._etags.get(key)
+    async def _put(self, operation: str, key: Key, body: bytes, replaces: StoredPublisherState | None) -> str:
+        """Write in place of what was read, or where nothing is. :raises RefusedError: something else is there."""
         condition: dict[str, Any] = {}
-        if etag is not None:
-            condition = {"overwrite": True, "etag": etag, "match_condition": MatchConditions.IfNotModified}
+        if replaces is not None:
+            condition = {"overwrite": True, "etag": replaces.version, "match_condition": MatchConditions.IfNotModified}
         request = self._blob(key).upload_blob(body, content_settings=_JSON, **condition, **self._options)
         return str((await self._call(operation, key[1], request))["etag"])
 
-    async def _read(self, operation: str, key: Key) -> PublisherState | None:
+    async def _read(self, operation: str, key: Key) -> StoredPublisherState | None:
         async def download() -> tuple[bytes, str]:
             stream = await self._blob(key).download_blob(0, _MAX_BODY, **self._options)
             raw: bytes = await stream.readall()
@@ -144,16 +134,13 @@ class BlobPublisherStateStore:
 
         try:
             raw, etag = await self._call(operation, key[1], download())
-            found = decode_state(raw)
+            return StoredPublisherState(decode_state(raw), etag)
         except RefusedError as refused:
             if refused.answer is not Answer.MISSING:
                 raise StoreError(operation, refused.answer.value, partition_id=key[1]) from None
-            self._etags.pop(key, None)
             return None
         except ValueError as error:
             raise StoreError(operation, str(error), partition_id=key[1]) from None
-        self._etags[key] = etag
-        return found
 
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         return await call(operation, partition_id, request, self._call_timeout)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.ports import PublisherState
 from eventpump.storage.sqlite import use_wal
 
 T = TypeVar("T")
@@ -23,26 +25,33 @@ Key = tuple[str, str]
 """A publisher's name and a partition id."""
 
 MAX_NAME: Final = 256
-CONFLICT: Final = "another publisher of this name changed it"
 
-_LIMITS: Final = {"producer_id": (0, 2**63 - 1), "owner_level": (0, 2**15 - 1), "start": (-1, 2**31 - 1)}
+_MAX_CLAIM: Final = 64
+_LIMITS: Final = {
+    "producer_id": (0, 2**63 - 1),
+    "owner_level": (0, 2**15 - 1),
+    "start": (-1, 2**31 - 1),
+    "published": (0, 2**63 - 1),
+    "tail": (-1, 2**63 - 1),
+    "number": (-1, 2**31 - 1),
+}
 """Wire reference 8.1; a publisher that published nothing yet may count from -1 (8.2)."""
+_FLAGS: Final = ("has_published", "is_clean", "is_stamped")
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS publisher_state (
+CREATE TABLE IF NOT EXISTS publisher (
     name TEXT NOT NULL,
     partition_id TEXT NOT NULL,
-    producer_id INTEGER NOT NULL,
-    owner_level INTEGER NOT NULL,
-    start INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    state TEXT NOT NULL,
     PRIMARY KEY (name, partition_id)
 ) WITHOUT ROWID
 """
-_SELECT: Final = "SELECT producer_id, owner_level, start FROM publisher_state WHERE name = ? AND partition_id = ?"
-_REPLACE: Final = (
-    "INSERT OR REPLACE INTO publisher_state (name, partition_id, producer_id, owner_level, start)"
-    " VALUES (?, ?, ?, ?, ?)"
-)
+_FORMER: Final = "SELECT name, partition_id, producer_id, owner_level, start FROM publisher_state"
+_HAS_FORMER: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'publisher_state'"
+_SELECT: Final = "SELECT state, version FROM publisher WHERE name = ? AND partition_id = ?"
+_REPLACE: Final = "INSERT OR REPLACE INTO publisher (name, partition_id, version, state) VALUES (?, ?, ?, ?)"
+_DELETE: Final = "DELETE FROM publisher WHERE name = ? AND partition_id = ?"
 
 
 def check_key(name: str, partition_id: str) -> Key:
@@ -53,35 +62,17 @@ def check_key(name: str, partition_id: str) -> Key:
     return name, partition_id
 
 
-def check_state(producer_id: object, owner_level: object, start: object) -> PublisherState:
-    """Make a state of values read. :raises ValueError: they are none."""
-    values = {"producer_id": producer_id, "owner_level": owner_level, "start": start}
-    checked: dict[str, int] = {}
-    for field, value in values.items():
-        low, high = _LIMITS[field]
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"{field} is no number from {low} to {high}")
-        checked[field] = value
-    return PublisherState(**checked)
-
-
 def check_writable(state: PublisherState) -> PublisherState:
     """Check a state that is to be stored. :raises ConfigurationError: it would not be read again."""
     try:
-        return check_state(state.producer_id, state.owner_level, state.start)
-    except ValueError as error:
+        return decode_state(encode_state(state))
+    except (ValueError, TypeError) as error:
         raise ConfigurationError("state", str(error)) from None
 
 
 def encode_state(state: PublisherState) -> bytes:
     """Encode a state as a JSON object."""
-    body = {
-        "version": 1,
-        "producer_id": state.producer_id,
-        "owner_level": state.owner_level,
-        "start": state.start,
-    }
-    return json.dumps(body).encode()
+    return json.dumps({"version": 2, **dataclasses.asdict(state)}).encode()
 
 
 def decode_state(raw: bytes) -> PublisherState:
@@ -92,37 +83,45 @@ def decode_state(raw: bytes) -> PublisherState:
         raise ValueError("the state is not JSON") from None
     if not isinstance(decoded, dict):
         raise ValueError("the state is not a JSON object")
-    if decoded.get("version") != 1:
+    version = decoded.get("version")
+    if version not in (1, 2) or isinstance(version, bool):
         raise ValueError("the state's version is not known to this version of eventpump")
-    return check_state(decoded.get("producer_id"), decoded.get("owner_level"), decoded.get("start"))
+    first = (_number(decoded, "producer_id"), _number(decoded, "owner_level"), _number(decoded, "start"))
+    if version == 1:
+        return PublisherState(*first)
+    has_published, is_clean, is_stamped = (decoded.get(each) for each in _FLAGS)
+    claim, intent = decoded.get("claim"), decoded.get("intent")
+    if not (isinstance(has_published, bool) and isinstance(is_clean, bool) and isinstance(is_stamped, bool)):
+        raise ValueError(f"one of {', '.join(_FLAGS)} is neither true nor false")
+    if not isinstance(claim, str) or len(claim) > _MAX_CLAIM or not (claim.isascii() and claim.isprintable()):
+        raise ValueError(f"claim is no printable text of at most {_MAX_CLAIM} characters")
+    if not isinstance(intent, dict | None):
+        raise ValueError("the intent is not a JSON object")
+    return PublisherState(
+        *first,
+        published=_number(decoded, "published"),
+        has_published=has_published,
+        is_clean=is_clean,
+        is_stamped=is_stamped,
+        claim=claim,
+        intent=None if intent is None else _intent(intent),
+    )
 
 
-class Expectations:
-    """What a store may overwrite: the state it saw last, or one of its own writes whose outcome it never learned."""
+def _intent(decoded: dict[str, object]) -> PublisherIntent:
+    return PublisherIntent(
+        _number(decoded, "owner_level"),
+        tail=None if decoded.get("tail") is None else _number(decoded, "tail"),
+        number=None if decoded.get("number") is None else _number(decoded, "number"),
+    )
 
-    def __init__(self) -> None:
-        self._seen: dict[Key, PublisherState] = {}
-        self._tried: dict[Key, set[PublisherState]] = {}
 
-    def saw(self, key: Key, state: PublisherState | None) -> None:
-        """Learn what is stored."""
-        if state is None:
-            self._seen.pop(key, None)
-        else:
-            self._seen[key] = state
-
-    def trying(self, key: Key, state: PublisherState) -> None:
-        """Learn that a write goes out."""
-        self._tried.setdefault(key, set()).add(state)
-
-    def stored(self, key: Key, state: PublisherState) -> None:
-        """Learn that it is stored. An earlier write that was given up on is stored before it, or never."""
-        self._seen[key] = state
-        self._tried.pop(key, None)
-
-    def allows(self, key: Key, found: PublisherState | None) -> bool:
-        """Tell whether what is stored now may be overwritten."""
-        return found == self._seen.get(key) or found in self._tried.get(key, ())
+def _number(decoded: dict[str, object], field: str) -> int:
+    value = decoded.get(field)
+    low, high = _LIMITS[field]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{field} is no number from {low} to {high}")
+    return value
 
 
 class MemoryPublisherStateStore:
@@ -131,9 +130,8 @@ class MemoryPublisherStateStore:
     :param states: the truth, shared by the stores that are given the same.
     """
 
-    def __init__(self, states: dict[Key, PublisherState] | None = None) -> None:
+    def __init__(self, states: dict[Key, StoredPublisherState] | None = None) -> None:
         self._states = {} if states is None else states
-        self._expectations = Expectations()
         self._is_open = False
         self._is_closed = False
 
@@ -143,24 +141,27 @@ class MemoryPublisherStateStore:
             raise ClosedError("publisher state store")
         self._is_open = True
 
-    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         """Read a state; None where there is none."""
-        key = self._key("read state", name, partition_id)
-        found = self._states.get(key)
-        self._expectations.saw(key, found)
-        return found
+        return self._states.get(self._key("read state", name, partition_id))
 
-    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
-        """Store a state in place of the one this store read or wrote last.
-
-        :raises StoreError: another publisher of that name changed the state.
-        """
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
+        """Store a state by compare-and-swap. None, and nothing stored, where another is there."""
         key = self._key("write state", name, partition_id)
+        check_writable(state)
         found = self._states.get(key)
-        if found != state and not self._expectations.allows(key, found):
-            raise StoreError("write state", CONFLICT, partition_id=partition_id)
-        self._states[key] = check_writable(state)
-        self._expectations.stored(key, state)
+        if found is not None and found.state == state:
+            return found
+        if (found and found.version) != (replaces and replaces.version):
+            return None
+        stored = self._states[key] = StoredPublisherState(state, new_version())
+        return stored
+
+    async def reset_state(self, name: str, partition_id: str) -> None:
+        """Delete a state. Nothing happens where there is none."""
+        self._states.pop(self._key("reset state", name, partition_id), None)
 
     async def aclose(self) -> None:
         """Close it. Closing twice is fine."""
@@ -195,7 +196,6 @@ class SqlitePublisherStateStore:
         # One thread: a write that was given up on is over before the next one begins.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eventpump publisher state")
         self._connection: sqlite3.Connection | None = None
-        self._expectations = Expectations()
         self._is_closed = False
 
     async def open(self) -> None:
@@ -205,35 +205,42 @@ class SqlitePublisherStateStore:
         """
         await self._run("open", None, lambda connection: None, may_open=True)
 
-    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         """Read a state; None where there is none. :raises StoreError: the store failed."""
         key = check_key(name, partition_id)
+        return await self._run("read state", partition_id, lambda connection: _select(connection, key))
 
-        def read(connection: sqlite3.Connection) -> PublisherState | None:
-            found = _select(connection, key)
-            self._expectations.saw(key, found)
-            return found
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
+        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
 
-        return await self._run("read state", partition_id, read)
-
-    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
-        """Store a state in place of the one this store read or wrote last.
-
-        :raises StoreError: the store failed, or another publisher of that name changed the state.
+        :raises StoreError: the store failed.
         """
         key = check_key(name, partition_id)
-        check_writable(state)
+        body = encode_state(check_writable(state)).decode()
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: sqlite3.Connection) -> StoredPublisherState | None:
             with _transaction(connection):
                 found = _select(connection, key)
-                if found != state and not self._expectations.allows(key, found):
-                    raise StoreError("write state", CONFLICT, partition_id=partition_id)
-                self._expectations.trying(key, state)
-                connection.execute(_REPLACE, (*key, state.producer_id, state.owner_level, state.start))
-            self._expectations.stored(key, state)
+                if found is not None and found.state == state:
+                    return found
+                if (found and found.version) != (replaces and replaces.version):
+                    return None
+                stored = StoredPublisherState(state, new_version())
+                connection.execute(_REPLACE, (*key, stored.version, body))
+            return stored
 
-        await self._run("write state", partition_id, write)
+        return await self._run("write state", partition_id, write)
+
+    async def reset_state(self, name: str, partition_id: str) -> None:
+        """Delete a state. Nothing happens where there is none. :raises StoreError: the store failed."""
+        key = check_key(name, partition_id)
+
+        def delete(connection: sqlite3.Connection) -> None:
+            connection.execute(_DELETE, key)
+
+        await self._run("reset state", partition_id, delete)
 
     async def aclose(self) -> None:
         """Finish the call under way, close the file and end the thread. Closing twice is fine."""
@@ -277,7 +284,10 @@ class SqlitePublisherStateStore:
             use_wal(connection, self._busy_timeout)
             # A state lost with the power would let its application publish everything again, under a new id.
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(_SCHEMA)
+            with _transaction(connection):
+                connection.execute(_SCHEMA)
+                if connection.execute(_HAS_FORMER).fetchone() is not None:
+                    _take_in(connection)
         except BaseException:
             connection.close()
             raise
@@ -304,6 +314,19 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _select(connection: sqlite3.Connection, key: Key) -> PublisherState | None:
+def _take_in(connection: sqlite3.Connection) -> None:
+    """Take in the states of a file of the former form."""
+    for name, partition_id, producer_id, owner_level, start in connection.execute(_FORMER).fetchall():
+        body = encode_state(check_writable(PublisherState(producer_id, owner_level, start))).decode()
+        connection.execute(_REPLACE, (name, partition_id, new_version(), body))
+    connection.execute("DROP TABLE publisher_state")
+
+
+def _select(connection: sqlite3.Connection, key: Key) -> StoredPublisherState | None:
     row = connection.execute(_SELECT, key).fetchone()
-    return None if row is None else check_state(*row)
+    return None if row is None else StoredPublisherState(decode_state(str(row[0]).encode()), str(row[1]))
+
+
+def new_version() -> str:
+    """Make a version that no state had before, one that was deleted included."""
+    return secrets.token_hex(16)

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from azure.storage.blob.aio import ContainerClient
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")
 
+from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState  # noqa: E402
 from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
-from eventpump.ports import ConsumerScope, PublisherState  # noqa: E402
+from eventpump.ports import ConsumerScope  # noqa: E402
 from eventpump.storage.blob_states import BlobPublisherStateStore  # noqa: E402
 from eventpump.storage.publisher_state import (  # noqa: E402
     MemoryPublisherStateStore,
@@ -62,7 +64,7 @@ class TestMemoryPublisherStateStore(PublisherStateStoreContract):
 
     @pytest.fixture
     async def new_store(self) -> AsyncIterator[NewStore]:
-        truth: dict[tuple[str, str], PublisherState] = {}
+        truth: dict[tuple[str, str], StoredPublisherState] = {}
         async with factory(lambda: MemoryPublisherStateStore(truth)) as new:
             yield new
 
@@ -104,7 +106,7 @@ async def sqlite(path: Path, *, busy_timeout: float = 5.0) -> AsyncIterator[Sqli
 async def test_a_written_state_survives_power_loss(tmp_path: Path) -> None:
     """The file is in WAL mode and every write reaches the disk: a lost state would publish everything again."""
     async with sqlite(tmp_path / "states.db") as store:
-        await store.write_state(NAME, "0", FIRST)
+        await store.write_state(NAME, "0", FIRST, None)
         assert store._connection is not None
         modes = [store._connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("journal_mode", "synchronous")]
         assert modes == ["wal", 2]
@@ -120,12 +122,14 @@ async def test_one_file_keeps_leases_and_states(tmp_path: Path) -> None:
             if first == "leases":
                 await leases.open(scope)
             async with sqlite(path) as states:
-                await states.write_state(NAME, "0", FIRST)
+                await states.write_state(NAME, "0", FIRST, None)
                 if first == "states":
                     await leases.open(scope)
                 await leases.ensure_leases(["0"])
                 assert await leases.acquire_lease("0", "a") is not None
-                assert await states.read_state(NAME, "0") == FIRST
+                found = await states.read_state(NAME, "0")
+                assert found is not None
+                assert found.state == FIRST
         finally:
             await leases.aclose()
 
@@ -137,10 +141,9 @@ async def test_a_locked_file_is_an_error_and_no_harm(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="write state of partition 0: database is locked"):
-                await store.write_state(NAME, "0", FIRST)
+                await store.write_state(NAME, "0", FIRST, None)
             other.execute("ROLLBACK")
-        await store.write_state(NAME, "0", FIRST)
-        assert await store.read_state(NAME, "0") == FIRST
+        assert (await store.write_state(NAME, "0", FIRST, None)) == await store.read_state(NAME, "0")
 
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
@@ -160,11 +163,40 @@ async def test_a_row_that_is_no_state_is_an_error(tmp_path: Path) -> None:
     """What somebody else wrote into the table is not taken for a state."""
     path = tmp_path / "states.db"
     async with sqlite(path) as store:
-        await store.write_state(NAME, "0", FIRST)
+        await store.write_state(NAME, "0", FIRST, None)
         with closing(sqlite3.connect(path)) as other, other:
-            other.execute("UPDATE publisher_state SET owner_level = 'high'")
+            other.execute(
+                """UPDATE publisher SET state = replace(state, '"owner_level": 0', '"owner_level": "high"')"""
+            )
         with pytest.raises(StoreError, match="owner_level"):
             await store.read_state(NAME, "0")
+
+
+async def test_a_file_of_the_former_form_is_taken_in(tmp_path: Path) -> None:
+    """The states of a file with columns are read as they were; by one of several stores that open it at once."""
+    path = tmp_path / "states.db"
+    with closing(sqlite3.connect(path)) as former, former:
+        former.execute(
+            "CREATE TABLE publisher_state (name TEXT, partition_id TEXT, producer_id INTEGER, owner_level INTEGER,"
+            " start INTEGER, PRIMARY KEY (name, partition_id)) WITHOUT ROWID"
+        )
+        former.execute("INSERT INTO publisher_state VALUES (?, '3', 7, 2, 41)", (NAME,))
+    stores = [SqlitePublisherStateStore(path) for _ in range(3)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        found = [await store.read_state(NAME, "3") for store in stores]
+        assert found[0] is not None
+        assert found[0].state == PublisherState(7, 2, 41)
+        assert found == [found[0]] * 3
+    finally:
+        for store in stores:
+            await store.aclose()
+
+
+def test_a_state_of_the_first_version_is_read() -> None:
+    """A body of the version before levels were claimed says nothing of what was published or closed."""
+    raw = json.dumps({"version": 1, "producer_id": 7, "owner_level": 2, "start": 41}).encode()
+    assert decode_state(raw) == PublisherState(7, 2, 41)
 
 
 # --------------------------------------------------------------------------------------------------- blobs
@@ -175,11 +207,22 @@ async def test_a_state_is_a_small_json_object(azurite: Azurite, container_name: 
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
         store = BlobPublisherStateStore(raw, prefix="app/")
         await store.open()
-        await store.write_state("a/b.", "3", SECOND)
+        await store.write_state("a/b.", "3", replace(SECOND, intent=PublisherIntent(2, tail=9)), None)
         (name,) = [blob.name async for blob in raw.list_blobs()]
         assert name == "app/a%2Fb%2E/3.json"
         stream = await raw.get_blob_client(name).download_blob()
-        assert json.loads(await stream.readall()) == {"version": 1, "producer_id": 7, "owner_level": 1, "start": 41}
+        assert json.loads(await stream.readall()) == {
+            "version": 2,
+            "producer_id": 7,
+            "owner_level": 1,
+            "start": 41,
+            "published": 42,
+            "has_published": True,
+            "is_clean": False,
+            "is_stamped": False,
+            "claim": "a1",
+            "intent": {"owner_level": 2, "tail": 9, "number": None},
+        }
         assert stream.properties.content_settings.content_type == "application/json"
 
 
@@ -201,18 +244,21 @@ class Interrupted(AioHttpTransport):  # type: ignore[misc]  # azure.core has no 
 
 
 async def test_a_write_whose_answer_was_lost_is_made_again(azurite: Azurite, container_name: str) -> None:
-    """A store is not in its own way: after a write that was stored and not answered, the same or another succeeds."""
+    """A store is not in its own way: after a write that was stored and not answered, the same succeeds."""
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
     async with client:
         store = BlobPublisherStateStore(client)
         await store.open()
-        for again in (FIRST, SECOND):
+        former = None
+        for state in (FIRST, SECOND, FIRST):
             transport.lose = True
             with pytest.raises(StoreError, match="the answer was lost"):
-                await store.write_state(NAME, "0", FIRST)
-            await store.write_state(NAME, "0", again)
-            assert await store.read_state(NAME, "0") == again
+                await store.write_state(NAME, "0", state, former)
+            written = await store.write_state(NAME, "0", state, former)
+            assert written is not None
+            assert await store.read_state(NAME, "0") == written
+            former = written
 
 
 async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, container_name: str) -> None:
@@ -224,12 +270,12 @@ async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, cont
         store = BlobPublisherStateStore(client)
         await store.open()
         await other.open()
-        await store.write_state(NAME, "0", FIRST)
-        assert await other.read_state(NAME, "0") == FIRST
-        transport.later = lambda: other.write_state(NAME, "0", LARGEST)
-        with pytest.raises(StoreError, match="another publisher"):
-            await store.write_state(NAME, "0", SECOND)
-        assert await other.read_state(NAME, "0") == LARGEST
+        first = await store.write_state(NAME, "0", FIRST, None)
+        transport.later = lambda: other.write_state(NAME, "0", LARGEST, first)
+        assert await store.write_state(NAME, "0", SECOND, first) is None
+        found = await other.read_state(NAME, "0")
+        assert found is not None
+        assert found.state == LARGEST
     await other.aclose()
 
 
@@ -238,7 +284,8 @@ async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, cont
     [
         (b"{", "not JSON"),
         (b"[1]", "not a JSON object"),
-        (b'{"version": 2}', "version"),
+        (b'{"version": 3}', "version"),
+        (b'{"version": 2, "producer_id": 7, "owner_level": 1, "start": 0}', "has_published"),
         (b'{"version": 1, "producer_id": 7, "owner_level": 1}', "start"),
         (b'{"version": 1, "producer_id": true, "owner_level": 1, "start": 0}', "producer_id"),
         (b'{"version": 1, "producer_id": 7, "owner_level": 1.5, "start": 0}', "owner_level"),
@@ -257,7 +304,7 @@ async def test_a_blob_that_is_no_state_is_an_error(
         with pytest.raises(StoreError, match=says):
             await store.read_state(NAME, "0")
         with pytest.raises(StoreError, match=says):
-            await store.write_state(NAME, "0", FIRST)
+            await store.write_state(NAME, "0", FIRST, None)
         assert await (await raw.download_blob(f"publishers/{NAME}/0.json")).readall() == body
 
 
@@ -322,10 +369,10 @@ async def test_partitions_do_not_wait_for_each_other(azurite: Azurite, container
             await go_on.wait()
 
         transport.later = hold
-        slow = asyncio.create_task(store.write_state(NAME, "0", FIRST))
+        slow = asyncio.create_task(store.write_state(NAME, "0", FIRST, None))
         await held.wait()
-        await store.write_state(NAME, "1", SECOND)
+        await store.write_state(NAME, "1", SECOND, None)
         assert not slow.done()
         go_on.set()
         await slow
-        assert await store.read_state(NAME, "0") == FIRST
+        assert await store.read_state(NAME, "0") == slow.result()

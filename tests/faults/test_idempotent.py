@@ -6,8 +6,9 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,8 +17,9 @@ from eventpump import (
     EventData,
     EventProducer,
     PartitionReader,
+    ProducerStateLostError,
+    PublisherIntent,
     PublishOutcomeUnknownError,
-    RequestRefusedError,
     RetryOptions,
     ServiceError,
 )
@@ -290,18 +292,18 @@ async def test_the_service_is_killed(service: EmulatorProcess, seed: int, reques
         assert await stored(service.connection_string, partition_id) == flat(expected[partition_id])
 
 
-@pytest.mark.parametrize("fence", [False, True], ids=["same level", "fenced"])
-async def test_a_publisher_that_dies_goes_on(emulator: Emulator, way: Way, tmp_path: Path, fence: bool) -> None:
+@pytest.mark.parametrize("mode", ["replayable", "exclusive"])
+async def test_a_publisher_that_dies_goes_on(
+    emulator: Emulator, way: Way, tmp_path: Path, mode: Literal["replayable", "exclusive"]
+) -> None:
     """*No duplicate*: every life asks how many of its events are published, and goes on from there."""
     bodies = [f"{number}" for number in range(60)]
     published = 0
     for life in range(6):
         store = SqlitePublisherStateStore(tmp_path / "states.db")
-        producer = producer_to(
-            emulator.connection_string, **way.options, name="feed", state_store=store, fence=fence and life > 0
-        )
+        producer = producer_to(emulator.connection_string, **way.options, name="feed", state_store=store, mode=mode)
         found = await producer.get_partition_publishing_properties("0")
-        assert (found.events_published, found.owner_level) == (published, life if fence else 0)
+        assert (found.events_published, found.owner_level) == (published, life if mode == "exclusive" else 0)
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=4)
         for body in bodies[published : published + 9]:
             await producer.send(EventData(body), partition_id="0")
@@ -320,6 +322,34 @@ async def test_a_publisher_that_dies_goes_on(emulator: Emulator, way: Way, tmp_p
     assert await stored(emulator.connection_string, "0", **way.options) == bodies[:published]
 
 
+async def test_a_start_reads_the_end_of_the_partition(emulator: Emulator, way: Way, tmp_path: Path) -> None:
+    """*No duplicate*: what was stored after the number was read is counted by its stamps, beside other writers."""
+    scan: dict[str, Any] = {"name": "feed", "on_doubt": "scan", "scan_consumer_group": "$Default", **way.options}
+    async with (
+        EventProducer(emulator.connection_string, HUB, **CONNECTION, **way.options) as other,
+        producer_to(
+            emulator.connection_string, state_store=SqlitePublisherStateStore(tmp_path / "states.db"), **scan
+        ) as former,
+    ):
+        for number in range(0, 700, 2):
+            await former.send([EventData(f"{number}"), EventData(f"{number + 1}")], partition_id="0")
+            await other.send(EventData("somebody else's"), partition_id="0")
+        last = (await former.get_partition_properties("0")).last_enqueued_sequence_number
+    store = SqlitePublisherStateStore(tmp_path / "states.db")
+    await store.open()
+    found = await store.read_state("feed", "0")
+    assert found is not None
+    assert found.state.is_clean
+    # As it is where a start was cut off after it had read the number, 600 events before the end.
+    unclean = replace(found.state, is_clean=False, start=100, published=100, intent=PublisherIntent(1, last - 900, 100))
+    assert await store.write_state("feed", "0", unclean, found) is not None
+    async with producer_to(emulator.connection_string, state_store=store, **scan) as producer:
+        assert (await producer.get_partition_publishing_properties("0")).events_published == 700
+        await producer.send(EventData("700"), partition_id="0")
+    bodies = [body for body in await stored(emulator.connection_string, "0", **way.options) if body.isdecimal()]
+    assert bodies == [f"{number}" for number in range(701)]
+
+
 async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) -> None:
     """A service that has forgotten its producers refuses the id: said at once, with what is known."""
     async with (
@@ -328,5 +358,5 @@ async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) ->
     ):
         await producer.send(EventData("a"), partition_id="0")
         await emulator.restart()
-        with pytest.raises(RequestRefusedError, match="not stored"):
+        with pytest.raises(ProducerStateLostError, match="not known"):
             await producer.send(EventData("b"), partition_id="0")

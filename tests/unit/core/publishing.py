@@ -136,7 +136,7 @@ class World:
     :param last: the number published last by an earlier life under the id and level given; None for a new producer.
     :param is_claimed: whether that number is given at the first attach, instead of asked for.
     :param off_by: how far the number given is off the truth.
-    :param fence: whether the first life raises the level too.
+    :param is_raised: whether the first life raises the level with that number.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class World:
         last: int | None = None,
         is_claimed: bool = False,
         off_by: int = 0,
-        fence: bool = False,
+        is_raised: bool = False,
         nothing: int = 0,
         look_back: int = 5,
         keeps_claims: bool = True,
@@ -165,16 +165,15 @@ class World:
         self.is_shared = is_claimed and off_by != 0
         """Whether somebody else uses our numbers."""
         self.is_superseded = False
+        self.is_raised = is_raised
         self.has_former = False
         """Whether transfers of a former life may still arrive under our level."""
         if last is None:
             self.sequencer = self._start()
         else:
             self.service.add(PRODUCER_ID, LEVEL, last)
-            number = (last + off_by) % NUMBERS if is_claimed and not fence else None
-            self.sequencer = self._start(
-                producer_id=PRODUCER_ID, owner_level=LEVEL, starting_number=number, fence=fence
-            )
+            number = last if is_raised else (last + off_by) % NUMBERS if is_claimed else None
+            self.sequencer = self._start(producer_id=PRODUCER_ID, owner_level=LEVEL + is_raised, starting_number=number)
 
     def _start(
         self,
@@ -182,11 +181,8 @@ class World:
         producer_id: int | None = None,
         owner_level: int | None = None,
         starting_number: int | None = None,
-        fence: bool = False,
     ) -> Observed:
-        sequencer = Observed(
-            "0", producer_id=producer_id, owner_level=owner_level, starting_number=starting_number, fence=fence
-        )
+        sequencer = Observed("0", producer_id=producer_id, owner_level=owner_level, starting_number=starting_number)
         sequencer.seen = self.seen
         self.is_new = True
         return sequencer
@@ -227,9 +223,8 @@ class World:
 
     @property
     def may_deliver(self) -> bool:
-        # Between reading the number and raising the level nothing of the former life may be stored: the window of
-        # fencing, which is documented and not closed.
-        return bool(self.held) and not self.sequencer.is_raising
+        # Between the reading of the number and the raise nothing of the former life is stored: the start has seen that.
+        return bool(self.held) and not (self.is_new and self.is_raised)
 
     @property
     def may_restart(self) -> bool:
@@ -264,13 +259,20 @@ class World:
         assert outcome is not Outcome.PENDING
         self._look()
 
-    def restart(self, *, fence: bool, is_stored_late: bool) -> None:
-        """Die, and start again with id and level; go on from what the service says."""
+    def restart(self, *, is_raised: bool, is_stored_late: bool) -> None:
+        """Die, and start again with the id, under the same level or the next; go on from what the service says."""
         if self.out is not None:
             self._lose(is_stored_late)
-        self.has_former = not fence and (self.has_former or bool(self.held))
-        sequencer = self.sequencer
-        self.sequencer = self._start(producer_id=sequencer.producer_id, owner_level=sequencer.owner_level, fence=fence)
+        self.has_former = not is_raised and (self.has_former or bool(self.held))
+        producer_id, level = self.sequencer.producer_id, self.sequencer.owner_level
+        assert level is not None
+        number: int | None = None
+        self.is_raised = is_raised
+        if is_raised:
+            answer = self.service.attach(AttachRequest(producer_id, level))
+            assert answer is not None
+            number, level = None if answer[2] < 0 else answer[2], level + 1
+        self.sequencer = self._start(producer_id=producer_id, owner_level=level, starting_number=number)
         self.publication = None
 
     # ------------------------------------------------------------------------------------------ the network
@@ -288,7 +290,7 @@ class World:
             self.sequencer.fenced("stolen", transfer_refused=False)
         else:
             self.sequencer.attached(*answer)
-            if self.is_new and not self.is_failed and not self.sequencer.is_raising:
+            if self.is_new and not self.is_failed:
                 self._counted()
         self._look()
 
@@ -465,7 +467,7 @@ class World:
             elif self.may_restart and self.is_failed:
                 # Numbers of a former life that arrived late, counted in by the next.
                 assert self.has_former or not self.service.look_back
-                self.restart(fence=False, is_stored_late=False)
+                self.restart(is_raised=False, is_stored_late=False)
             else:
                 break
         if self.is_superseded or self.is_shared:
@@ -502,8 +504,8 @@ class World:
         if self.may_deliver:
             moves += [lambda: self.deliver(rng.randrange(9))] * 2
         if self.may_restart and (self.is_failed or rng.random() < 0.1):
-            fence = self.service.keeps_claims and rng.random() < 0.5
-            moves += [lambda: self.restart(fence=fence, is_stored_late=rng.random() < 0.5)]
+            is_raised = self.service.keeps_claims and rng.random() < 0.5
+            moves += [lambda: self.restart(is_raised=is_raised, is_stored_late=rng.random() < 0.5)]
         if self.is_published_to and rng.random() < 0.03:
             moves += [lambda: self.share(rng.randint(1, 3)), self.supersede]
         if self.is_superseded:
@@ -520,7 +522,7 @@ def walk(seed: int, steps: int) -> set[tuple[SequencerState, SequencerInput]]:
         last=last,
         is_claimed=last is not None and rng.random() < 0.4,
         off_by=rng.choice([0, 0, 0, -2, 1]),
-        fence=last is not None and rng.random() < 0.2,
+        is_raised=last is not None and rng.random() < 0.2,
         nothing=rng.choice([-1, 0]),
         look_back=rng.choice([0, 1, 5]),
         keeps_claims=keeps_claims,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from eventpump.core.sequencer import (
-    MAX_OWNER_LEVEL,
     NUMBERS,
     TRANSITIONS,
     AttachRequest,
@@ -152,38 +151,6 @@ def test_an_answer_for_another_id_or_level_fails(producer_id: int, owner_level: 
     assert sequencer.failure is Failure.INVALID_STATE
 
 
-def test_fencing_raises_the_level_with_the_number_just_read() -> None:
-    """First id, level and null; then the level above with the answer; then that level and null."""
-    sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, fence=True)
-    assert sequencer.attach_request == AttachRequest(9, 1, None)
-    sequencer.attached(9, 1, 41)
-    assert sequencer.is_raising
-    assert step(sequencer) is Step.ATTACH
-    assert sequencer.attach_request == AttachRequest(9, 2, 41)
-    sequencer.detached()
-    assert sequencer.attach_request == AttachRequest(9, 2, 41)
-    sequencer.attached(9, 2, 41)
-    assert step(sequencer) is Step.REST
-    assert sequencer.offer("a", 1).first == 42
-    sequencer.detached()
-    assert sequencer.attach_request == AttachRequest(9, 2, None)
-
-
-def test_a_raised_level_answers_the_number_it_was_raised_with() -> None:
-    """Anything else means that the number is not what was read."""
-    sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, fence=True)
-    sequencer.attached(9, 1, 41)
-    sequencer.attached(9, 2, 0)
-    assert sequencer.failure is Failure.INVALID_STATE
-
-
-@pytest.mark.parametrize("given", [{}, {"producer_id": 1}, {"producer_id": 1, "owner_level": 0, "starting_number": 3}])
-def test_fencing_needs_an_id_and_a_level_and_reads_the_number(given: dict[str, Any]) -> None:
-    """There is nothing to raise without them."""
-    with pytest.raises(ValueError, match="fencing"):
-        PartitionSequencer[str]("0", fence=True, **given)
-
-
 @pytest.mark.parametrize("name", ["producer_id", "owner_level", "starting_number"])
 @pytest.mark.parametrize("value", [-1, 2**63])
 def test_values_outside_the_service_s_range_are_refused(name: str, value: int) -> None:
@@ -191,13 +158,6 @@ def test_values_outside_the_service_s_range_are_refused(name: str, value: int) -
     kwargs: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match="between"):
         PartitionSequencer[str]("0", **kwargs)
-
-
-def test_the_highest_level_cannot_be_raised() -> None:
-    """A level is 15 bits."""
-    PartitionSequencer[str]("0", producer_id=1, owner_level=MAX_OWNER_LEVEL)
-    with pytest.raises(ValueError, match="level"):
-        PartitionSequencer[str]("0", producer_id=1, owner_level=MAX_OWNER_LEVEL, fence=True)
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -620,7 +580,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         last=st.sampled_from([None, 5, MAX, MAX - 2]),
         is_claimed=st.booleans(),
         off_by=st.sampled_from([0, 0, 0, -2, 1]),
-        fence=st.booleans(),
+        is_raised=st.booleans(),
         nothing=st.sampled_from([-1, 0]),
         look_back=st.sampled_from([5, 1, 0]),
         keeps_claims=st.booleans(),
@@ -630,7 +590,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         last: int | None,
         is_claimed: bool,
         off_by: int,
-        fence: bool,
+        is_raised: bool,
         nothing: int,
         look_back: int,
         keeps_claims: bool,
@@ -638,9 +598,9 @@ class AnyInterleaving(RuleBasedStateMachine):
         known = last is not None
         self.world = World(
             last=last,
-            is_claimed=known and is_claimed and not fence,
+            is_claimed=known and is_claimed and not is_raised,
             off_by=off_by,
-            fence=known and fence,
+            is_raised=known and is_raised,
             nothing=nothing,
             look_back=look_back,
             keeps_claims=keeps_claims,
@@ -707,9 +667,9 @@ class AnyInterleaving(RuleBasedStateMachine):
         self.world.deliver(which)
 
     @precondition(lambda self: self.world.may_restart)
-    @rule(fence=st.booleans(), is_stored_late=st.booleans())
-    def restart(self, fence: bool, is_stored_late: bool) -> None:
-        self.world.restart(fence=fence and self.world.service.keeps_claims, is_stored_late=is_stored_late)
+    @rule(is_raised=st.booleans(), is_stored_late=st.booleans())
+    def restart(self, is_raised: bool, is_stored_late: bool) -> None:
+        self.world.restart(is_raised=is_raised and self.world.service.keeps_claims, is_stored_late=is_stored_late)
 
     @precondition(lambda self: self.world.is_published_to)
     @rule()

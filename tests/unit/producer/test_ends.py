@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from eventpump.amqp.message import Data
+from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
@@ -24,7 +25,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.events import EventData
-from eventpump.ports import PublisherState, SendLinkSpec
+from eventpump.ports import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Receipt
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions
@@ -70,13 +71,15 @@ class Store(MemoryPublisherStateStore):
         await self._play("open")
         await super().open()
 
-    async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+    async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         await self._play("read")
         return await super().read_state(name, partition_id)
 
-    async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
+    async def write_state(
+        self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
+    ) -> StoredPublisherState | None:
         await self._play("write")
-        await super().write_state(name, partition_id, state)
+        return await super().write_state(name, partition_id, state, replaces)
 
     async def aclose(self) -> None:
         await self._play("close")
@@ -250,15 +253,16 @@ async def test_a_store_that_is_cancelled_by_others_is_a_failed_try(scene: Scene,
     if not scene.bodies():
         assert await outcome(producer.send(event("a"), partition_id="0")) is None
     assert scene.bodies() == ["a"]
-    assert scene.store.calls[call] == times + 1
+    # The second write that succeeds says that something is published.
+    assert scene.store.calls[call] == times + (2 if call == "write" else 1)
 
 
 @pytest.mark.parametrize("error", [Odd(), GeneratorExit(), ValueError()], ids=repr)
 @pytest.mark.parametrize("call", ["read", "write"])
 async def test_a_store_that_raises_anything_ends_no_send_in_silence(
-    scene: Scene, call: str, error: BaseException, caplog: pytest.LogCaptureFixture
+    scene: Scene, call: str, error: BaseException
 ) -> None:
-    """Whatever a state store raises, the send gets an error; where it ended the publisher, later sends do too."""
+    """Whatever a state store raises, the send gets it, and the next one goes on with the start."""
     scene.store.script[call] = [error]
     producer = scene.known()
     sends = [asyncio.ensure_future(outcome(producer.send(event(body), partition_id="0"))) for body in "ab"]
@@ -269,14 +273,8 @@ async def test_a_store_that_raises_anything_ends_no_send_in_silence(
         except BaseException as raised:
             found.append(raised)
     later = await outcome(producer.send(event("c"), partition_id="0"))
-    if call == "write":
-        assert isinstance(later, ClosedError)
-        assert later.__cause__ is error
-        assert all(each is not None for each in found)
-        assert "publisher has failed" in caplog.text
-    else:
-        assert found[0] is error
-        assert (found[1], later) == (None, None)
+    assert found[0] is error
+    assert (found[1], later) == (None, None)
 
 
 async def test_a_link_that_is_cancelled_by_others_is_a_failed_try(scene: Scene) -> None:
@@ -510,7 +508,7 @@ async def test_a_task_of_a_buffer_that_is_cancelled_ends_its_events(
 
 async def test_a_send_that_is_cancelled_by_others_is_a_failed_batch(scene: Scene) -> None:
     """A `CancelledError` that nobody meant for the buffer's task fails that batch, and the next ones go on."""
-    scene.store.script["read"] = [asyncio.CancelledError()]
+    scene.store.script["read"] = [asyncio.CancelledError() for _ in range(RETRY.max_retries + 1)]
     producer = scene.buffered(scene.known(), max_batch_events=5)
     receipts = [await producer.send(event(number), partition_id="0") for number in range(10)]
     found = [await outcome(receipt) for receipt in receipts]

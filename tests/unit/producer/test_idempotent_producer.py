@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.core.claim import StoredPublisherState
 from eventpump.dialect.conditions import error_for
 from eventpump.dialect.names import PRODUCER_ID
 from eventpump.errors import (
@@ -26,7 +27,6 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.ports import PublisherState
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import RetryOptions
@@ -122,11 +122,16 @@ async def test_what_is_decided_at_construction(scene: Scene) -> None:
     options = {"0": PartitionPublishingOptions(owner_level=3)}
     for wrong in (
         {"idempotent": False, "partition_options": options},
-        {"idempotent": False, "fence": True},
+        {"idempotent": False, "mode": "exclusive"},
         {"idempotent": False, "name": "n", "state_store": MemoryPublisherStateStore()},
         {"name": "n"},
         {"state_store": MemoryPublisherStateStore()},
-        {"fence": True},
+        {"mode": "replayable"},
+        {"mode": "other", "name": "n", "state_store": MemoryPublisherStateStore()},
+        {"on_doubt": "accept"},
+        {"on_doubt": "scan", "name": "n", "state_store": MemoryPublisherStateStore()},
+        {"scan_consumer_group": "tail", "name": "n", "state_store": MemoryPublisherStateStore()},
+        {"on_state_lost": "new"},
         {"max_in_flight": 2},
     ):
         with pytest.raises(ConfigurationError):
@@ -365,7 +370,7 @@ async def test_two_callers_with_one_list_at_first_use(scene: Scene) -> None:
     """They join, though both have to wait for the partition's state to be read."""
 
     class Slow(MemoryPublisherStateStore):
-        async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+        async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
             await asyncio.sleep(1)
             return await super().read_state(name, partition_id)
 
@@ -499,7 +504,7 @@ async def test_closing_while_a_state_is_read(scene: Scene) -> None:
     reading = asyncio.Event()
 
     class Slow(MemoryPublisherStateStore):
-        async def read_state(self, name: str, partition_id: str) -> PublisherState | None:
+        async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
             reading.set()
             await asyncio.sleep(1)
             return None
@@ -515,10 +520,11 @@ async def test_closing_while_a_state_is_read(scene: Scene) -> None:
 # --------------------------------------------------------------------------------------------------------- states
 
 
-async def test_a_restart_goes_on_where_the_service_is(scene: Scene, tmp_path: Path) -> None:
+async def test_a_replayable_restart_goes_on_where_the_service_is(scene: Scene, tmp_path: Path) -> None:
     """Restored from the store: same id and level, null number; the answer tells how many events are published."""
     for restart in range(3):
-        producer = scene.producer(name="feed", state_store=SqlitePublisherStateStore(tmp_path / "states.db"))
+        store = SqlitePublisherStateStore(tmp_path / "states.db")
+        producer = scene.producer(name="feed", state_store=store, mode="replayable")
         found = await producer.get_partition_publishing_properties("0")
         assert found.events_published == 3 * restart
         await producer.send(events(*(f"{3 * restart + index}" for index in range(3))), partition_id="0")
@@ -535,11 +541,13 @@ async def test_a_restart_goes_on_where_the_service_is(scene: Scene, tmp_path: Pa
 
 async def test_a_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> None:
     """Killed with a batch in doubt, the next life reads whether it is stored, across the wrap."""
-    states: dict[tuple[str, str], PublisherState] = {}
+    states: dict[tuple[str, str], StoredPublisherState] = {}
     options = {"0": PartitionPublishingOptions(starting_sequence_number=2**31 - 3)}
 
     def life() -> HubProducer:
-        return scene.producer(name="feed", state_store=MemoryPublisherStateStore(states), partition_options=options)
+        return scene.producer(
+            name="feed", state_store=MemoryPublisherStateStore(states), partition_options=options, mode="replayable"
+        )
 
     first = life()
     await first.send(events("a", "b"), partition_id="0")
@@ -552,42 +560,6 @@ async def test_a_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> No
     assert scene.bodies() == list("abcdef")
 
 
-async def test_the_state_is_written_before_the_first_send_and_not_per_send(scene: Scene) -> None:
-    """One write per partition and level; where it fails, nothing is sent under that id."""
-    writes: list[tuple[str, PublisherState, list[str]]] = []
-
-    class Watched(MemoryPublisherStateStore):
-        async def write_state(self, name: str, partition_id: str, state: PublisherState) -> None:
-            writes.append((partition_id, state, scene.bodies(partition_id)))
-            await super().write_state(name, partition_id, state)
-
-    states: dict[tuple[str, str], PublisherState] = {}
-    producer = scene.producer(name="feed", state_store=Watched(states))
-    for body in "abc":
-        await producer.send(events(body), partition_id="0")
-    assert [(partition_id, state.start, bodies) for partition_id, state, bodies in writes] == [("0", 0, [])]
-    fencing = scene.producer(name="feed", state_store=Watched(states), fence=True)
-    await fencing.send(events("d"), partition_id="0")
-    assert [state.owner_level for _, state, _ in writes] == [0, 1]
-    assert writes[1][1].start == 0
-
-
-async def test_fencing_shuts_the_former_process_out(scene: Scene) -> None:
-    """The level is raised with the number just read: the former one is told, the count goes on, numbers too."""
-    states: dict[tuple[str, str], PublisherState] = {}
-    former = scene.producer(name="feed", state_store=MemoryPublisherStateStore(states))
-    await former.send(events("a", "b"), partition_id="0")
-    known = states["feed", "0"].producer_id
-    fencing = scene.producer(name="feed", state_store=MemoryPublisherStateStore(states), fence=True)
-    found = await fencing.get_partition_publishing_properties("0")
-    assert (found.owner_level, found.events_published) == (1, 2)
-    assert [tuple(spec.properties.values()) for spec in scene.hub.send_links[1:]] == [(known, 0, None), (known, 1, 2)]
-    assert isinstance(await error_of(former.send(events("x"), partition_id="0")), ProducerDisconnectedError)
-    await fencing.send(listed := events("c"), partition_id="0")
-    assert listed[0].published_sequence_number == 3
-    assert (states["feed", "0"].owner_level, scene.bodies()) == (1, ["a", "b", "c"])
-
-
 async def test_without_a_store_the_state_is_the_services(scene: Scene) -> None:
     """State reset: a new producer is given a new id and counts from the service's number."""
     first, second = scene.producer(), scene.producer()
@@ -597,3 +569,37 @@ async def test_without_a_store_the_state_is_the_services(scene: Scene) -> None:
     found = [await each.get_partition_publishing_properties("0") for each in (first, second)]
     assert found[0].producer_group_id != found[1].producer_group_id
     assert found[0].events_published is None
+
+
+async def test_an_event_in_two_concurrent_sends_is_refused(scene: Scene) -> None:
+    """While it is on its way, in another list or batch; afterwards it is published, and refused for that."""
+    producer = scene.producer()
+    await producer.send(events("first"), partition_id="0")
+    shared = EventData("a")
+    batch = await producer.create_batch(partition_id="1")
+    batch.try_add(shared)
+    scene.hub.hang("transfer")
+    sending = asyncio.ensure_future(producer.send([shared, EventData("b")], partition_id="0"))
+    await idle()
+    for use in (
+        producer.send(shared, partition_id="1"),
+        producer.send([EventData("c"), shared], partition_id="0"),
+        producer.send(batch),
+    ):
+        error = await error_of(use)
+        assert isinstance(error, EventError)
+        assert "being sent already" in str(error)
+    scene.hub.answer("transfer")
+    await sending
+    assert isinstance(await error_of(producer.send(shared, partition_id="1")), EventError)
+    assert (scene.bodies("0"), scene.bodies("1")) == (["first", "a", "b"], [])
+
+
+async def test_an_event_that_was_refused_may_be_sent_again(scene: Scene) -> None:
+    """Nothing of a refused batch is held against its events."""
+    producer = scene.producer()
+    scene.hub.refuse(error_for("com.microsoft:argument-error", "no"), operation="transfer")
+    listed = events("a", "b")
+    assert isinstance(await error_of(producer.send(listed, partition_id="0")), ServiceError)
+    await producer.send(listed[::-1], partition_id="0")
+    assert scene.bodies() == ["b", "a"]

@@ -26,7 +26,6 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceBusyError,
     ServiceError,
-    StoreError,
 )
 from eventpump.events import EventData
 from eventpump.ports import SendLinkSpec
@@ -56,7 +55,6 @@ class Scene:
         self,
         *,
         transport: FakeTransport | None = None,
-        on_attached: Callable[[PartitionSequencer[SealedBatch]], Awaitable[None]] | None = None,
         retry: RetryOptions = RETRY,
         **state: Any,
     ) -> PartitionPublisher:
@@ -66,7 +64,6 @@ class Scene:
             PartitionSequencer("0", **state),
             retry=retry,
             rng=random.Random(1),
-            on_attached=on_attached,
             on_concluded=self.conclude,
         )
         self.publishers.append(publisher)
@@ -658,34 +655,14 @@ async def test_who_waits_for_the_link_has_tries_of_its_own(scene: Scene) -> None
     await publisher.attached()
 
 
-async def test_what_must_be_told_is_told_before_the_first_send(scene: Scene) -> None:
-    """`on_attached` is awaited before anything leaves; its failures count as tries, and nothing is stored then."""
-    told: list[int | None] = []
-    failures = 4
-
-    async def tell(sequencer: PartitionSequencer[SealedBatch]) -> None:
-        nonlocal failures
-        assert not scene.hub.runs
-        failures -= 1
-        if failures >= 0:
-            raise StoreError("write state", "the disk is full")
-        told.append(sequencer.last_number)
-
-    publisher = scene.publisher(on_attached=tell)
-    assert isinstance(await error_of(publisher.send(sealed("a"))), StoreError)
-    assert scene.bodies == []
-    assert await publisher.send(sealed("b")) == 1
-    assert await publisher.send(sealed("c")) == 2
-    assert told == [0]
-
-
 async def test_an_unexpected_exception_fails_everybody(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """A mistake in the driver is raised to all who wait, is logged, and is the cause of what later callers get."""
 
-    async def tell(sequencer: PartitionSequencer[SealedBatch]) -> None:
-        raise KeyError("a mistake")
+    class Mistaken(FakeTransport):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            raise KeyError("a mistake")
 
-    publisher = scene.publisher(on_attached=tell)
+    publisher = scene.publisher(transport=Mistaken(scene.hub))
     with caplog.at_level(logging.CRITICAL, "eventpump.producer"):
         uses: list[Awaitable[object]] = [publisher.send(sealed("a")), publisher.send(sealed("b")), publisher.attached()]
         errors = await asyncio.gather(*map(error_of, uses))

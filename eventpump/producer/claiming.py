@@ -1,0 +1,318 @@
+"""The start of a publisher with a stored state: carries out what `core/claim.py` decides.
+
+The start runs in a task of its own. Callers that are cancelled leave it; where the service or the store fails, it goes
+on at the next call from where it was, so that a long outage uses up no levels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from contextlib import aclosing
+
+from eventpump.amqp.types import Int, Short
+from eventpump.core.backoff import Backoff
+from eventpump.core.claim import (
+    AttachProducer,
+    AttachRefused,
+    ProducerAnswer,
+    PublisherMode,
+    ReadStamps,
+    ReadState,
+    ReadTail,
+    Request,
+    Started,
+    StartPolicy,
+    SwapState,
+    is_below,
+    start,
+)
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer
+from eventpump.dialect.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.dialect.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.dialect.sealing import SealedBatch
+from eventpump.dialect.stamps import STAMP, read_stamp
+from eventpump.errors import (
+    ClosedError,
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    PublishOutcomeUnknownError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+    StoreError,
+)
+from eventpump.ports import PublisherStateStore, SendLink, SendLinkSpec, Transport
+from eventpump.producer.marks import StateMarks, ask_store
+from eventpump.producer.tail import read_tail
+from eventpump.settings import RetryOptions
+
+_FINAL = (
+    ProducerDisconnectedError,
+    PublishOutcomeUnknownError,
+    ProducerStateLostError,
+    InvalidClientStateError,
+)
+"""What ends a start for good."""
+
+
+class PublisherLinks:
+    """Attaches the links of one partition's idempotent publisher, and notices that the service has forgotten it."""
+
+    def __init__(self, transport: Transport, partition_id: str) -> None:
+        self._transport = transport
+        self._partition_id = partition_id
+        self._adopted: SendLink | None = None
+        self._is_attached = False  # the service has known the producer
+        self._known: int | None = None
+        self._has_published = False
+
+    def adopt(self, link: SendLink | None, number: int, *, has_published: bool) -> None:
+        """Take a link over for the first attach, and note the last number known.
+
+        :param has_published: whether something was accepted under this id and level.
+        """
+        self._adopted = link
+        self._is_attached = True
+        self._known = number
+        self._has_published = has_published
+
+    def published(self, last: int) -> None:
+        """Note the number of the last event that the service has accepted."""
+        self._known = last
+        self._has_published = True
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        """Attach a link.
+
+        :raises ServiceError: refused, or no answer.
+        :raises ProducerStateLostError: the service does not know the producer, or not what it had accepted of it.
+        """
+        link, self._adopted = self._adopted, None
+        if link is None or not link.is_attached:
+            try:
+                link = await self._transport.open_send_link(spec)
+            except ServiceError as error:
+                is_ours = self._is_attached and spec.properties.get(PRODUCER_ID) is not None
+                if error.condition == NOT_ALLOWED and is_ours:
+                    raise self._lost(error.description) from error
+                raise
+        self._is_attached = True
+        number = link.properties.get(PRODUCER_SEQUENCE_NUMBER)
+        known = self._known
+        if known is not None and isinstance(number, int) and is_below(number, known, has_published=self._has_published):
+            await link.aclose()
+            raise self._lost(f"number {known} was published, and the service answers {number}")
+        return link
+
+    def _lost(self, problem: str) -> ProducerStateLostError:
+        return ProducerStateLostError((self._partition_id,), f"{problem}; it takes a new producer to publish there")
+
+    async def aclose(self) -> None:
+        """Detach what nobody took."""
+        link, self._adopted = self._adopted, None
+        if link is not None:
+            await link.aclose()
+
+
+class PublisherStart:
+    """The start of one partition's publisher.
+
+    :param first: what to attach with where no state is stored.
+    :param scan_consumer_group: whom the tail is read as, where the policy is to scan.
+    :ivar links: those of the publisher to be.
+    :ivar marks: its marks, once it has started.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        hub: str,
+        partition_id: str,
+        store: PublisherStateStore,
+        name: str,
+        policy: StartPolicy,
+        *,
+        first: AttachRequest,
+        scan_consumer_group: str,
+        retry: RetryOptions,
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._hub = hub
+        self._partition_id = partition_id
+        self._store = store
+        self._name = name
+        self._policy = policy
+        self._scan_consumer_group = scan_consumer_group
+        self._retry = retry
+        self._rng = rng
+        self._procedure = start(partition_id, policy, secrets.token_hex(16), first)
+        self._request: Request | None = None
+        self._link: SendLink | None = None
+        self._started: Started | None = None
+        self._failure: EventPumpError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._has_swapped = False
+        self._is_closed = False
+        self.links = PublisherLinks(transport, partition_id)
+        self.marks: StateMarks | None = None
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing is stored of it, so that it may be dropped."""
+        return not self._has_swapped and self._failure is None
+
+    async def started(self) -> PartitionSequencer[SealedBatch]:
+        """Start, or go on starting, and wait for it. Cancelled, it goes on.
+
+        :returns: the ledger to publish with.
+        :raises ProducerDisconnectedError: another process with this name started later. Final, as the next three.
+        :raises PublishOutcomeUnknownError: what the former process had on its way may be stored, and is not counted.
+        :raises ProducerStateLostError: the service has forgotten the publisher.
+        :raises InvalidClientStateError: the service answered what cannot be.
+        :raises ServiceError: no success within the retries, or refused; it may be called again. So after the next.
+        :raises StoreError: likewise.
+        :raises ClosedError: closed meanwhile.
+        """
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self._started is None:
+            if self._is_closed:
+                raise ClosedError("producer")
+            if self._task is None:
+                self._task = asyncio.create_task(self._run(), name=f"eventpump start of partition {self._partition_id}")
+                self._task.add_done_callback(self._done)
+            task = self._task
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise ClosedError("producer")
+            task.result()
+        assert self._started is not None
+        state, number = self._started.stored.state, self._started.number
+        return PartitionSequencer(
+            self._partition_id,
+            producer_id=state.producer_id,
+            owner_level=state.owner_level,
+            starting_number=number if self._started.is_claimed and number >= 0 else None,
+        )
+
+    async def aclose(self) -> None:
+        """End it, and what it has not handed over. Closing twice is fine."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self.marks is not None:
+            await self.marks.aclose()
+        await self._drop_link()
+        await self.links.aclose()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # looked at, also where every caller was cancelled
+
+    async def _run(self) -> None:
+        try:
+            if self._request is None:
+                self._request = next(self._procedure)
+            while True:
+                answer = await self._answer(self._request)
+                self._request = self._procedure.send(answer)
+        except StopIteration as stop:
+            started: Started = stop.value
+            state = started.stored.state
+            self.links.adopt(self._link, started.number, has_published=state.has_published)
+            self._link = None
+            self.marks = StateMarks(
+                self._store,
+                self._name,
+                self._partition_id,
+                started,
+                is_shared=self._policy.mode is PublisherMode.REPLAYABLE,
+                retry=self._retry,
+                rng=self._rng,
+            )
+            self._started = started
+        except _FINAL as error:
+            self._failure = error
+            await self._drop_link()
+            raise
+
+    async def _answer(self, request: Request) -> object:
+        """Do what the start asks for, again where that can help."""
+        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        while True:
+            try:
+                return await self._do(request)
+            except (ServiceError, StoreError) as error:
+                is_final = isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP
+                if is_final or backoff.failures >= self._retry.max_retries:
+                    raise
+                wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
+                await asyncio.sleep(backoff.next(self._rng, at_least=wait))
+
+    async def _do(self, request: Request) -> object:
+        name, partition_id, store = self._name, self._partition_id, self._store
+        match request:
+            case ReadState():
+                return await ask_store("read state", partition_id, lambda: store.read_state(name, partition_id))
+            case SwapState(state, replaces):
+                self._has_swapped = True  # a write that fails may be stored too
+                return await ask_store(
+                    "write state", partition_id, lambda: store.write_state(name, partition_id, state, replaces)
+                )
+            case ReadTail():
+                found = await self._transport.get_partition_properties(self._hub, partition_id)
+                return found.last_enqueued_sequence_number
+            case AttachProducer(asked):
+                return await self._attach(asked)
+            case ReadStamps():
+                return await self._stamps(request)
+
+    async def _attach(self, asked: AttachRequest) -> ProducerAnswer | AttachRefused:
+        await self._drop_link()
+        properties: dict[str, object] = {}
+        if not asked.is_blank:
+            properties = {
+                PRODUCER_ID: asked.producer_id,
+                PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
+                PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
+            }
+        spec = SendLinkSpec(self._hub, self._partition_id, properties, (IDEMPOTENT_PRODUCER,))
+        try:
+            link = self._link = await self._transport.open_send_link(spec)
+        except ServiceError as error:
+            if error.condition == PRODUCER_EPOCH_STOLEN:
+                return AttachRefused(is_stolen=True, description=error.description)
+            if error.condition == NOT_ALLOWED and asked.producer_id is not None:
+                return AttachRefused(is_stolen=False, description=error.description)
+            raise
+        values = (link.properties.get(key) for key in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER))
+        return ProducerAnswer(*(int(value) if isinstance(value, int) else None for value in values))
+
+    async def _stamps(self, asked: ReadStamps) -> tuple[int, ...] | None:
+        found = await self._transport.get_partition_properties(self._hub, self._partition_id)
+        if asked.through < asked.after or found.beginning_sequence_number > asked.after + 1:
+            return None
+        numbers: list[int] = []
+        events = read_tail(
+            self._transport, self._hub, self._scan_consumer_group, self._partition_id, asked.after, asked.through
+        )
+        async with aclosing(events):
+            async for event in events:
+                stamp = read_stamp(event.properties.get(STAMP))
+                if stamp is not None and stamp[:2] == (asked.producer_id, asked.owner_level):
+                    numbers.append(stamp.number)
+        return tuple(numbers)
+
+    async def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.aclose()

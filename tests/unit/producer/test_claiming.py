@@ -1,0 +1,488 @@
+"""Processes of one publisher's name that overlap, die and are forgotten, through `HubProducer`, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+from eventpump.core.sequencer import MAX_OWNER_LEVEL
+from eventpump.dialect.names import PRODUCER_SEQUENCE_NUMBER
+from eventpump.dialect.stamps import STAMP, read_stamp
+from eventpump.errors import (
+    ClosedError,
+    EventPumpError,
+    LinkDetachedError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+    StoreError,
+)
+from eventpump.events import EventData
+from eventpump.ports import SendLinkSpec
+from eventpump.producer.buffered import HubBufferedProducer
+from eventpump.producer.marks import MARK_INTERVAL
+from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.settings import RetryOptions
+from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
+
+RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
+AWAY = LinkDetachedError("away")
+NAME = "feed"
+KEY = (NAME, "0")
+
+
+class Scene:
+    """A hub, a store's truth, and processes with one publisher's name."""
+
+    def __init__(self) -> None:
+        self.hub = FakeHub(partitions=2, consumer_groups=("$Default", "tail"))
+        self.states: dict[tuple[str, str], StoredPublisherState] = {}
+        self.producers: list[HubProducer] = []
+
+    def process(
+        self, *, transport: FakeTransport | None = None, store: MemoryPublisherStateStore | None = None, **options: Any
+    ) -> HubProducer:
+        producer = HubProducer(
+            transport or FakeTransport(self.hub),
+            self.hub.name,
+            idempotent=True,
+            retry=RETRY,
+            rng=random.Random(1),
+            name=NAME,
+            state_store=store or MemoryPublisherStateStore(self.states),
+            **options,
+        )
+        self.producers.append(producer)
+        return producer
+
+    @property
+    def state(self) -> PublisherState:
+        return self.states[KEY].state
+
+    @property
+    def bodies(self) -> list[str]:
+        return [event.body_as_str() for event in self.hub.events("0")]
+
+    def forget(self, *, takes_strangers: bool) -> None:
+        self.hub.partition("0").publishing.forget(takes_strangers=takes_strangers)
+
+    async def crash(self, producer: HubProducer) -> None:
+        """End a process without its last marks."""
+        await asyncio.gather(*(each.aclose() for each in producer._starts.values()))
+        await asyncio.gather(*(each.aclose() for each in producer._publishers.values()))
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """A test's scene. Afterwards, nothing of it runs."""
+    scene = Scene()
+    yield scene
+    scene.hub.accept()
+    for producer in scene.producers:
+        with contextlib.suppress(EventPumpError):
+            await producer.aclose(1.0)
+    await asyncio.sleep(0)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, "a producer left a task behind"
+
+
+async def idle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def error_of(use: Awaitable[object]) -> BaseException:
+    found = (await asyncio.gather(use, return_exceptions=True))[0]
+    assert isinstance(found, BaseException), "no error was raised"
+    return found
+
+
+async def send(producer: HubProducer, *bodies: str) -> None:
+    await producer.send([EventData(body) for body in bodies], partition_id="0")
+
+
+async def count(producer: HubProducer) -> int:
+    found = (await producer.get_partition_publishing_properties("0")).events_published
+    assert found is not None
+    return found
+
+
+async def late(scene: Scene, producer: HubProducer, body: str) -> None:
+    """Let a process die with an event on its way that arrives when the test says so."""
+    scene.hub.lose(SendFault.STORED_LATE, partition_id="0")
+    sending = asyncio.ensure_future(send(producer, body))
+    await idle()
+    await scene.crash(producer)
+    await error_of(sending)
+
+
+class GrowsAtTheRaise(FakeTransport):
+    """Lets what is late arrive as a level is raised: after its number was read."""
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        """Attach a send link."""
+        if spec.properties.get(PRODUCER_SEQUENCE_NUMBER) is not None:
+            self.hub.deliver_late()
+        return await super().open_send_link(spec)
+
+
+# ------------------------------------------------------------------------------------------------- exclusive
+
+
+async def test_two_live_processes_of_one_name_lose_nothing(scene: Scene) -> None:
+    """The later start shuts the former out, which gets an error; what was acknowledged to either is stored."""
+    former, later = scene.process(), scene.process()
+    await send(former, "a", "b")
+    assert await count(later) == 2
+    assert isinstance(await error_of(send(former, "lost?")), ProducerDisconnectedError)
+    await send(later, "c")
+    assert scene.bodies == ["a", "b", "c"]
+    assert (scene.state.owner_level, scene.state.published) == (1, 3)
+
+
+async def test_a_closed_process_leaves_nothing_in_doubt(scene: Scene) -> None:
+    """Its clean mark settles the next start, though other writers publish at the time."""
+    for life in range(3):
+        producer = scene.process()
+        assert await count(producer) == life
+        await send(producer, f"{life}")
+        await producer.aclose()
+        assert scene.state.is_clean
+        scene.hub.publish("0", "somebody else's")
+    assert scene.state.owner_level == 2
+
+
+async def test_what_arrives_between_reading_and_raising_is_told(scene: Scene) -> None:
+    """Read number, late transfer, raise: the start is in doubt, with the numbers, and so is each after it."""
+    former = scene.process()
+    await send(former, "0")
+    await late(scene, former, "1")
+    transport: FakeTransport = GrowsAtTheRaise(scene.hub)
+    for _ in range(2):
+        starting = scene.process(transport=transport)
+        for use in (send(starting, "1"), starting.get_partition_publishing_properties("0")):
+            error = await error_of(use)
+            assert isinstance(error, PublishOutcomeUnknownError)
+            assert (error.partition_id, error.first, error.count) == ("0", 2, 1)
+            assert not error.is_settling
+        transport = FakeTransport(scene.hub)
+    assert scene.bodies == ["0", "1"]
+    accepting = scene.process(on_doubt="accept")
+    assert await count(accepting) == 1
+    await send(accepting, "1")
+    assert scene.bodies == ["0", "1", "1"]
+
+
+async def test_a_buffer_ends_what_a_start_in_doubt_cannot_send(scene: Scene) -> None:
+    """Its events end with the error: asking again settles nothing."""
+    former = scene.process()
+    await send(former, "0")
+    await late(scene, former, "1")
+    buffered = HubBufferedProducer(scene.process(transport=GrowsAtTheRaise(scene.hub)))
+    receipt = await buffered.send(EventData("1"), partition_id="0")
+    async with asyncio.timeout(60):
+        assert isinstance(await error_of(receipt), PublishOutcomeUnknownError)
+    await buffered.aclose()
+
+
+async def test_a_scan_counts_what_arrived(scene: Scene) -> None:
+    """Stamps tell the former process's events from others'; readers see them; an unstamped past stays in doubt."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await former.send([EventData("0", properties={"unit": "C"})], partition_id="0")
+    first = scene.hub.events("0")[0]
+    stamp = read_stamp(first.properties[STAMP])
+    assert stamp == (scene.state.producer_id, 0, 1)
+    assert (first.body_as_str(), first.properties["unit"]) == ("0", "C")
+    await late(scene, former, "1")
+    scene.hub.publish("0", "somebody else's")
+    going_on = scene.process(transport=GrowsAtTheRaise(scene.hub), **scan)
+    assert await count(going_on) == 2
+    await send(going_on, "2")
+    assert scene.bodies == ["0", "somebody else's", "1", "2"]
+    assert read_stamp(scene.hub.events("0")[-1].properties[STAMP]) == (scene.state.producer_id, 1, 2)
+    await scene.crash(going_on)
+    unstamped = scene.process(on_doubt="accept")
+    await send(unstamped, "3")
+    await late(scene, unstamped, "4")
+    assert isinstance(
+        await error_of(count(scene.process(transport=GrowsAtTheRaise(scene.hub), **scan))), PublishOutcomeUnknownError
+    )
+
+
+async def test_a_buffer_stamps_too(scene: Scene) -> None:
+    """Every event, with a key and without, and its size counts it."""
+    producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
+    async with HubBufferedProducer(producer) as buffered:
+        await buffered.send(EventData("a" * 400), partition_id="0")
+        await buffered.send(EventData("b", properties={"x": 1}, message_id="m"), partition_id="0")
+        await buffered.flush()
+    found = [read_stamp(event.properties[STAMP]) for event in scene.hub.events("0")]
+    assert [each and each.number for each in found] == [1, 2]
+    assert scene.hub.events("0")[1].message_id == "m"
+
+
+async def test_a_start_goes_on_where_it_failed(scene: Scene) -> None:
+    """An outage of the service or the store uses up no levels: the next call goes on with the same claim."""
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    second = scene.process()
+    scene.hub.refuse(AWAY, operation="send", times=3)
+    assert isinstance(await error_of(send(second, "b")), LinkDetachedError)
+    assert scene.state.intent == PublisherIntent(1)
+    await send(second, "b")
+    assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
+
+
+async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None:
+    """The next call joins it, and no level is used up."""
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    second = scene.process()
+    scene.hub.hang("send")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await send(second, "b")
+    scene.hub.answer("send")
+    await send(second, "b")
+    assert scene.state.owner_level == 1
+
+
+async def test_closing_while_it_starts_leaves_the_intent(scene: Scene) -> None:
+    """Whoever waits gets `ClosedError`; the next start takes one level more."""
+    first = scene.process()
+    await send(first, "a")
+    await scene.crash(first)
+    second = scene.process()
+    scene.hub.hang("send")
+    sending = asyncio.ensure_future(send(second, "b"))
+    await idle()
+    await second.aclose()
+    assert isinstance(await error_of(sending), ClosedError)
+    scene.hub.answer("send")
+    third = scene.process()
+    await send(third, "c")
+    assert (scene.state.owner_level, scene.bodies) == (2, ["a", "c"])
+
+
+async def test_a_superseded_start_stops_for_good(scene: Scene) -> None:
+    """Its next swap fails, and it does not claim again at the next call."""
+    first = scene.process()
+    await send(first, "a")
+    slow, fast = scene.process(), scene.process()
+    scene.hub.hang("partition")
+    sending = asyncio.ensure_future(send(slow, "b"))
+    await idle()
+    winning = asyncio.ensure_future(send(fast, "c"))
+    await idle()
+    scene.hub.answer("partition")
+    await winning
+    for use in (sending, send(slow, "b")):
+        assert isinstance(await error_of(use), ProducerDisconnectedError)
+    assert (scene.state.owner_level, scene.bodies) == (2, ["a", "c"])
+
+
+async def test_at_the_highest_level_a_new_id_is_taken(scene: Scene) -> None:
+    """The former process is shut out, and what is published goes on counting, over two such starts."""
+    former = scene.process()
+    await send(former, "0", "1")
+    await former.aclose()
+    stored = scene.states[KEY]
+    high = replace(stored.state, owner_level=MAX_OWNER_LEVEL - 2, has_published=False)
+    scene.states[KEY] = replace(stored, state=high)
+    ids = {stored.state.producer_id}
+    for life, level in ((1, MAX_OWNER_LEVEL - 1), (2, 0), (3, 1)):
+        producer = scene.process()
+        assert await count(producer) == life + 1
+        await send(producer, f"{life + 1}")
+        assert await count(producer) == life + 2
+        await producer.aclose()
+        assert (scene.state.owner_level, scene.state.published) == (level, life + 2)
+        ids.add(scene.state.producer_id)
+    assert len(ids) == 2
+    assert scene.bodies == [f"{number}" for number in range(5)]
+
+
+async def test_a_state_of_the_first_version_is_taken_over(scene: Scene) -> None:
+    """What was published is the service's number less the stored start."""
+    former = scene.process()
+    await send(former, "a", "b")
+    await former.aclose()
+    scene.states[KEY] = StoredPublisherState(PublisherState(scene.state.producer_id, 0, 0), "old")
+    assert await count(scene.process()) == 2
+
+
+async def test_replayable_processes_overlap(scene: Scene) -> None:
+    """Two that send the same events at once: every send returns, and each event is stored once."""
+    orders = [f"{number}" for number in range(40)]
+
+    async def publish(producer: HubProducer) -> None:
+        for order in orders[await count(producer) :]:
+            await send(producer, order)
+
+    await asyncio.gather(*(publish(scene.process(mode="replayable")) for _ in range(2)))
+    assert scene.bodies == orders
+
+
+# ------------------------------------------------------------------------------------------------- forgotten
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "replayable"])
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+async def test_a_forgotten_publisher_is_told_and_goes_on_when_asked_to(
+    scene: Scene, mode: str, takes_strangers: bool
+) -> None:
+    """A start fails until it is asked to take a new id; then it counts from the newest mark."""
+    former = scene.process(mode=mode)
+    await send(former, "0", "1")
+    await former.aclose()
+    scene.forget(takes_strangers=takes_strangers)
+    for _ in range(2):
+        for use in (send, lambda each, _: count(each)):
+            assert isinstance(await error_of(use(scene.process(mode=mode), "x")), ProducerStateLostError)
+    fresh = scene.process(mode=mode, on_state_lost="new")
+    assert await count(fresh) == 2
+    await send(fresh, "2")
+    assert await count(fresh) == 3
+    await fresh.aclose()
+    assert await count(scene.process(mode=mode)) == 3
+    assert scene.bodies == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes_strangers: bool) -> None:
+    """At its next attach; nothing of what it is given then is stored."""
+    producer = scene.process()
+    await send(producer, "0")
+    scene.forget(takes_strangers=takes_strangers)
+    scene.hub.lose_connections()
+    if not takes_strangers:
+        producer._transport = FakeTransport(scene.hub)
+    for _ in range(2):
+        assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
+    assert scene.bodies == ["0"]
+
+
+async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
+    """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
+    producer = scene.process()
+    await send(producer, "0")
+    scene.forget(takes_strangers=False)
+    assert isinstance(await error_of(send(producer, "1")), RequestRefusedError)
+    assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
+
+
+async def test_a_reset_state_begins_anew(scene: Scene) -> None:
+    """After `reset_state` the next start is the first."""
+    former = scene.process()
+    await send(former, "0")
+    await former.aclose()
+    scene.forget(takes_strangers=False)
+    store = MemoryPublisherStateStore(scene.states)
+    await store.open()
+    await store.reset_state(*KEY)
+    assert await count(scene.process()) == 0
+
+
+async def test_that_something_is_published_is_stored_before_the_first_send_returns(scene: Scene) -> None:
+    """One write per start, however many sends; where it fails, the send succeeds and the next one tries again."""
+
+    class Failing(MemoryPublisherStateStore):
+        fails = True
+
+        async def write_state(self, name: str, partition_id: str, state: PublisherState, replaces: Any) -> Any:
+            if state.has_published and self.fails:
+                raise StoreError("write state", "the disk is full")
+            return await super().write_state(name, partition_id, state, replaces)
+
+    store = Failing(scene.states)
+    producer = scene.process(store=store)
+    await send(producer, "a")
+    before = scene.state
+    assert not before.has_published
+    store.fails = False
+    await asyncio.gather(send(producer, "b"), send(producer, "c"))
+    assert scene.state.has_published
+    version = scene.states[KEY].version
+    await send(producer, "d")
+    assert scene.states[KEY].version == version
+
+
+async def test_marks_are_written_now_and_then_and_at_the_end(scene: Scene) -> None:
+    """Off the way of the sends, at most once per interval; a slow or failing store holds up nobody."""
+    writes: list[int] = []
+
+    class Slow(MemoryPublisherStateStore):
+        async def write_state(self, name: str, partition_id: str, state: PublisherState, replaces: Any) -> Any:
+            writes.append(state.published)
+            if state.published > 1:
+                await asyncio.sleep(20)
+            return await super().write_state(name, partition_id, state, replaces)
+
+    producer = scene.process(store=Slow(scene.states))
+    started = asyncio.get_running_loop().time()
+    for body in "abc":
+        await send(producer, body)
+    assert asyncio.get_running_loop().time() == started
+    assert writes == [0, 1]
+    await asyncio.sleep(MARK_INTERVAL + 1)
+    await send(producer, "d")
+    assert writes == [0, 1, 3]
+    await producer.aclose()
+    assert asyncio.get_running_loop().time() - started < MARK_INTERVAL + 30
+    assert scene.state.published == 1
+
+
+async def test_a_store_that_raises_cancelled_error_is_a_failing_store(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was cancelled: the call is tried again, and then it is a `StoreError`."""
+
+    class Cancelling(MemoryPublisherStateStore):
+        left = 1
+
+        async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
+            if self.left:
+                self.left -= 1
+                raise asyncio.CancelledError
+            return await super().read_state(name, partition_id)
+
+    store = Cancelling(scene.states)
+    producer = scene.process(store=store)
+    with caplog.at_level(logging.CRITICAL, "eventpump.producer"):
+        await send(producer, "a")
+        store.left = 1000
+        assert isinstance(await error_of(send(scene.process(store=store), "b")), StoreError)
+
+
+async def test_an_unknown_partition_leaves_no_start(scene: Scene) -> None:
+    """Nothing is kept of a partition that the service refuses before anything is stored."""
+    producer = scene.process()
+    with pytest.raises(RequestRefusedError):
+        await producer.send([EventData("a")], partition_id="99")
+    assert not producer._starts
+
+
+async def test_options_hold_for_the_first_start_only(scene: Scene) -> None:
+    """A state that is stored is right instead."""
+    options = {"0": PartitionPublishingOptions(starting_sequence_number=100)}
+    first = scene.process(partition_options=options)
+    await send(first, "a")
+    assert await count(first) == 1
+    await first.aclose()
+    second = scene.process(partition_options=options)
+    found = await second.get_partition_publishing_properties("0")
+    assert (found.events_published, found.last_published_sequence_number) == (1, 101)
