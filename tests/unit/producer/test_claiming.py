@@ -291,6 +291,8 @@ async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None
             async with asyncio.timeout(1):
                 await send(second, "b")
     scene.hub.answer("send")
+    await asyncio.sleep(1)
+    assert scene.state.intent is None
     await send(second, "b")
     assert scene.state.owner_level == 1
 
