@@ -220,6 +220,40 @@ async def test_a_scan_counts_what_arrived(scene: Scene) -> None:
     )
 
 
+async def test_a_scan_that_fails_is_made_again(scene: Scene) -> None:
+    """A link that is refused or lost in the midst of the tail is opened again, and nothing is counted twice."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+    scene.hub.refuse(AWAY, operation="receive")
+    starting = asyncio.ensure_future(count(scene.process(transport=GrowsAtTheRaise(scene.hub), **scan)))
+    scene.hub.stall("0")
+    await asyncio.sleep(20)
+    scene.hub.detach("0")
+    scene.hub.resume("0")
+    assert await starting == 2
+    assert [spec.consumer_group for spec in scene.hub.attached] == ["tail", "tail"]
+
+
+async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -> None:
+    """What is gone cannot be counted."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+
+    class Passing(GrowsAtTheRaise):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            link = await super().open_send_link(spec)
+            self.hub.truncate("0", 2)
+            return link
+
+    error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert "gone" in str(error)
+
+
 async def test_a_buffer_stamps_too(scene: Scene) -> None:
     """Every event, with a key and without, and its size counts it."""
     producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
@@ -257,6 +291,8 @@ async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None
             async with asyncio.timeout(1):
                 await send(second, "b")
     scene.hub.answer("send")
+    await asyncio.sleep(1)
+    assert scene.state.intent is None
     await send(second, "b")
     assert scene.state.owner_level == 1
 
