@@ -160,7 +160,7 @@ class PartitionContext:
     def lag(self) -> int | None:
         """How many events the partition's newest one is ahead of the last delivered; None where that is not known.
 
-        The newest event is the one that the last event received told of (`track_last_enqueued`), or management since.
+        The newest event is the one named by the last event received (`track_last_enqueued`), or by management since.
         It is not known, and lag is None: while the link is not attached; and when nothing was received for
         `max_wait_time` (1 s at the least) though the link has credit and all that was received is delivered, unless
         management was asked since, within twice that time. A host asks management for its silent partitions in turn,

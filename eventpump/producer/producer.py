@@ -601,7 +601,7 @@ class HubProducer:
         :raises StoreError: what it awaits was cancelled by others.
         """
         task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
         closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
         try:
             try:
@@ -744,7 +744,7 @@ class HubProducer:
 
 
 def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Give the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
+    """Return the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
     if isinstance(failure, ServiceError):
         return failure
     if is_cancelled():

@@ -35,7 +35,7 @@ def listening() -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def swallowing() -> Iterator[Place]:
-    """Give a place that answers no attempt to connect: its queue of connections is full."""
+    """Return a place that answers no attempt to connect: its queue of connections is full."""
     with socket.socket() as listener, contextlib.ExitStack() as held:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -54,7 +54,7 @@ def swallowing() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[Place]:
-    """Give a place that nobody listens at, and nobody else can take."""
+    """Return a place that nobody listens at, and nobody else can take."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()
