@@ -290,7 +290,8 @@ class HubProducer:
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
         :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
+            doubt before; `batch.state` says so. Final.
         :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.

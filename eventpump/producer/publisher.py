@@ -35,6 +35,7 @@ from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
     EventPumpError,
+    ProducerStateLostError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
@@ -162,6 +163,7 @@ class PartitionPublisher:
         :raises ServiceError: refused, or no success within the retries, and it is not stored.
         :raises ProducerDisconnectedError: another publisher took over. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
+        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         """
         self._require_open()
         job = self._job(sealed)
@@ -324,6 +326,10 @@ class PartitionPublisher:
         spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
         try:
             link = await self._transport.open_send_link(spec)
+        except ProducerStateLostError as error:
+            # What is in doubt stays so for ever: nobody is left to ask.
+            sequencer.state_lost(error.problem)
+            return
         except ServiceError as error:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 sequencer.fenced(error.description, transfer_refused=False)

@@ -412,6 +412,46 @@ async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes
     assert scene.bodies == ["0"]
 
 
+class ForgettingTransport(FakeTransport):
+    """One whose service has forgotten its producers at the second attach to partition 0."""
+
+    def __init__(self, hub: FakeHub, *, takes_strangers: bool) -> None:
+        super().__init__(hub)
+        self._takes_strangers = takes_strangers
+        self._attaches = 0
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        self._attaches += 1
+        if self._attaches > 1:
+            self.hub.partition("0").publishing.forget(takes_strangers=self._takes_strangers)
+        return await super().open_send_link(spec)
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("fault", [SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE], ids=lambda each: each.name)
+async def test_a_doubt_that_the_service_has_forgotten_ends(
+    scene: Scene, takes_strangers: bool, fault: SendFault
+) -> None:
+    """Nobody can settle it any more: those who wait get the error, and so does every later send."""
+    producer = scene.process(transport=ForgettingTransport(scene.hub, takes_strangers=takes_strangers))
+    failed: list[tuple[int, type[Exception]]] = []
+    buffered = HubBufferedProducer(
+        producer, on_error=lambda events, partition_id, error: failed.append((len(events), type(error)))
+    )
+    first = await buffered.send(EventData("0"), partition_id="0")
+    await first
+    scene.hub.lose(fault)
+    async with asyncio.timeout(300):
+        for text in ("1", "2"):
+            await buffered.send(EventData(text), partition_id="0")
+            await buffered.flush()
+        assert failed == [(1, ProducerStateLostError)] * 2
+        assert isinstance(await error_of(send(producer, "3")), ProducerStateLostError)
+        with pytest.raises(EventPumpError):
+            await buffered.aclose()
+    assert "2" not in scene.bodies
+
+
 async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
     """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
     producer = scene.process()
