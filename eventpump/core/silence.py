@@ -143,8 +143,8 @@ class Peer:
 class SilenceCheck:
     """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
 
-    :param was_reopened: whether an earlier check opened the link again, or dropped its connection, and nothing was received
-        since.
+    :param was_reopened: whether an earlier check opened the link again, or dropped its connection, and nothing was
+        received since.
     :param may_drop: whether the connection may be dropped.
     :ivar step: what to do now.
     :ivar is_ahead: whether the hub was seen ahead twice; then that is why the link is opened again.
