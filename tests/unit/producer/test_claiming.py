@@ -458,7 +458,7 @@ async def test_that_something_is_published_is_stored_before_the_first_send_retur
 
 
 async def test_the_count_goes_on_where_the_numbers_have_come_round() -> None:
-    """A process that publishes more than 2^31 events, which takes 25 days at 1,000 a second, loses none of its count."""
+    """A process that publishes more than 2^31 events (25 days at 1,000 a second) loses none of its count."""
     states: dict[tuple[str, str], StoredPublisherState] = {}
     store = MemoryPublisherStateStore(states)
     await store.open()
