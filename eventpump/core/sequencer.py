@@ -31,8 +31,8 @@ RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for 
                                                     CONTRADICTED; refused, unknown, detached: DOUBTFUL
 CONTRADICTED  no link; was refused out of order     attached, and the answer is the head's last number: IDLE; else
               though it seemed unstored             FAILED
-FAILED        final                                 an answer that is neither number, or being fenced, leads here from
-                                                    anywhere
+FAILED        final                                 an answer that is neither number, being forgotten or being fenced
+                                                    leads here from anywhere
 ============  ====================================  =================================================================
 
 The rules behind it:
@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from eventpump.errors import EventPumpError, InvalidClientStateError, ProducerDisconnectedError
+from eventpump.errors import EventPumpError, InvalidClientStateError, ProducerDisconnectedError, ProducerStateLostError
 
 NUMBERS = 2**31
 """How many sequence numbers there are: after 2147483647 comes 0 (wire reference 8.4)."""
@@ -114,6 +114,7 @@ class Failure(enum.Enum):
 
     INVALID_STATE = "invalid state"
     FENCED = "fenced"
+    FORGOTTEN = "forgotten"
 
 
 class SequencerState(enum.Enum):
@@ -149,7 +150,7 @@ class SequencerInput(enum.Enum):
     STORED = "stored"
     """The head is stored."""
     MISMATCH = "mismatch"
-    """Neither."""
+    """Neither; or the service has forgotten the publisher."""
 
 
 _S = SequencerState
@@ -351,6 +352,8 @@ class PartitionSequencer(Generic[B]):
         """Make the error of a failed partition, a new one for each who is told."""
         if self.failure is Failure.FENCED:
             return ProducerDisconnectedError(self.problem, entity=f"partition {self.partition_id}")
+        if self.failure is Failure.FORGOTTEN:
+            return ProducerStateLostError((self.partition_id,), self.problem)
         assert self.failure is Failure.INVALID_STATE
         return InvalidClientStateError(self.partition_id, self.problem)
 
@@ -452,6 +455,17 @@ class PartitionSequencer(Generic[B]):
         if self.last_number is None:
             self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number
             self._number()
+
+    def forgotten(self, problem: str) -> None:
+        """Note that the service answered an attach as if it did not know the publisher, or refused it so: final.
+
+        :param problem: how that showed.
+        """
+        before = self.state
+        self._move(SequencerInput.MISMATCH)
+        self._fail(Failure.FORGOTTEN, problem)
+        if before is SequencerState.WAITING:
+            self._free()
 
     def detached(self) -> None:
         """Note that the link is lost. A transfer still out is in doubt."""

@@ -310,7 +310,8 @@ class HubProducer:
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
         :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer. Final. They are not stored, unless they
+            were in doubt before.
         :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
@@ -582,8 +583,9 @@ class HubProducer:
         marks = []
         for each in publishers:
             start = self._starts.get(each.sequencer.partition_id)
-            if start is not None and start.marks is not None and each.sequencer.failure is None:
-                marks.append(start.marks.close(is_clean=each.doubtful is None))
+            if start is not None and start.marks is not None:
+                is_clean = each.doubtful is None and each.sequencer.failure is None
+                marks.append(start.marks.close(is_clean=is_clean))
         await asyncio.gather(*marks, return_exceptions=True)
 
     async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:

@@ -35,6 +35,7 @@ from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
     EventPumpError,
+    ProducerStateLostError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
@@ -161,6 +162,7 @@ class PartitionPublisher:
         :raises PublishOutcomeUnknownError: no success within the retries, and it may be stored; it is being settled.
         :raises ServiceError: refused, or no success within the retries, and it is not stored.
         :raises ProducerDisconnectedError: another publisher took over. Final.
+        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
         """
         self._require_open()
@@ -331,6 +333,9 @@ class PartitionPublisher:
             if sequencer.last_number is None and _is_unknown(error):
                 self._is_unknown = True
             raise
+        except ProducerStateLostError as error:
+            sequencer.forgotten(error.problem)
+            return
         self._is_unknown = False
         self._link = link
         self._is_fresh = True

@@ -412,6 +412,31 @@ async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes
     assert scene.bodies == ["0"]
 
 
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+async def test_what_is_in_doubt_when_a_publisher_is_forgotten_ends(scene: Scene, takes_strangers: bool) -> None:
+    """It cannot be settled any more: a buffer's events end, and closing says that they stayed in doubt."""
+    producer = scene.process()
+    failed: list[Exception] = []
+    buffered = HubBufferedProducer(producer, on_error=lambda events, partition_id, error: failed.append(error))
+    await buffered.send_and_wait(EventData("0"), partition_id="0")
+    scene.hub.hang("transfer")
+    receipts = [await buffered.send(EventData(body), partition_id="0") for body in "12"]
+    await asyncio.sleep(1.0)
+    scene.forget(takes_strangers=takes_strangers)
+    scene.hub.accept()
+    scene.hub.lose_connections()
+    if not takes_strangers:
+        producer._transport = FakeTransport(scene.hub)
+    async with asyncio.timeout(100.0):
+        for receipt in receipts:
+            assert isinstance(await error_of(receipt), ProducerStateLostError)
+    assert [type(error) for error in failed] == [ProducerStateLostError]
+    assert isinstance(await error_of(buffered.send_and_wait(EventData("3"), partition_id="0")), ProducerStateLostError)
+    assert isinstance(await error_of(buffered.aclose()), PublishOutcomeUnknownError)
+    assert scene.bodies == ["0"]
+    assert (scene.state.published, scene.state.is_clean) == (1, False)
+
+
 async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
     """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
     producer = scene.process()
