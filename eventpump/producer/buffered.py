@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, Self, cast
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.core.sequencer import NUMBERS
@@ -37,7 +38,6 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.producer import LAST_SECOND, HubProducer
 from eventpump.settings import BufferSettings
 

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import Backoff
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.core.sequencer import distance
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.ports import PublisherStateStore
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 MARK_INTERVAL = 30.0

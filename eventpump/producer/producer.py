@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import Backoff
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.sequencer import (
@@ -46,7 +47,6 @@ from eventpump.ports import (
     Transport,
 )
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
