@@ -148,7 +148,7 @@ class GroupStart:
         return stored.record
 
     def start_of(self, partition_id: str) -> EventPosition:
-        """Give where a partition without a checkpoint begins."""
+        """Return where a partition without a checkpoint begins."""
         try:
             return start_of(self.record, partition_id)
         except ValueError as error:
@@ -159,7 +159,7 @@ class GroupStart:
         return await self._hub.read()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
-        """Give the record and the hub it is to be compared with; the hub is read after the record.
+        """Return the record and the hub it is to be compared with; the hub is read after the record.
 
         The record is read anew only where it may have changed since: every change of it follows a change of the hub.
         """
@@ -170,7 +170,7 @@ class GroupStart:
         return record, await self.hub()
 
     async def enter(self, partition_id: str, created_at: datetime) -> None:
-        """Note in the record that a partition's state belongs to the hub created then. Cancelled, it may be noted yet.
+        """Enter a partition in the record: its state belongs to the hub created then. Cancelled, it may be entered yet.
 
         :raises _HubChangedError: another hub has taken its place.
         """
@@ -266,7 +266,7 @@ class PartitionOpening:
 
     :param store: gives its calls up after its time-out.
     :param store_timeout: that time-out, in seconds.
-    :param lease: gives the lease to write under.
+    :param lease: returns the lease to write under.
     :param step: runs a step of ours unless the pump ends.
     :param pause: waits for a time in seconds, or until the pump ends; raises where it does.
     :param report: reports on the partition.

@@ -350,7 +350,7 @@ class PartitionPump:
         return True
 
     def _checker(self, beginning: Beginning) -> Callable[[EventPosition], Awaitable[EventPosition]]:
-        """Give what checks, before a link is opened again, that the hub is the one that was being read."""
+        """Return what checks, before a link is opened again, that the hub is the one that was being read."""
         is_first = True
 
         async def check(position: EventPosition) -> EventPosition:
@@ -478,7 +478,7 @@ class PartitionPump:
         return await self._around.directory.get_partition_properties(self._around.scope.hub, self.partition_id)
 
     async def _can_begin_anew(self, error: Exception) -> bool:
-        """Tell whether the end of the feed is one after which the position is found anew."""
+        """Return whether the end of the feed is one after which the position is found anew."""
         if isinstance(error, HubMadeAgainError):
             return True
         if not isinstance(error, RequestRefusedError) or self.was_attached or self._recorded_start is None:

@@ -62,7 +62,7 @@ class OnDoubt(enum.StrEnum):
     """What follows where events of the former process may have been stored that the service's answer does not count."""
 
     FAIL = "fail"
-    """`PublishOutcomeUnknownError`, at this start and at each after it, until one is told otherwise."""
+    """`PublishOutcomeUnknownError`, at this start and at each after it, until one has another policy."""
     SCAN = "scan"
     """Their stamps are read from the partition's tail. Takes events that were all sent with stamps."""
     ACCEPT = "accept"

@@ -81,7 +81,7 @@ class PublisherLinks:
         self._has_published = has_published
 
     def published(self, last: int) -> None:
-        """Note the number of the last event that the service has accepted."""
+        """Record the number of the last event that the service has accepted."""
         self._known = last
         self._has_published = True
 

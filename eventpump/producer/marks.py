@@ -75,7 +75,7 @@ class StateMarks:
         return self._published + distance(self._last, last)
 
     def published(self, last: int) -> None:
-        """Note the number of the last event that the service has accepted."""
+        """Record the number of the last event that the service has accepted."""
         self._published = self.count(last)  # each time, or the numbers would come round within a long life
         self._last = last
         self._has_published = True

@@ -310,8 +310,8 @@ class HubProducer:
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
         :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer. Final. They are not stored, unless they
-            were in doubt before.
+        :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
+            doubt before; `batch.state` says so. Final.
         :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
@@ -659,7 +659,7 @@ class HubProducer:
         :raises StoreError: what it awaits was cancelled by others.
         """
         task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
         closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
         try:
             try:
@@ -802,7 +802,7 @@ class HubProducer:
 
 
 def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Give the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
+    """Return the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
     if isinstance(failure, ServiceError):
         return failure
     if is_cancelled():

@@ -162,8 +162,8 @@ class PartitionPublisher:
         :raises PublishOutcomeUnknownError: no success within the retries, and it may be stored; it is being settled.
         :raises ServiceError: refused, or no success within the retries, and it is not stored.
         :raises ProducerDisconnectedError: another publisher took over. Final.
-        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
+        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         """
         self._require_open()
         job = self._job(sealed)
@@ -326,6 +326,10 @@ class PartitionPublisher:
         spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
         try:
             link = await self._transport.open_send_link(spec)
+        except ProducerStateLostError as error:
+            # What is in doubt stays so for ever: nobody is left to ask.
+            sequencer.state_lost(error.problem)
+            return
         except ServiceError as error:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 sequencer.fenced(error.description, transfer_refused=False)
@@ -333,9 +337,6 @@ class PartitionPublisher:
             if sequencer.last_number is None and _is_unknown(error):
                 self._is_unknown = True
             raise
-        except ProducerStateLostError as error:
-            sequencer.forgotten(error.problem)
-            return
         self._is_unknown = False
         self._link = link
         self._is_fresh = True

@@ -340,7 +340,7 @@ async def test_a_reset_amid_which_the_store_fails(operation: str, is_after: bool
 
 
 async def test_hosts_that_reset_at_once_agree() -> None:
-    """Each partition is reset once, by whoever owns it, and the record takes the new hub at the end."""
+    """Each partition is reset once, by its owner, and the record takes the new hub at the end."""
     async with _fleet(8) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()

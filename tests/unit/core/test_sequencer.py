@@ -461,8 +461,8 @@ def test_being_forgotten_is_final() -> None:
             sequencer.detached()
         for verb in verbs:
             verb(sequencer)
-        sequencer.forgotten("the service answers -1")
-        assert (sequencer.failure, sequencer.step) == (Failure.FORGOTTEN, Step.FAIL)
+        sequencer.state_lost("the service answers -1")
+        assert (sequencer.failure, sequencer.step) == (Failure.STATE_LOST, Step.FAIL)
         assert isinstance(sequencer.error(), ProducerStateLostError)
         assert (sequencer.head is None) is (outcome is Outcome.REFUSED)
         assert sequencer.head is None or sequencer.head.outcome is outcome

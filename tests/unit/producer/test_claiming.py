@@ -413,28 +413,60 @@ async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes
 
 
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_what_is_in_doubt_when_a_publisher_is_forgotten_ends(scene: Scene, takes_strangers: bool) -> None:
-    """It cannot be settled any more: a buffer's events end, and closing says that they stayed in doubt."""
+async def test_a_forgotten_process_leaves_its_last_mark(scene: Scene, takes_strangers: bool) -> None:
+    """A start with a new id counts what was accepted until then, not what the last mark in passing said."""
     producer = scene.process()
-    failed: list[Exception] = []
-    buffered = HubBufferedProducer(producer, on_error=lambda events, partition_id, error: failed.append(error))
-    await buffered.send_and_wait(EventData("0"), partition_id="0")
-    scene.hub.hang("transfer")
-    receipts = [await buffered.send(EventData(body), partition_id="0") for body in "12"]
-    await asyncio.sleep(1.0)
+    await send(producer, "0")
+    await send(producer, "1")
     scene.forget(takes_strangers=takes_strangers)
-    scene.hub.accept()
     scene.hub.lose_connections()
     if not takes_strangers:
         producer._transport = FakeTransport(scene.hub)
-    async with asyncio.timeout(100.0):
-        for receipt in receipts:
-            assert isinstance(await error_of(receipt), ProducerStateLostError)
-    assert [type(error) for error in failed] == [ProducerStateLostError]
-    assert isinstance(await error_of(buffered.send_and_wait(EventData("3"), partition_id="0")), ProducerStateLostError)
-    assert isinstance(await error_of(buffered.aclose()), PublishOutcomeUnknownError)
-    assert scene.bodies == ["0"]
-    assert (scene.state.published, scene.state.is_clean) == (1, False)
+    assert isinstance(await error_of(send(producer, "2")), ProducerStateLostError)
+    assert scene.state.published == 1
+    await producer.aclose()
+    assert (scene.state.published, scene.state.is_clean) == (2, False)
+    assert await count(scene.process(on_state_lost="new")) == 2
+
+
+class ForgettingTransport(FakeTransport):
+    """One whose service has forgotten its producers at the second attach to partition 0."""
+
+    def __init__(self, hub: FakeHub, *, takes_strangers: bool) -> None:
+        super().__init__(hub)
+        self._takes_strangers = takes_strangers
+        self._attaches = 0
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        self._attaches += 1
+        if self._attaches > 1:
+            self.hub.partition("0").publishing.forget(takes_strangers=self._takes_strangers)
+        return await super().open_send_link(spec)
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("fault", [SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE], ids=lambda each: each.name)
+async def test_a_doubt_that_the_service_has_forgotten_ends(
+    scene: Scene, takes_strangers: bool, fault: SendFault
+) -> None:
+    """Nobody can settle it any more: those who wait get the error, and so does every later send."""
+    producer = scene.process(transport=ForgettingTransport(scene.hub, takes_strangers=takes_strangers))
+    failed: list[tuple[int, type[Exception]]] = []
+    buffered = HubBufferedProducer(
+        producer, on_error=lambda events, partition_id, error: failed.append((len(events), type(error)))
+    )
+    first = await buffered.send(EventData("0"), partition_id="0")
+    await first
+    scene.hub.lose(fault)
+    async with asyncio.timeout(300):
+        for text in ("1", "2"):
+            await buffered.send(EventData(text), partition_id="0")
+            await buffered.flush()
+        assert failed == [(1, ProducerStateLostError)] * 2
+        assert isinstance(await error_of(send(producer, "3")), ProducerStateLostError)
+        with pytest.raises(EventPumpError):
+            await buffered.aclose()
+    assert "2" not in scene.bodies
 
 
 async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
