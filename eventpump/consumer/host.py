@@ -14,12 +14,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
-from eventpump.consumer.tasks import is_failure
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
-from eventpump.consumer.tasks import is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
 
+from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.types import Int, Short
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
 from eventpump.dialect.conditions import (
@@ -43,7 +44,6 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
