@@ -11,7 +11,7 @@ import pytest
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import OwnershipLostError
-from eventpump.hooks import CheckpointDropped, DataLost, PumpOverdue
+from eventpump.hooks import CheckpointDropped, DataLost, PumpOverdue, UnexpectedFailure
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
 
@@ -99,3 +99,20 @@ async def test_the_lag_of_a_hub_made_again_is_not_known_from_the_one_before() ->
         fleet.hub.resume("0")
         await asyncio.sleep(5)
         assert fleet.hosts["a"].partitions[0].lag == 0
+
+
+async def test_a_check_that_ends_with_its_feed_is_no_failure() -> None:
+    """A partition may be lost while management is asked about its silent link: nothing unexpected is reported."""
+    async with Fleet(FakeHub(partitions=1)) as fleet:
+        fleet.hub.answers_echo = False
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", max_wait_time=5.0, renew_interval=1.0)
+        await asyncio.sleep(3)
+        fleet.hub.hang("partition")
+        looks = len(fleet.hub.looks)
+        await fleet.until(lambda: len(fleet.hub.looks) > looks, 30)
+        fleet.leases.leases(fleet.scope)["0"].token = "another"
+        await asyncio.sleep(20)
+        assert fleet.record.reasons("a", "0")[0] == CloseReason.OWNERSHIP_LOST
+        assert not fleet.told("a", UnexpectedFailure)
+        fleet.hub.answer("partition")
