@@ -484,6 +484,10 @@ class PartitionManager:
         try:
             # A lease without a pump is never kept, however the pump ended.
             while (lease := slot.lease) is not None and slot.pump is not None:
+                if self._clock.monotonic() >= lease.expires_at:
+                    # Before the timer for it: timers stand still while the machine is suspended.
+                    self._lost(slot, "it was not renewed in time")
+                    return
                 stolen = slot.stolen
                 renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
                 if slot.lease is not lease:
