@@ -291,7 +291,7 @@ class PartitionPump:
 
     async def _begin(self) -> bool:
         """Find the position and start the feed; again where what is being read is gone. False where the end came."""
-        if self._life.is_ending:
+        if self._ending.is_set():
             return False
         if self._feed is not None:
             self._silence.forget(self._feed)
