@@ -500,7 +500,7 @@ async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
     hub = FakeHub(partitions=1)
     hub.publish("0", count=5)
     hub.compact("0", [1, 2])
-    async with _reader(hub) as reader:
+    async with _reader(hub, on_data_loss="fail") as reader:
         hub.hang("partition")
         reading = asyncio.create_task(reader.read())
         await asyncio.sleep(1)
@@ -510,6 +510,42 @@ async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
         assert await reader.read(max_wait_time=3) == []
         hub.answer("partition")
         assert [event.sequence_number for event in await reader.read()] == [0, 3, 4]
+
+
+async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
+    """With "fail", no later read takes the end of what is kept for the end of the range."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=20)
+    async with _reader(hub, end=19, on_data_loss="fail", cache_events=10) as reader:
+        got = [event.sequence_number for event in await reader.read(5)]
+        hub.stall("0")
+        while len(got) < 10:
+            got += [event.sequence_number for event in await reader.read(5)]
+        hub.truncate("0", 20)
+        for _ in range(2):
+            with pytest.raises(DataLossError) as caught:
+                await reader.read()
+            assert (caught.value.first_missing, caught.value.last_missing) == (10, 19)
+
+
+async def test_short_reads_pass_a_gap_that_nobody_judges(caplog: pytest.LogCaptureFixture) -> None:
+    """Where management takes longer than a read may, events are given, and the gap is judged once there is an answer."""
+    caplog.set_level(logging.WARNING, "eventpump.consumer")
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=5)
+    async with _reader(hub) as reader:
+        assert len(await reader.read()) == 5
+        hub.stall("0")
+        hub.publish("0", count=5)
+        hub.truncate("0", 8)
+        hub.resume("0")
+        hub.hang("partition")
+        got = [event.sequence_number for _ in range(50) for event in await reader.read(max_wait_time=0.1)]
+        assert got == [8, 9]
+        hub.answer("partition")
+        hub.publish("0", "new")
+        assert [event.sequence_number for event in await reader.read(max_wait_time=5)] == [10]
+        assert "sequence numbers 5 to 7 are gone" in caplog.text
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
