@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from eventpump.consumer.opening import GroupStart, _HubChangedError
 from eventpump.consumer.reader import PartitionReader
+from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.events import Checkpoint, EventPosition
 from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
-from eventpump.ports import PartitionProperties, ScopeRecord
-from eventpump.settings import ReaderSettings
+from eventpump.ports import ConsumerScope, PartitionProperties, ScopeRecord
+from eventpump.settings import HostSettings, ReaderSettings
+from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub, FakeTransport
 
@@ -455,6 +459,45 @@ async def test_a_reset_that_is_refused_writes_nothing() -> None:
         assert fleet.hub.attached == []
 
 
+async def test_an_entry_that_is_out_of_date_forgets_no_newer_one() -> None:
+    """A hub made again while a partition is entered: what others entered for the newer one since stays entered."""
+    hub, leases = FakeHub(partitions=3), MemoryLeases()
+    settings = HostSettings(hub=hub.name)
+
+    class Store(MemoryLeaseStore):
+        between: Callable[[], Awaitable[object]] | None = None
+
+        async def list_leases(self) -> list[LeaseSnapshot]:
+            listed, between = await super().list_leases(), self.between
+            self.between = None
+            if between is not None:
+                await between()
+            return listed
+
+    async def group(store: MemoryLeaseStore) -> GroupStart:
+        await store.open(ConsumerScope("ns", hub.name, "$Default"))
+        await store.ensure_leases(hub.partition_ids)
+        made = GroupStart(store, FakeTransport(hub), settings, store_timeout=9.0)
+        await made.agree(hub.properties())
+        return made
+
+    store = Store(leases)
+    one, other = await group(store), await group(MemoryLeaseStore(leases))
+    hub.recreate()
+    second = hub.created_at
+
+    async def between() -> None:
+        hub.recreate()
+        await other.enter("1", hub.created_at)
+        await one.current()
+
+    store.between = between
+    with pytest.raises(_HubChangedError):
+        await one.enter("0", second)
+    record = (await one.current())[0]
+    assert (record.reset_for, record.reset_partitions) == (hub.created_at, frozenset("1"))
+
+
 # ----------------------------------------------------------------------------------------------------------- reader
 
 
@@ -529,7 +572,7 @@ async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
 
 
 async def test_short_reads_pass_a_gap_that_nobody_judges(caplog: pytest.LogCaptureFixture) -> None:
-    """Where management takes longer than a read may, events are given, and the gap is judged once there is an answer."""
+    """Where management takes longer than a read may, events are given, and the gap is judged by a later answer."""
     caplog.set_level(logging.WARNING, "eventpump.consumer")
     hub = FakeHub(partitions=1)
     hub.publish("0", count=5)
