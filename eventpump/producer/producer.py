@@ -65,8 +65,27 @@ _NO_LIMIT = 2**62
 _log = logging.getLogger("eventpump.producer")
 
 _T = TypeVar("_T")
-_Split = list[tuple[list[EventData], EventBatch]]
-"""The parts of a list that took several messages."""
+_Parts = list[tuple[list[EventData], EventBatch]]
+"""The messages that a list takes."""
+
+
+class _Split:
+    """A list that takes several messages.
+
+    :ivar senders: how many calls send it.
+    """
+
+    __slots__ = ("events", "parts", "senders")
+
+    def __init__(self, events: list[EventData], parts: _Parts) -> None:
+        self.events = events
+        self.parts = parts
+        self.senders = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is being sent, or the outcome of a message is not known."""
+        return self.senders > 0 or any(batch.is_under_way for _, batch in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +226,7 @@ class HubProducer:
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
         self._held: dict[int, EventBatch] = {}  # the batch under way that an event is in, by the event's identity
         self._splits: dict[str, list[_Split]] = {}
+        self._splitting = 0  # calls that send a list in several messages
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
 
@@ -322,9 +342,9 @@ class HubProducer:
 
     def _fill(
         self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, limit: int
-    ) -> _Split:
+    ) -> _Parts:
         """Put events into as few messages as they take."""
-        filled: list[tuple[list[EventData], EventBatch]] = []
+        filled: _Parts = []
         for event in events:
             if not filled or not filled[-1][1].try_add(event):
                 batch = self._new_batch(limit, partition_id, partition_key)
@@ -343,18 +363,42 @@ class HubProducer:
                 await self._send_batch(publisher, batch, others)
                 return
         known = self._splits.get(partition_id, ())
-        parts = next((each for each in known if _are_same([event for part, _ in each for event in part], events)), None)
-        if parts is None:
-            self._check_not_under_way(events)
+        split_up = next((each for each in known if _are_same(each.events, events)), None)
+        if split_up is None:
+            self._check_free(events)
             parts = self._fill(events, partition_id, None, limit)
-            if len(parts) > 1:
-                unfinished = [each for each in known if any(batch.is_under_way for _, batch in each)]
-                self._splits[partition_id] = [*unfinished, parts]
-        for part, batch in parts:
-            if batch.state is not BatchState.PUBLISHED:
-                await self._send_batch(publisher, batch, part)
-        if len(parts) > 1:
-            self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not parts]
+            if len(parts) == 1:
+                await self._send_batch(publisher, parts[0][1], events)
+                return
+            split_up = _Split(events, parts)
+            self._splits[partition_id] = [*(each for each in known if each.is_under_way), split_up]
+        await self._send_split(publisher, split_up)
+        self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not split_up]
+
+    async def _send_split(self, publisher: PartitionPublisher, split_up: _Split) -> None:
+        """Send what is not published of a list that takes several messages, and hold its events meanwhile."""
+        unsent = [
+            batch for _, batch in split_up.parts if not (batch.is_under_way or batch.state is BatchState.PUBLISHED)
+        ]
+        for batch in unsent:
+            self._check_free(batch.events, batch)
+            if any(event.published_sequence_number is not None for event in batch.events):
+                raise EventError("an event of the list was published since, in another batch or list")
+        for batch in unsent:
+            self._hold(batch)
+        self._splitting += 1
+        split_up.senders += 1
+        try:
+            for part, batch in split_up.parts:
+                if batch.state is not BatchState.PUBLISHED:
+                    await self._send_batch(publisher, batch, part)
+        finally:
+            self._splitting -= 1
+            split_up.senders -= 1
+            if not split_up.senders:
+                for _, batch in split_up.parts:
+                    if not batch.is_under_way:
+                        self._free(batch)
 
     async def _send_batch(
         self, publisher: PartitionPublisher, batch: EventBatch, events: Sequence[EventData] = ()
@@ -366,10 +410,9 @@ class HubProducer:
         if sealed not in self._under_way:
             if batch.is_under_way:
                 raise EventError(f"the batch is {batch.state.value} at another producer")
-            self._check_not_under_way(batch.events)
+            self._check_free(batch.events, batch)
             self._under_way[sealed] = (batch, events)
-            for event in batch.events:
-                self._held[id(event)] = batch
+            self._hold(batch)
         batch.state = BatchState.IN_FLIGHT
         try:
             await publisher.send(sealed)
@@ -381,15 +424,29 @@ class HubProducer:
                 else:
                     self._concluded(sealed, None)
 
-    def _check_not_under_way(self, events: Sequence[EventData]) -> None:
-        if not self._held:
+    def _hold(self, batch: EventBatch) -> None:
+        """Keep the events of a batch from being sent in another."""
+        self._held.update(dict.fromkeys(map(id, batch.events), batch))
+
+    def _free(self, batch: EventBatch) -> None:
+        if not self._under_way and not self._splitting:
+            self._held.clear()  # nobody else holds any; at once, because a batch has many
+            return
+        for event in batch.events:
+            if self._held.get(id(event)) is batch:
+                del self._held[id(event)]
+
+    def _check_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
+        """Check that no other batch than the one given holds any of these events. :raises EventError: one does."""
+        if not self._held or self._held.keys().isdisjoint(map(id, events)):
             return
         for event in events:
-            batch = self._held.get(id(event))
-            if batch is not None and batch.state is BatchState.IN_DOUBT:
+            holder = self._held.get(id(event))
+            if holder is None or holder is batch:
+                continue
+            if holder.state is BatchState.IN_DOUBT:
                 raise EventError("an event is in doubt; send the very same batch or list again to wait for its outcome")
-            if batch is not None:
-                raise EventError("an event is being sent already, in another batch or list")
+            raise EventError("an event is being sent already, in another batch or list")
 
     async def _marked(self, partition_id: str) -> None:
         """Wait until the store knows that something is published, where this is the first."""
@@ -402,8 +459,7 @@ class HubProducer:
         batch, events = self._under_way.pop(sealed, (None, ()))
         if batch is None:
             return
-        for event in batch.events:
-            self._held.pop(id(event), None)
+        self._free(batch)
         batch.starting_published_sequence_number = first
         batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
         if first is not None:
