@@ -292,12 +292,17 @@ class PartitionPump:
 
     async def _begin(self) -> bool:
         """Find the position and start the feed; again where what is being read is gone. False where the end came."""
+        if self._ending.is_set():
+            return False
         if self._feed is not None:
             self._silence.forget(self._feed)
             await self._feed.aclose()
-        if self._writer is not None:
+        if self._writer is not None and self._tracker is not None:
+            self._tracker.closing()
             await self._unless_ending(self._writer.flush(self._around.store_timeout))
             await self._writer.aclose()
+            # What is asked for from now on, until reading begins, would be a checkpoint of what is gone.
+            self._writer = self._tracker = None
         stored = await self._read_checkpoint()
         if self._life.is_ending:
             return False
@@ -672,7 +677,8 @@ class PartitionPump:
             if not isinstance(work, Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
             around = self._around
-            await Watched(work, self._clock.monotonic, around.blocked_after, self._blocked, around.turns.stepped)
+            now = asyncio.get_running_loop().time
+            await Watched(work, now, around.blocked_after, self._blocked, around.turns.stepped)
         except GeneratorExit:
             # This coroutine is being closed, and may not wait any more.
             raise
@@ -857,12 +863,14 @@ class PartitionPump:
         self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
 
     def _lag(self) -> int | None:
-        feed, delivered, now = self._feed, self.context.last_delivered, asyncio.get_running_loop().time()
-        if feed is None:
+        feed, tracker, now = self._feed, self._tracker, asyncio.get_running_loop().time()
+        if feed is None or tracker is None:
             return None
+        # Not by the context: what it had last may be of a hub that was made again since.
+        delivered = tracker.delivered
         return lag(
             delivered=None if delivered is None else delivered.sequence_number,
-            told=self.context.last_sequence_number,
+            told=None if feed.newest is None else self.context.last_sequence_number,
             look=feed.look,
             is_attached=feed.is_attached,
             silent_for=now - feed.received_at if feed.is_silent else None,
