@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from eventpump.errors import (
     ConsumerDisconnectedError,
     EventError,
     EventPumpError,
+    LinkDetachedError,
     OwnershipLostError,
     ProcessorFailedError,
     RequestRefusedError,
@@ -173,6 +175,7 @@ class PartitionPump:
             on_refused=self._refused,
         )
         self._numbers = NumberWatch(None)
+        self._hub_created_at: datetime | None = None
         self._recorded_start: EventPosition | None = None
         self.lease = lease
         """The lease as last renewed."""
@@ -220,6 +223,14 @@ class PartitionPump:
     def renewed(self, lease: PartitionLease) -> None:
         """Go on under a renewed lease."""
         self.lease = lease
+
+    def hub_found(self, created_at: datetime) -> None:
+        """Open the link again where the hub was made again since the position was found.
+
+        Before each link that is checked; but it may have happened between the check and the attach.
+        """
+        if self._feed is not None and self._hub_created_at is not None and created_at > self._hub_created_at:
+            self._feed.reopen(LinkDetachedError("the hub was made again"))
 
     def stop(self, reason: CloseReason, within: float | None = None) -> None:
         """End in order: finish the batch in the handler's hands, write the last checkpoint, close.
@@ -311,6 +322,7 @@ class PartitionPump:
         position = beginning.position
         # Plain values, so that an event keeps its origin in a process pool.
         self._origin = (around.scope, partition_id, beginning.hub_created_at)
+        self._hub_created_at = beginning.hub_created_at
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
