@@ -236,7 +236,7 @@ class ProducerHistory:
         for worker in self.workers:
             if worker.life.is_frozen and not worker.life.is_dead:
                 worker.life.wake(world.loop)
-        # A task that was cancelled at the last moment ends; then what is out does, and who is not shut out publishes again.
+        # A task cancelled at the last moment ends; then what is out does, and who is not shut out publishes again.
         await world.sleep(1.0)
         await self._until_idle(self._living, "has not ended")
         if self.profile.work == "loop":
