@@ -465,13 +465,17 @@ class PartitionPump:
             return True
         settings, hub = self._settings, self._around.scope.hub
         try:
-            facts = await self._unless_ending(self._facts_once())
-        except ServiceError as error:
-            self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
-            numbers.not_answered(now)
-            if settings.on_data_loss != "fail":
-                return True
-            facts = await self._opening.facts()
+            try:
+                facts = await self._unless_ending(self._facts_once())
+            except ServiceError as error:
+                self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
+                numbers.not_answered(now)
+                if settings.on_data_loss != "fail":
+                    return True
+                facts = await self._opening.until_done(lambda: self._unless_ending(self._facts_once()))
+        except HubMadeAgainError:
+            # What is missing went before the rest of its hub did: all that was not processed is reported as gone.
+            return False
         loss = numbers.judge(facts, now)
         if loss is None:
             return True
@@ -486,7 +490,12 @@ class PartitionPump:
         return True
 
     async def _facts_once(self) -> PartitionProperties:
-        return await self._around.directory.get_partition_properties(self._around.scope.hub, self.partition_id)
+        """Read the partition's properties. :raises HubMadeAgainError: they may be of another hub than is being read."""
+        hub = self._around.scope.hub
+        facts = await self._around.directory.get_partition_properties(hub, self.partition_id)
+        if (await self._group.hub()).created_at != self._hub_created_at:
+            raise HubMadeAgainError(hub, self.partition_id, "the hub was deleted and made again while it was read")
+        return facts
 
     async def _can_begin_anew(self, error: Exception) -> bool:
         """Tell whether the end of the feed is one after which the position is found anew."""

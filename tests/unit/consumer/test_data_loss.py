@@ -292,6 +292,21 @@ async def test_a_hub_made_again_between_the_check_and_the_attach_is_noticed(atta
         assert fleet.checkpoint("0") == 29
 
 
+async def test_a_gap_is_not_judged_by_what_a_new_hub_says() -> None:
+    """Retention passes, and the hub is made again before it is asked about: what was not processed is reported."""
+    async with _fleet(latency=0.5) as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", on_data_loss="earliest")
+        await asyncio.sleep(20)
+        await _overtake(fleet)
+        await asyncio.sleep(0.7)  # the events after the gap have come, and management is being asked
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(30)
+        assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, "earliest")]
+        assert fleet.record.numbers("0") == [*range(20), 0, 1, 2]
+
+
 async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
     """Only what was checkpointed is left: a partition that was never read begins as recorded."""
     async with _fleet(2) as fleet:
