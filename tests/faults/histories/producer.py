@@ -439,6 +439,8 @@ class ProducerHistory:
         self.world.note("send failed", name, repr(error)[:120])
         if isinstance(error, ClosedError) and not worker.is_closing:
             self.world.violate(f"{name}: {error!r}, and nobody closed it")
+        if isinstance(error, ProducerDisconnectedError) and self.profile.options.get("mode") == "replayable":
+            self.world.violate(f"{name}: {error!r}, where processes may overlap")
         is_final = isinstance(error, ProducerDisconnectedError | InvalidClientStateError | ClosedError)
         if is_final or type(error).__name__ == "ProducerStateLostError":
             worker.is_shut_out = True
