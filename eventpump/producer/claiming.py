@@ -189,7 +189,9 @@ class PublisherStart:
             task = self._task
             await asyncio.wait({task})
             if task.cancelled():
-                raise ClosedError("producer")
+                if self._is_closed:
+                    raise ClosedError("producer")
+                raise ServiceError("starting was cancelled", entity=f"partition {self._partition_id}")
             task.result()
         assert self._started is not None
         state, number = self._started.stored.state, self._started.number
