@@ -38,6 +38,7 @@ from eventpump.errors import (
     ProcessorFailedError,
     RequestRefusedError,
     ServiceError,
+    ServiceTimeoutError,
 )
 from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.hooks import (
@@ -495,6 +496,25 @@ class PartitionPump:
             return False
         return True
 
+    async def _judge_last_gap(self) -> None:
+        """Report whether numbers are lost that are missing and were not judged yet: no later owner sees that gap."""
+        numbers, now = self._numbers, self._clock.monotonic()
+        first, last = numbers.first_missing, numbers.last_missing
+        if first is None:
+            return
+        try:
+            async with asyncio.timeout(min(self._around.store_timeout, max(0.0, self._life.write_until - now))):
+                loss = numbers.judge(await self._facts_once(), now)
+        except HubMadeAgainError:
+            return  # the next owner reports all that was not processed of that hub
+        except (EventPumpError, TimeoutError) as error:
+            question = f"asking whether the missing numbers {first} to {last} are lost"
+            failure = error if isinstance(error, EventPumpError) else ServiceTimeoutError("no answer in time")
+            self._report(ServiceFailed, question, failure)
+        else:
+            if loss is not None:
+                self._report(DataLost, loss, "earliest")
+
     async def _facts_once(self) -> PartitionProperties:
         """Read the partition's properties. :raises HubMadeAgainError: they may be of another hub than is being read."""
         hub = self._around.scope.hub
@@ -602,6 +622,7 @@ class PartitionPump:
                 pass
             except Exception as error:
                 self._report(ProcessorFailed, "close", error, 1, None)
+        await self._judge_last_gap()
         if writer is not None and tracker is not None:
             if not life.is_lost:
                 await writer.flush(life.write_until - self._clock.monotonic())

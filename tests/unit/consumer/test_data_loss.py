@@ -213,6 +213,25 @@ async def test_a_gap_is_judged_when_management_answers() -> None:
         assert fleet.record.numbers("0")[-1] == 40
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_gap_that_nobody_judged_is_judged_at_close(answers: bool) -> None:
+    """Numbers missing in the last batch are reported before the partition is closed, for no later owner misses them."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        host = await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=1 if answers else 2)
+        await _overtake(fleet)
+        await asyncio.sleep(5)
+        assert not _losses(fleet)
+        await host.aclose()
+        if answers:
+            assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
+        else:
+            assert "missing numbers 20 to 34" in fleet.told("a", ServiceFailed)[-1].describe()
+        assert fleet.checkpoint("0") == 39
+
+
 # --------------------------------------------------------------------------------------------------- hub made again
 
 
