@@ -304,7 +304,7 @@ class PartitionFeed:
             await asyncio.sleep(delay)
 
     def _is_final(self, error: ServiceError) -> bool:
-        """Tell whether to give up. A hub that was deleted under an open link may have been made again."""
+        """Return whether to give up. A hub that was deleted under an open link may have been made again."""
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
         return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
 

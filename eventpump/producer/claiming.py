@@ -81,7 +81,7 @@ class PublisherLinks:
         self._has_published = has_published
 
     def published(self, last: int) -> None:
-        """Note the number of the last event that the service has accepted."""
+        """Record the number of the last event that the service has accepted."""
         self._known = last
         self._has_published = True
 
@@ -191,7 +191,9 @@ class PublisherStart:
             task = self._task
             await asyncio.wait({task})
             if task.cancelled():
-                raise ClosedError("producer")
+                if self._is_closed:
+                    raise ClosedError("producer")
+                raise ServiceError("starting was cancelled", entity=f"partition {self._partition_id}")
             task.result()
         assert self._started is not None
         state, number = self._started.stored.state, self._started.number

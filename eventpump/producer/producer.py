@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.sequencer import (
@@ -46,7 +47,6 @@ from eventpump.ports import (
     Transport,
 )
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.marks import StoreWaits
 from eventpump.producer.publisher import PartitionPublisher
@@ -66,8 +66,27 @@ _NO_LIMIT = 2**62
 _log = logging.getLogger("eventpump.producer")
 
 _T = TypeVar("_T")
-_Split = list[tuple[list[EventData], EventBatch]]
-"""The parts of a list that took several messages."""
+_Parts = list[tuple[list[EventData], EventBatch]]
+"""The messages that a list takes."""
+
+
+class _Split:
+    """A list that takes several messages.
+
+    :ivar senders: how many calls send it.
+    """
+
+    __slots__ = ("events", "parts", "senders")
+
+    def __init__(self, events: list[EventData], parts: _Parts) -> None:
+        self.events = events
+        self.parts = parts
+        self.senders = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is being sent, or the outcome of a message is not known."""
+        return self.senders > 0 or any(batch.is_under_way for _, batch in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +226,8 @@ class HubProducer:
         self._is_store_open = False
         self._waits = StoreWaits()
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
-        self._held: dict[int, EventBatch] = {}  # the batch under way that an event is in, by the event's identity
+        self._held: dict[int, EventBatch] = {}  # the batch that holds an event, by the event's identity
+        self._unlisted: set[EventBatch] = set()  # those whose events are not listed there yet
         self._splits: dict[str, list[_Split]] = {}
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -297,7 +317,8 @@ class HubProducer:
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
         :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
+            doubt before; `batch.state` says so. Final.
         :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
@@ -329,9 +350,9 @@ class HubProducer:
 
     def _fill(
         self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, limit: int
-    ) -> _Split:
+    ) -> _Parts:
         """Put events into as few messages as they take."""
-        filled: list[tuple[list[EventData], EventBatch]] = []
+        filled: _Parts = []
         for event in events:
             if not filled or not filled[-1][1].try_add(event):
                 batch = self._new_batch(limit, partition_id, partition_key)
@@ -350,18 +371,40 @@ class HubProducer:
                 await self._send_batch(publisher, batch, others)
                 return
         known = self._splits.get(partition_id, ())
-        parts = next((each for each in known if _are_same([event for part, _ in each for event in part], events)), None)
-        if parts is None:
-            self._check_not_under_way(events)
+        split_up = next((each for each in known if _are_same(each.events, events)), None)
+        if split_up is None:
+            self._check_free(events)
             parts = self._fill(events, partition_id, None, limit)
-            if len(parts) > 1:
-                unfinished = [each for each in known if any(batch.is_under_way for _, batch in each)]
-                self._splits[partition_id] = [*unfinished, parts]
-        for part, batch in parts:
-            if batch.state is not BatchState.PUBLISHED:
-                await self._send_batch(publisher, batch, part)
-        if len(parts) > 1:
-            self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not parts]
+            if len(parts) == 1:
+                await self._send_batch(publisher, parts[0][1], events)
+                return
+            split_up = _Split(events, parts)
+            self._splits[partition_id] = [*(each for each in known if each.is_under_way), split_up]
+        await self._send_split(publisher, split_up)
+        self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not split_up]
+
+    async def _send_split(self, publisher: PartitionPublisher, split_up: _Split) -> None:
+        """Send what is not published of a list that takes several messages, and hold its events meanwhile."""
+        unsent = [
+            batch for _, batch in split_up.parts if not (batch.is_under_way or batch.state is BatchState.PUBLISHED)
+        ]
+        for batch in unsent:
+            self._check_free(batch.events, batch)
+            if any(event.published_sequence_number is not None for event in batch.events):
+                raise EventError("an event of the list was published since, in another batch or list")
+        for batch in unsent:
+            self._hold(batch)
+        split_up.senders += 1
+        try:
+            for part, batch in split_up.parts:
+                if batch.state is not BatchState.PUBLISHED:
+                    await self._send_batch(publisher, batch, part)
+        finally:
+            split_up.senders -= 1
+            if not split_up.senders:
+                for _, batch in split_up.parts:
+                    if not batch.is_under_way:
+                        self._free(batch)
 
     async def _send_batch(
         self, publisher: PartitionPublisher, batch: EventBatch, events: Sequence[EventData] = ()
@@ -373,10 +416,9 @@ class HubProducer:
         if sealed not in self._under_way:
             if batch.is_under_way:
                 raise EventError(f"the batch is {batch.state.value} at another producer")
-            self._check_not_under_way(batch.events)
+            self._check_free(batch.events, batch)
             self._under_way[sealed] = (batch, events)
-            for event in batch.events:
-                self._held[id(event)] = batch
+            self._hold(batch)
         batch.state = BatchState.IN_FLIGHT
         try:
             await publisher.send(sealed)
@@ -388,15 +430,31 @@ class HubProducer:
                 else:
                     self._concluded(sealed, None)
 
-    def _check_not_under_way(self, events: Sequence[EventData]) -> None:
-        if not self._held:
+    def _hold(self, batch: EventBatch) -> None:
+        """Keep the events of a batch from being sent in another."""
+        self._unlisted.add(batch)
+
+    def _free(self, batch: EventBatch) -> None:
+        self._unlisted.discard(batch)
+        for event in batch.events if self._held else ():
+            if self._held.get(id(event)) is batch:
+                del self._held[id(event)]
+
+    def _check_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
+        """Check that no other batch than the one given holds any of these events. :raises EventError: one does."""
+        # Listed when somebody asks: a producer that sends one batch after the other has nothing to ask about.
+        for each in self._unlisted:
+            self._held.update(dict.fromkeys(map(id, each.events), each))
+        self._unlisted.clear()
+        if not self._held or self._held.keys().isdisjoint(map(id, events)):
             return
         for event in events:
-            batch = self._held.get(id(event))
-            if batch is not None and batch.state is BatchState.IN_DOUBT:
+            holder = self._held.get(id(event))
+            if holder is None or holder is batch:
+                continue
+            if holder.state is BatchState.IN_DOUBT:
                 raise EventError("an event is in doubt; send the very same batch or list again to wait for its outcome")
-            if batch is not None:
-                raise EventError("an event is being sent already, in another batch or list")
+            raise EventError("an event is being sent already, in another batch or list")
 
     async def _marked(self, partition_id: str) -> None:
         """Wait until the store knows that something is published, where this is the first."""
@@ -410,8 +468,7 @@ class HubProducer:
         batch, events = self._under_way.pop(sealed, (None, ()))
         if batch is None:
             return
-        for event in batch.events:
-            self._held.pop(id(event), None)
+        self._free(batch)
         batch.starting_published_sequence_number = first
         batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
         if first is not None:
@@ -534,8 +591,9 @@ class HubProducer:
         marks = []
         for each in publishers:
             start = self._starts.get(each.sequencer.partition_id)
-            if start is not None and start.marks is not None and each.sequencer.failure is None:
-                marks.append(start.marks.close(is_clean=each.doubtful is None))
+            if start is not None and start.marks is not None:
+                is_clean = each.doubtful is None and each.sequencer.failure is None
+                marks.append(start.marks.close(is_clean=is_clean))
         await asyncio.gather(*marks, return_exceptions=True)
 
     async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:
@@ -609,7 +667,7 @@ class HubProducer:
         :raises StoreError: what it awaits was cancelled by others.
         """
         task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
         closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
         try:
             try:
@@ -764,7 +822,7 @@ class HubProducer:
 
 
 def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Give the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
+    """Return the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
     if isinstance(failure, ServiceError):
         return failure
     if is_cancelled():

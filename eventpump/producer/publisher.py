@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.types import Int, Short
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
 from eventpump.dialect.conditions import (
@@ -35,6 +36,7 @@ from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
     EventPumpError,
+    ProducerStateLostError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
@@ -42,7 +44,6 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
@@ -162,6 +163,7 @@ class PartitionPublisher:
         :raises ServiceError: refused, or no success within the retries, and it is not stored.
         :raises ProducerDisconnectedError: another publisher took over. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
+        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         """
         self._require_open()
         job = self._job(sealed)
@@ -324,6 +326,10 @@ class PartitionPublisher:
         spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
         try:
             link = await self._transport.open_send_link(spec)
+        except ProducerStateLostError as error:
+            # What is in doubt stays so for ever: nobody is left to ask.
+            sequencer.state_lost(error.problem)
+            return
         except ServiceError as error:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 sequencer.fenced(error.description, transfer_refused=False)
