@@ -38,7 +38,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.producer.producer import LAST_SECOND, HubProducer
+from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
 from eventpump.settings import BufferSettings
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
@@ -723,8 +723,10 @@ class HubBufferedProducer:
         send raises as the producer closes. Cancelled, it is as if the deadline had come.
 
         :param flush: whether to send what is not on its way yet; without, it fails.
-        :param deadline: seconds for what is on its way to end; None for as long as the retries take. Where they do not
-            suffice, a second more each to end what sends, and to close the connection and the state store.
+        :param deadline: seconds for what is on its way to end. None: as long as the retries take, and 20 to close the
+            producer then; but where a send has waited for one answer of the state store for 20, it is closed at once.
+            Where the time does not suffice, a second more each to end what sends, and to close the connection and the
+            state store.
         :raises PublishOutcomeUnknownError: idempotent: something stayed in doubt; everything is closed nevertheless.
         """
         if self._is_closed:
@@ -742,15 +744,38 @@ class HubBufferedProducer:
         try:
             if not flush:
                 self._drop()
-            async with asyncio.timeout_at(end):
-                await self.flush()
+            if end is None:
+                await self._flush_unless_stuck()
+            else:
+                async with asyncio.timeout_at(end):
+                    await self.flush()
         except TimeoutError:
-            pass
+            end = asyncio.get_running_loop().time()
         except asyncio.CancelledError:
             end = asyncio.get_running_loop().time()
             raise
         finally:
             await self._shut_down(end)
+
+    async def _flush_unless_stuck(self) -> None:
+        """Flush. Sends end with their retries, but a call of the state store that hangs does not.
+
+        :raises TimeoutError: a send has waited for one for `CLOSE_TIMEOUT` since closing began.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        flushing = asyncio.create_task(self.flush(), name="flush a buffered producer that closes")
+        try:
+            while not flushing.done():
+                since = self._producer.waits_for_store_since
+                until = (loop.time() if since is None else max(since, began)) + CLOSE_TIMEOUT
+                if until <= loop.time():
+                    _log.warning("closing a producer: its state store does not answer, and is not waited for")
+                    raise TimeoutError
+                await asyncio.wait({flushing}, timeout=until - loop.time())
+        finally:
+            flushing.cancel()
+        flushing.result()
 
     def _drop(self) -> None:
         """Fail what is not on its way."""

@@ -46,7 +46,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.ports import PublisherStateStore, SendLink, SendLinkSpec, Transport
-from eventpump.producer.marks import StateMarks, ask_store
+from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
 from eventpump.producer.tail import read_tail
 from eventpump.settings import RetryOptions
 
@@ -140,11 +140,13 @@ class PublisherStart:
         scan_consumer_group: str,
         retry: RetryOptions,
         rng: random.Random,
+        waits: StoreWaits,
     ) -> None:
         self._transport = transport
         self._hub = hub
         self._partition_id = partition_id
         self._store = store
+        self._waits = waits
         self._name = name
         self._policy = policy
         self._scan_consumer_group = scan_consumer_group
@@ -274,12 +276,14 @@ class PublisherStart:
         name, partition_id, store = self._name, self._partition_id, self._store
         match request:
             case ReadState():
-                return await ask_store("read state", partition_id, lambda: store.read_state(name, partition_id))
+                with self._waits.call():
+                    return await ask_store("read state", partition_id, lambda: store.read_state(name, partition_id))
             case SwapState(state, replaces):
                 self._has_swapped = True  # a write that fails may be stored too
-                return await ask_store(
-                    "write state", partition_id, lambda: store.write_state(name, partition_id, state, replaces)
-                )
+                with self._waits.call():
+                    return await ask_store(
+                        "write state", partition_id, lambda: store.write_state(name, partition_id, state, replaces)
+                    )
             case ReadTail():
                 found = await self._transport.get_partition_properties(self._hub, partition_id)
                 return found.last_enqueued_sequence_number

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,6 +33,28 @@ async def ask_store(operation: str, partition_id: str, call: Callable[[], Awaita
         if is_cancelled():
             raise
         raise StoreError(operation, "the store's call was cancelled", partition_id=partition_id) from None
+
+
+class StoreWaits:
+    """The calls of a state store that sends wait for. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._since: dict[object, float] = {}
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count what is awaited within as such a call."""
+        key = object()
+        self._since[key] = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            del self._since[key]
+
+    @property
+    def since(self) -> float | None:
+        """When the oldest call under way began, on the loop's clock; None where there is none."""
+        return min(self._since.values(), default=None)
 
 
 class StateMarks:

@@ -48,6 +48,7 @@ from eventpump.ports import (
 )
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
+from eventpump.producer.marks import StoreWaits
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
 
@@ -223,6 +224,7 @@ class HubProducer:
         self._publishers: dict[str, PartitionPublisher] = {}
         self._starts: dict[str, PublisherStart] = {}
         self._is_store_open = False
+        self._waits = StoreWaits()
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
         self._held: dict[int, EventBatch] = {}  # the batch that holds an event, by the event's identity
         self._unlisted: set[EventBatch] = set()  # those whose events are not listed there yet
@@ -240,6 +242,11 @@ class HubProducer:
     def is_idempotent(self) -> bool:
         """Whether it publishes with numbers."""
         return self._is_idempotent
+
+    @property
+    def waits_for_store_since(self) -> float | None:
+        """Since when a send waits for one answer of the state store, on the loop's clock; None where none does."""
+        return self._waits.since
 
     @property
     def is_stamping(self) -> bool:
@@ -453,7 +460,8 @@ class HubProducer:
         """Wait until the store knows that something is published, where this is the first."""
         start = self._starts.get(partition_id)
         if start is not None and start.marks is not None:
-            await start.marks.confirmed()
+            with self._waits.call():
+                await start.marks.confirmed()
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Take down what became of a batch, whether or not anybody still waits for it."""
@@ -719,7 +727,8 @@ class HubProducer:
 
     async def _start(self, partition_id: str, first: AttachRequest, store: PublisherStateStore) -> PublisherStart:
         if not self._is_store_open:
-            await store.open()
+            with self._waits.call():
+                await store.open()
             self._is_store_open = True
         start = self._starts.get(partition_id)
         if start is None:
@@ -734,6 +743,7 @@ class HubProducer:
                 scan_consumer_group=self._scan_consumer_group,
                 retry=self._retry,
                 rng=self._rng,
+                waits=self._waits,
             )
         return start
 

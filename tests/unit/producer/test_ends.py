@@ -18,6 +18,7 @@ from eventpump.amqp.message import Data
 from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import (
     ClosedError,
+    ConnectionLostError,
     EventPumpError,
     PublishOutcomeUnknownError,
     RequestRefusedError,
@@ -425,6 +426,50 @@ async def test_a_buffer_closes_within_its_deadline_whatever_hangs(scene: Scene, 
     assert all(receipt.done() for receipt in receipts)
     assert producer.buffered_events == 0
     await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize("call", ["open", "read", "write", "close"])
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
+async def test_a_buffer_without_a_deadline_does_not_wait_for_ever_for_its_store(
+    scene: Scene, call: str, is_deaf: bool
+) -> None:
+    """With a store that hangs for ever, `aclose` without a deadline ends after 20 s, and with it every event."""
+    ended: Counter[str] = Counter()
+    scene.store.script[call] = [1e6]
+    scene.store.is_deaf = is_deaf
+    producer = scene.buffered(
+        scene.known(),
+        on_error=lambda events, *_: ended.update(map(text, events)),
+        on_success=lambda events, *_: ended.update(map(text, events)),
+        max_batch_events=5,
+    )
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(12)]
+    before = now()
+    await producer.aclose()
+    assert now() - before <= (28.0 if is_deaf else 21.0)
+    assert ended == Counter(map(str, range(12)))
+    assert all(receipt.done() for receipt in receipts)
+    await asyncio.sleep(2e6)
+
+
+async def test_a_buffer_without_a_deadline_waits_for_what_goes_on(scene: Scene) -> None:
+    """A slow store, and an outage longer than 20 s, cost no event where `aclose` has no deadline."""
+    scene.store.script["read"] = [15.0]
+    scene.store.script["write"] = [15.0, 15.0, 15.0]
+    lost = ConnectionLostError("an outage")
+    transport = FakeTransport(scene.hub)
+    patient = RetryOptions(max_retries=100, base_delay=5.0, max_delay=5.0)
+    producer = scene.buffered(scene.known(transport=transport, retry=patient))
+    receipts = [await producer.send(event(number), partition_id="0") for number in range(3)]
+    closing = asyncio.create_task(producer.aclose())
+    await asyncio.sleep(10)
+    scene.hub.refuse(lost, operation="send", times=float("inf"))
+    await asyncio.sleep(60)
+    assert not closing.done()
+    scene.hub.accept()
+    await closing
+    assert [await receipt for receipt in receipts]
+    assert scene.bodies() == ["0", "1", "2"]
 
 
 # ------------------------------------------------------------------------------------------------ buffers
