@@ -254,6 +254,15 @@ async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -
     assert "gone" in str(error)
 
 
+async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:
+    """An application that sends through a buffer counts its events as one that sends lists does."""
+    for before in (0, 2):
+        async with HubBufferedProducer(scene.process()) as buffered:
+            assert (await buffered.get_partition_publishing_properties("0")).events_published == before
+            for body in "ab":
+                await buffered.send(EventData(body), partition_id="0")
+
+
 async def test_a_buffer_stamps_too(scene: Scene) -> None:
     """Every event, with a key and without, and its size counts it."""
     producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
