@@ -7,6 +7,7 @@ on at the next call from where it was, so that a long outage uses up no levels.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import secrets
 from contextlib import aclosing
@@ -56,7 +57,7 @@ _FINAL = (
     ProducerStateLostError,
     InvalidClientStateError,
 )
-"""What ends a start for good."""
+"""What ends a start for good, whatever is stored of it."""
 
 
 class PublisherLinks:
@@ -164,7 +165,7 @@ class PublisherStart:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing is stored of it, so that it may be dropped."""
-        return not self._has_swapped and self._failure is None
+        return not self._has_swapped and not isinstance(self._failure, _FINAL)
 
     async def started(self) -> PartitionSequencer[SealedBatch]:
         """Start, or go on starting, and wait for it. Cancelled, it goes on.
@@ -240,9 +241,10 @@ class PublisherStart:
                 rng=self._rng,
             )
             self._started = started
-        except _FINAL as error:
-            self._failure = error
-            await self._drop_link()
+        except EventPumpError as error:
+            if inspect.getgeneratorstate(self._procedure) == inspect.GEN_CLOSED:
+                self._failure = error  # raised by the start itself, and not by what it asked for
+                await self._drop_link()
             raise
 
     async def _answer(self, request: Request) -> object:

@@ -288,6 +288,23 @@ async def test_a_start_goes_on_where_it_failed(scene: Scene) -> None:
     assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
 
 
+async def test_a_start_that_the_service_refused_after_a_reset_says_so_again(scene: Scene) -> None:
+    """Its state was reset as it began, and the service does not know the id it was given: the same error each time."""
+
+    class Reset(MemoryPublisherStateStore):
+        async def write_state(self, name: str, partition_id: str, *args: Any) -> StoredPublisherState | None:
+            await self.reset_state(name, partition_id)
+            return None
+
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    options = {"0": PartitionPublishingOptions(producer_group_id=77)}
+    second = scene.process(store=Reset(scene.states), partition_options=options)
+    for _ in range(2):
+        assert isinstance(await error_of(send(second, "b")), RequestRefusedError)
+
+
 async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None:
     """The next call joins it, and no level is used up."""
     first = scene.process()
