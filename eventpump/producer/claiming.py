@@ -300,8 +300,7 @@ class PublisherStart:
         return ProducerAnswer(*(int(value) if isinstance(value, int) else None for value in values))
 
     async def _stamps(self, asked: ReadStamps) -> tuple[int, ...] | None:
-        found = await self._transport.get_partition_properties(self._hub, self._partition_id)
-        if asked.through < asked.after or found.beginning_sequence_number > asked.after + 1:
+        if asked.through < asked.after or not await self._reaches_back(asked.after):
             return None
         numbers: list[int] = []
         events = read_tail(
@@ -312,7 +311,13 @@ class PublisherStart:
                 stamp = read_stamp(event.properties.get(STAMP))
                 if stamp is not None and stamp[:2] == (asked.producer_id, asked.owner_level):
                     numbers.append(stamp.number)
-        return tuple(numbers)
+        # Asked again: what retention took before it was read left no gap to see.
+        return tuple(numbers) if await self._reaches_back(asked.after) else None
+
+    async def _reaches_back(self, after: int) -> bool:
+        """Whether the partition still has every event after a sequence number."""
+        found = await self._transport.get_partition_properties(self._hub, self._partition_id)
+        return found.beginning_sequence_number <= after + 1
 
     async def _drop_link(self) -> None:
         link, self._link = self._link, None

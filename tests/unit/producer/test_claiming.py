@@ -254,6 +254,28 @@ async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -
     assert "gone" in str(error)
 
 
+async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(scene: Scene) -> None:
+    """What went between the look at the partition's beginning and the reading is not taken for never stored."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+
+    class Passing(GrowsAtTheRaise):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            link = await super().open_send_link(spec)
+            self.hub.publish("0", "somebody else's")
+            return link
+
+        async def open_receive_link(self, *args: Any) -> Any:
+            self.hub.truncate("0", 3)
+            return await super().open_receive_link(*args)
+
+    error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert "gone" in str(error)
+
+
 async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:
     """An application that sends through a buffer counts its events as one that sends lists does."""
     for before in (0, 2):
