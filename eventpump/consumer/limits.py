@@ -259,7 +259,7 @@ class BoundedTransport:
         await self._transport.aclose()
 
 
-_BUCKETS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, TokenBucket]] = WeakKeyDictionary()
+_PACES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[TokenBucket, RequestGate]]] = WeakKeyDictionary()
 
 
 class PacedDirectory:
@@ -285,9 +285,12 @@ class PacedDirectory:
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        buckets = _BUCKETS.setdefault(loop, {})
-        bucket = buckets.get(self._namespace)
-        if bucket is None:
-            bucket = buckets[self._namespace] = TokenBucket(READ_RATE, READ_BURST)
-        if wait := bucket.take(loop.time()):
-            await asyncio.sleep(wait)
+        paces = _PACES.setdefault(loop, {})
+        pace = paces.get(self._namespace)
+        if pace is None:
+            pace = paces[self._namespace] = TokenBucket(READ_RATE, READ_BURST), RequestGate(RequestQueue(1, (1,)))
+        bucket, gate = pace
+        # One after the other: who is cancelled while others are before it has used up nothing.
+        async with gate.turn():
+            if wait := bucket.take(loop.time()):
+                await asyncio.sleep(wait)

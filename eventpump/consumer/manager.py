@@ -290,19 +290,21 @@ class PartitionManager:
 
     async def _sleep(self, delay: float, *, measured: bool = True) -> None:
         """Wait, or until the end. Tells when the loop did not turn for longer than an interval."""
-        due = self._clock.monotonic() + delay
+        # By the loop's own time: a machine that was suspended has not blocked it.
+        loop = asyncio.get_running_loop()
+        due = loop.time() + delay
         seen = self._around.reporter.count(LoopBlocked)
         try:
             async with asyncio.timeout(delay):
                 await self._end.wake.wait()
         except TimeoutError:
             pass
-        late = self._clock.monotonic() - due
+        late = loop.time() - due
         if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
             self._report(LoopBlocked(self._around.host_name, None, late, None))
 
     async def _discover_once(self) -> None:
-        """Learn of new partitions, unless the last attempt has not ended."""
+        """Find new partitions, and a hub that was made again, unless the last attempt has not ended."""
         if self._is_discovering:
             return
         self._is_discovering = True
@@ -313,6 +315,9 @@ class PartitionManager:
                 operation = f"reading the properties of hub {self._settings.hub}"
                 self._report(ServiceFailed(self._around.host_name, None, operation, error))
                 return
+            for slot in self._slots.values():
+                if slot.pump is not None:
+                    slot.pump.hub_found(properties.created_at)
             new = tuple(each for each in properties.partition_ids if each not in self._known)
             if not new:
                 return
@@ -485,6 +490,10 @@ class PartitionManager:
         try:
             # A lease without a pump is never kept, however the pump ended.
             while (lease := slot.lease) is not None and slot.pump is not None:
+                if self._clock.monotonic() >= lease.expires_at:
+                    # Before the timer for it: timers stand still while the machine is suspended.
+                    self._lost(slot, "it was not renewed in time")
+                    return
                 stolen = slot.stolen
                 renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
                 if slot.lease is not lease:

@@ -178,7 +178,7 @@ class GroupStart:
         self._pending.add(entry)
         async with self._entering:
             while entry in self._pending:
-                properties = await self._refreshed()
+                stored, properties = await self._refreshed()
                 if properties.created_at != created_at:
                     self._pending.discard(entry)
                     raise _HubChangedError
@@ -186,15 +186,17 @@ class GroupStart:
                 leases = await self._call("list leases", self._store.list_leases())
                 known = {lease.partition_id for lease in leases} | set(properties.partition_ids)
                 names = [each for each, _ in batch]
-                change = entered(self.record, names, created_at, known, len(properties.partition_ids))
+                # Not the record that is known by now: it may be younger than what the hub said.
+                change = entered(stored.record, names, created_at, known, len(properties.partition_ids))
                 if change is None or await self._swap(
                     replace(
-                        self.record,
+                        stored.record,
                         hub_created_at=change.hub_created_at,
                         partition_count=change.partition_count,
                         reset_for=change.reset_for,
                         reset_partitions=change.reset_partitions,
-                    )
+                    ),
+                    stored,
                 ):
                     self._pending -= batch
 
@@ -209,22 +211,25 @@ class GroupStart:
         if own == position_text(refused):
             return False
         while self.start_of(partition_id) == refused:
-            if await self._swap(replace(self.record, starts={**self.record.starts, partition_id: own})):
+            starts = {**self.record.starts, partition_id: own}
+            if await self._swap(replace(self.record, starts=starts), self._stored):
                 break
             await self._refreshed()
         return True
 
-    async def _refreshed(self) -> HubProperties:
+    async def _refreshed(self) -> tuple[StoredScopeRecord, HubProperties]:
         """Read the record, and then the hub."""
         stored = await self._call("read scope record", self._store.read_scope_record())
         if stored is None:
             await self.agree(await self.hub())
+            stored = self._stored
+            assert stored is not None
         else:
             self._stored = stored
-        return await self.hub()
+        return stored, await self.hub()
 
-    async def _swap(self, record: ScopeRecord) -> bool:
-        stored = await self._call("write scope record", self._store.write_scope_record(record, self._stored))
+    async def _swap(self, record: ScopeRecord, replaces: StoredScopeRecord | None) -> bool:
+        stored = await self._call("write scope record", self._store.write_scope_record(record, replaces))
         if stored is None:
             return False
         self._stored = stored
@@ -313,7 +318,7 @@ class PartitionOpening:
         self._stored = stored
         while True:
             with suppress(_HubChangedError):
-                return await self._until_done(self._find)
+                return await self.until_done(self._find)
 
     async def skip_to_end(self, loss: Loss) -> None:
         """Store the partition's end as its checkpoint, after a loss, and report that."""
@@ -322,7 +327,21 @@ class PartitionOpening:
 
     async def facts(self) -> PartitionProperties:
         """Read the partition's properties; tried until it succeeds. :raises ServiceError: refused."""
-        return await self._until_done(self._facts)
+        return await self.until_done(self._facts)
+
+    async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                return await attempt()
+            except StoreError as error:
+                self._report(StoreFailed, error.operation, error)
+            except ServiceError as error:
+                if error.recovery is Recovery.GIVE_UP:
+                    raise
+                self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
+            await self._pause(backoff.next(self._rng))
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
         """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
@@ -339,20 +358,6 @@ class PartitionOpening:
                     self._on_refused()
                 self._stored = checkpoint
                 return
-            await self._pause(backoff.next(self._rng))
-
-    async def _until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                return await attempt()
-            except StoreError as error:
-                self._report(StoreFailed, error.operation, error)
-            except ServiceError as error:
-                if error.recovery is Recovery.GIVE_UP:
-                    raise
-                self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
             await self._pause(backoff.next(self._rng))
 
     async def _find(self) -> Beginning:
@@ -410,7 +415,7 @@ class PartitionOpening:
         return _after(target, expected, hub)
 
     async def _enter(self, hub: HubProperties) -> None:
-        await self._until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
+        await self.until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
 
     async def _facts(self) -> PartitionProperties:
         reading = self._directory.get_partition_properties(self._settings.hub, self._partition_id)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from eventpump.errors import (
     ConsumerDisconnectedError,
     EventError,
     EventPumpError,
+    LinkDetachedError,
     OwnershipLostError,
     ProcessorFailedError,
     RequestRefusedError,
@@ -174,6 +176,7 @@ class PartitionPump:
             on_refused=self._refused,
         )
         self._numbers = NumberWatch(None)
+        self._hub_created_at: datetime | None = None
         self._recorded_start: EventPosition | None = None
         self.lease = lease
         """The lease as last renewed."""
@@ -221,6 +224,14 @@ class PartitionPump:
     def renewed(self, lease: PartitionLease) -> None:
         """Go on under a renewed lease."""
         self.lease = lease
+
+    def hub_found(self, created_at: datetime) -> None:
+        """Open the link again where the hub was made again since the position was found.
+
+        Before each link that is checked; but it may have happened between the check and the attach.
+        """
+        if self._feed is not None and self._hub_created_at is not None and created_at > self._hub_created_at:
+            self._feed.reopen(LinkDetachedError("the hub was made again"))
 
     def stop(self, reason: CloseReason, within: float | None = None) -> None:
         """End in order: finish the batch in the handler's hands, write the last checkpoint, close.
@@ -292,12 +303,17 @@ class PartitionPump:
 
     async def _begin(self) -> bool:
         """Find the position and start the feed; again where what is being read is gone. False where the end came."""
+        if self._ending.is_set():
+            return False
         if self._feed is not None:
             self._silence.forget(self._feed)
             await self._feed.aclose()
-        if self._writer is not None:
+        if self._writer is not None and self._tracker is not None:
+            self._tracker.closing()
             await self._unless_ending(self._writer.flush(self._around.store_timeout))
             await self._writer.aclose()
+            # What is asked for from now on, until reading begins, would be a checkpoint of what is gone.
+            self._writer = self._tracker = None
         stored = await self._read_checkpoint()
         if self._life.is_ending:
             return False
@@ -312,6 +328,7 @@ class PartitionPump:
         position = beginning.position
         # Plain values, so that an event keeps its origin in a process pool.
         self._origin = (around.scope, partition_id, beginning.hub_created_at)
+        self._hub_created_at = beginning.hub_created_at
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
@@ -454,13 +471,17 @@ class PartitionPump:
             return True
         settings, hub = self._settings, self._around.scope.hub
         try:
-            facts = await self._unless_ending(self._facts_once())
-        except ServiceError as error:
-            self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
-            numbers.not_answered(now)
-            if settings.on_data_loss != "fail":
-                return True
-            facts = await self._opening.facts()
+            try:
+                facts = await self._unless_ending(self._facts_once())
+            except ServiceError as error:
+                self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
+                numbers.not_answered(now)
+                if settings.on_data_loss != "fail":
+                    return True
+                facts = await self._opening.until_done(lambda: self._unless_ending(self._facts_once()))
+        except HubMadeAgainError:
+            # What is missing went before the rest of its hub did: all that was not processed is reported as gone.
+            return False
         loss = numbers.judge(facts, now)
         if loss is None:
             return True
@@ -475,7 +496,12 @@ class PartitionPump:
         return True
 
     async def _facts_once(self) -> PartitionProperties:
-        return await self._around.directory.get_partition_properties(self._around.scope.hub, self.partition_id)
+        """Read the partition's properties. :raises HubMadeAgainError: they may be of another hub than is being read."""
+        hub = self._around.scope.hub
+        facts = await self._around.directory.get_partition_properties(hub, self.partition_id)
+        if (await self._group.hub()).created_at != self._hub_created_at:
+            raise HubMadeAgainError(hub, self.partition_id, "the hub was deleted and made again while it was read")
+        return facts
 
     async def _can_begin_anew(self, error: Exception) -> bool:
         """Return whether the end of the feed is one after which the position is found anew."""
@@ -672,7 +698,8 @@ class PartitionPump:
             if not isinstance(work, Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
             around = self._around
-            await Watched(work, self._clock.monotonic, around.blocked_after, self._blocked, around.turns.stepped)
+            now = asyncio.get_running_loop().time
+            await Watched(work, now, around.blocked_after, self._blocked, around.turns.stepped)
         except GeneratorExit:
             # This coroutine is being closed, and may not wait any more.
             raise
@@ -857,12 +884,14 @@ class PartitionPump:
         self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
 
     def _lag(self) -> int | None:
-        feed, delivered, now = self._feed, self.context.last_delivered, asyncio.get_running_loop().time()
-        if feed is None:
+        feed, tracker, now = self._feed, self._tracker, asyncio.get_running_loop().time()
+        if feed is None or tracker is None:
             return None
+        # Not by the context: what it had last may be of a hub that was made again since.
+        delivered = tracker.delivered
         return lag(
             delivered=None if delivered is None else delivered.sequence_number,
-            told=self.context.last_sequence_number,
+            told=None if feed.newest is None else self.context.last_sequence_number,
             look=feed.look,
             is_attached=feed.is_attached,
             silent_for=now - feed.received_at if feed.is_silent else None,

@@ -150,9 +150,9 @@ class PartitionReader:
             raise ClosedError("partition reader")
         loop = asyncio.get_running_loop()
         until = None if max_wait_time is None else loop.time() + max_wait_time
+        if self._failure is not None:
+            raise self._failure
         while not self._is_at_end:
-            if self._failure is not None:
-                raise self._failure
             feed = self._feed
             # Held until it is given: a call that is cancelled while the service is asked loses nothing.
             messages = self._held = self._held or feed.take(max_messages)
@@ -162,7 +162,10 @@ class PartitionReader:
                         async with asyncio.timeout_at(None if until is None else max(until, loop.time() + ASK_TIME)):
                             await self._judge_gap(messages)
                     except TimeoutError:
-                        return []
+                        if self._settings.on_data_loss == "fail":
+                            return []
+                        # Else short reads of a slow service would ask, and give up, for ever.
+                        self._numbers.not_answered(loop.time())
                     if not self._held:
                         continue
                 messages, self._held = self._within(messages[:max_messages]), messages[max_messages:]

@@ -111,7 +111,7 @@ class SilenceWatch:
         """End what concerns a feed that has ended. Twice is fine."""
         watched = self._watched.pop(feed, None)
         if watched is not None and watched.check is not None:
-            watched.check.cancel()
+            self._tasks.drop(watched.check)
 
     async def aclose(self) -> None:
         """End every check. Closing twice is fine."""

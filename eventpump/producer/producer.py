@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import TryPace
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.sequencer import (
     MAX_OWNER_LEVEL,
@@ -753,8 +753,10 @@ class HubProducer:
 
     async def _with_retries(self, partition_id: str | None, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
         """Run an attempt on the target's link, again under the retry policy where that can help."""
-        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             link: SendLink | None = None
             try:
                 link = await self._link(partition_id)
@@ -763,10 +765,18 @@ class HubProducer:
                 error = _as_failure(failure)
                 if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
                     self._drop(partition_id, link)
-                if error.recovery is Recovery.GIVE_UP or backoff.failures >= self._retry.max_retries:
+                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
+                if error.recovery is Recovery.GIVE_UP or is_last:
                     raise error from error.__cause__
-                wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-                await self._pause(backoff.next(self._rng, at_least=wait), error)
+                wait = pace.next(
+                    self._rng,
+                    began=began,
+                    now=loop.time(),
+                    is_connection_lost=error.recovery is Recovery.RECONNECT,
+                    was_attached=link is not None,
+                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
+                )
+                await self._pause(wait, error)
 
     async def _pause(self, seconds: float, error: ServiceError) -> None:
         """Wait before the next try. :raises ServiceError: the one given, where the producer is closed meanwhile."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from eventpump.consumer.opening import GroupStart, _HubChangedError
 from eventpump.consumer.reader import PartitionReader
+from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.events import Checkpoint, EventPosition
 from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
-from eventpump.ports import PartitionProperties, ScopeRecord
-from eventpump.settings import ReaderSettings
+from eventpump.ports import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
+from eventpump.settings import HostSettings, ReaderSettings
+from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Fleet
-from eventpump.testing.transport import FakeHub, FakeTransport
+from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 
 
 def _fleet(partitions: int = 1, **options: Any) -> Fleet:
@@ -263,6 +267,50 @@ async def test_a_hub_made_again_while_it_is_read_is_noticed(policy: Any) -> None
         assert fleet.checkpoint("0") == (19 if policy == "fail" else 30)
 
 
+@pytest.mark.parametrize("attach", [1, 2], ids=["first link", "later link"])
+async def test_a_hub_made_again_between_the_check_and_the_attach_is_noticed(attach: int) -> None:
+    """The link is then one to the new hub, at a position of the old one: it is found out within an interval."""
+    async with _fleet() as fleet:
+        await _read_all(fleet)
+        host = fleet.host("a", on_data_loss="earliest")
+        transport = fleet.transports["a"]
+        opened, open_link = 0, transport.open_receive_link
+
+        async def open_receive_link(spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
+            nonlocal opened
+            opened += 1
+            if opened == attach:
+                fleet.hub.recreate()
+                fleet.hub.publish("0", count=30)
+            return await open_link(spec, sink)
+
+        transport.open_receive_link = open_receive_link  # type: ignore[method-assign]  # the hub acts in between
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await asyncio.sleep(30)
+        if attach == 2:
+            fleet.hub.detach()
+        await asyncio.sleep(60)
+        assert set(fleet.record.numbers("0", "a")) >= set(range(30))
+        assert [kind for _, kind, *_ in _losses(fleet)] == [LossKind.RECREATED]
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+        assert fleet.checkpoint("0") == 29
+
+
+async def test_a_gap_is_not_judged_by_what_a_new_hub_says() -> None:
+    """Retention passes, and the hub is made again before it is asked about: what was not processed is reported."""
+    async with _fleet(latency=0.5) as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", on_data_loss="earliest")
+        await asyncio.sleep(20)
+        await _overtake(fleet)
+        await asyncio.sleep(0.7)  # the events after the gap have come, and management is being asked
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(30)
+        assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, "earliest")]
+        assert fleet.record.numbers("0") == [*range(20), 0, 1, 2]
+
+
 async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
     """Only what was checkpointed is left: a partition that was never read begins as recorded."""
     async with _fleet(2) as fleet:
@@ -455,6 +503,45 @@ async def test_a_reset_that_is_refused_writes_nothing() -> None:
         assert fleet.hub.attached == []
 
 
+async def test_an_entry_that_is_out_of_date_forgets_no_newer_one() -> None:
+    """A hub made again while a partition is entered: what others entered for the newer one since stays entered."""
+    hub, leases = FakeHub(partitions=3), MemoryLeases()
+    settings = HostSettings(hub=hub.name)
+
+    class Store(MemoryLeaseStore):
+        between: Callable[[], Awaitable[object]] | None = None
+
+        async def list_leases(self) -> list[LeaseSnapshot]:
+            listed, between = await super().list_leases(), self.between
+            self.between = None
+            if between is not None:
+                await between()
+            return listed
+
+    async def group(store: MemoryLeaseStore) -> GroupStart:
+        await store.open(ConsumerScope("ns", hub.name, "$Default"))
+        await store.ensure_leases(hub.partition_ids)
+        made = GroupStart(store, FakeTransport(hub), settings, store_timeout=9.0)
+        await made.agree(hub.properties())
+        return made
+
+    store = Store(leases)
+    one, other = await group(store), await group(MemoryLeaseStore(leases))
+    hub.recreate()
+    second = hub.created_at
+
+    async def between() -> None:
+        hub.recreate()
+        await other.enter("1", hub.created_at)
+        await one.current()
+
+    store.between = between
+    with pytest.raises(_HubChangedError):
+        await one.enter("0", second)
+    record = (await one.current())[0]
+    assert (record.reset_for, record.reset_partitions) == (hub.created_at, frozenset("1"))
+
+
 # ----------------------------------------------------------------------------------------------------------- reader
 
 
@@ -500,7 +587,7 @@ async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
     hub = FakeHub(partitions=1)
     hub.publish("0", count=5)
     hub.compact("0", [1, 2])
-    async with _reader(hub) as reader:
+    async with _reader(hub, on_data_loss="fail") as reader:
         hub.hang("partition")
         reading = asyncio.create_task(reader.read())
         await asyncio.sleep(1)
@@ -510,6 +597,42 @@ async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
         assert await reader.read(max_wait_time=3) == []
         hub.answer("partition")
         assert [event.sequence_number for event in await reader.read()] == [0, 3, 4]
+
+
+async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
+    """With "fail", no later read takes the end of what is kept for the end of the range."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=20)
+    async with _reader(hub, end=19, on_data_loss="fail", cache_events=10) as reader:
+        got = [event.sequence_number for event in await reader.read(5)]
+        hub.stall("0")
+        while len(got) < 10:
+            got += [event.sequence_number for event in await reader.read(5)]
+        hub.truncate("0", 20)
+        for _ in range(2):
+            with pytest.raises(DataLossError) as caught:
+                await reader.read()
+            assert (caught.value.first_missing, caught.value.last_missing) == (10, 19)
+
+
+async def test_short_reads_pass_a_gap_that_nobody_judges(caplog: pytest.LogCaptureFixture) -> None:
+    """Where management takes longer than a read may, events are given, and the gap is judged by a later answer."""
+    caplog.set_level(logging.WARNING, "eventpump.consumer")
+    hub = FakeHub(partitions=1)
+    hub.publish("0", count=5)
+    async with _reader(hub) as reader:
+        assert len(await reader.read()) == 5
+        hub.stall("0")
+        hub.publish("0", count=5)
+        hub.truncate("0", 8)
+        hub.resume("0")
+        hub.hang("partition")
+        got = [event.sequence_number for _ in range(50) for event in await reader.read(max_wait_time=0.1)]
+        assert got == [8, 9]
+        hub.answer("partition")
+        hub.publish("0", "new")
+        assert [event.sequence_number for event in await reader.read(max_wait_time=5)] == [10]
+        assert "sequence numbers 5 to 7 are gone" in caplog.text
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])

@@ -368,3 +368,18 @@ async def test_management_is_read_below_50_times_a_second() -> None:
     assert len(asked) == 300
     for start in asked:
         assert sum(start <= each < start + 1 for each in asked) < 50
+
+
+async def test_reads_that_are_given_up_hold_up_no_others(clock: VirtualClock) -> None:
+    """A host that ends before its partitions were asked about leaves no wait to the next one."""
+    hub = FakeHub(partitions=1)
+    directory = PacedDirectory(FakeTransport(hub), "ns.example.net")
+    for _ in range(5):
+        reads = [asyncio.create_task(directory.get_partition_properties(hub.name, "0")) for _ in range(1000)]
+        await asyncio.sleep(1)
+        for read in reads:
+            read.cancel()
+        await asyncio.wait(reads)
+    began = clock.monotonic()
+    await directory.get_hub_properties(hub.name)
+    assert clock.monotonic() - began < 0.1

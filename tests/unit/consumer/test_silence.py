@@ -271,6 +271,7 @@ async def test_compacted_partitions_do_not_add_up_to_a_storm() -> None:
         for _ in range(360):
             await asyncio.sleep(10)
             for each in fleet.told("a", LinkStalled):
+                assert each.partition_id is not None
                 if each.drops_connection and each.partition_id not in drops:
                     drops.add(each.partition_id)
                     fleet.hub.publish(each.partition_id, "x")

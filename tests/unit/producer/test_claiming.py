@@ -24,6 +24,7 @@ from eventpump.errors import (
     ProducerStateLostError,
     PublishOutcomeUnknownError,
     RequestRefusedError,
+    ServiceError,
     StoreError,
 )
 from eventpump.events import EventData
@@ -343,6 +344,23 @@ async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None
     assert scene.state.intent is None
     await send(second, "b")
     assert scene.state.owner_level == 1
+
+
+async def test_a_start_that_a_stranger_cancels_goes_on_at_the_next_call(scene: Scene) -> None:
+    """Those who wait get an error that does not say the producer is closed, and no level is used up."""
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    second = scene.process()
+    scene.hub.hang("send")
+    sending = asyncio.ensure_future(send(second, "b"))
+    await idle()
+    [task] = [each for each in asyncio.all_tasks() if each.get_name().startswith("eventpump start")]
+    task.cancel()
+    assert isinstance(await error_of(sending), ServiceError)
+    scene.hub.answer("send")
+    await send(second, "b")
+    assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
 
 
 async def test_closing_while_it_starts_leaves_the_intent(scene: Scene) -> None:

@@ -1,0 +1,75 @@
+"""A host on a machine that was suspended."""
+
+from __future__ import annotations
+
+import asyncio
+
+from eventpump.consumer.host import PartitionHost
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.hooks import HostReport, LeaseLost, LoopBlocked, StoreFailed
+from eventpump.settings import HostSettings
+from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.testing.fleet import Record, RecordingProcessor
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+
+class Machine:
+    """A clock that goes on while the machine is suspended, and the loop with its timers does not."""
+
+    def __init__(self) -> None:
+        self.suspended = 0.0
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time() + self.suspended
+
+    def time(self) -> float:
+        return 1.7e9 + self.monotonic()
+
+
+async def test_a_host_that_was_suspended_gives_up_what_ran_out() -> None:
+    """Once awake it notes at the next renewal that its leases ran out, whatever its timers say."""
+    hub, clock, record = FakeHub(partitions=4), Machine(), Record()
+    reports: list[HostReport] = []
+    host = PartitionHost(
+        lambda: FakeTransport(hub),
+        MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
+        HostSettings(hub=hub.name, host_name="a", renew_interval=10.0),
+        RecordingProcessor(record),
+        hooks=[reports.append],
+        clock=clock,
+    )
+    run = asyncio.create_task(host.run())
+    await asyncio.sleep(100)
+    clock.suspended += 3600
+    await asyncio.sleep(11)
+    assert len([each for each in reports if isinstance(each, LeaseLost)]) == 4
+    assert not [each for each in reports if isinstance(each, StoreFailed)]
+    await asyncio.sleep(30)
+    assert {each.partition_id for each in host.partitions if each.is_attached} == set("0123")
+    await host.aclose()
+    await run
+
+
+async def test_a_suspension_amid_a_step_is_no_blocked_loop() -> None:
+    """What stands still with the whole machine is not reported as a handler that blocks the event loop."""
+    hub, clock, record = FakeHub(partitions=1), Machine(), Record()
+    reports: list[HostReport] = []
+
+    async def suspend(context: object, events: object) -> None:
+        clock.suspended += 3600
+
+    hub.publish("0", "event")
+    host = PartitionHost(
+        lambda: FakeTransport(hub),
+        MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
+        HostSettings(hub=hub.name, host_name="a", checkpoint_policy=CheckpointPolicy(every_events=1), max_batch_size=1),
+        RecordingProcessor(record, on_events=suspend),
+        hooks=[reports.append],
+        clock=clock,
+    )
+    run = asyncio.create_task(host.run())
+    await asyncio.sleep(15)
+    assert set(record.numbers("0")) == {0}
+    assert not [each for each in reports if isinstance(each, LoopBlocked)]
+    await host.aclose()
+    await run
