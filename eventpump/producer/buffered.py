@@ -38,7 +38,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
+from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, PartitionPublishingProperties
 from eventpump.settings import BufferSettings
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
@@ -201,6 +201,11 @@ class HubBufferedProducer:
     Events given by the calls of `send` for one partition, or with one key, keep the order of these calls. With an
     idempotent producer each is published exactly once; a batch in doubt holds up its own partition only, until its
     outcome is known.
+
+    With a state store, each partition starts with the first event for it. A start in doubt (`on_doubt`) sends nothing
+    there: the events fail with a `PublishOutcomeUnknownError` whose `is_settling` is False, until a producer with
+    another `on_doubt` is made. An application that does not go on by `events_published` has nothing to count, and
+    passes `on_doubt="accept"`.
 
     The partitions are read once, when it is opened: a hub that is given more of them goes on with those, and keys stay
     where they are.
@@ -387,6 +392,15 @@ class HubBufferedProducer:
     def buffered_bytes(self) -> int:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
+
+    async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
+        """Return how a partition is published to, and with a state store how many events are published there.
+
+        What is accepted and not stored yet is not counted. Attaches first where that is not known yet.
+
+        :raises EventPumpError: it cannot be attached, or the partition has failed.
+        """
+        return await self._producer.get_partition_publishing_properties(partition_id)
 
     def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""

@@ -7,6 +7,7 @@ on at the next call from where it was, so that a long outage uses up no levels.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import secrets
 from contextlib import aclosing
@@ -56,7 +57,7 @@ _FINAL = (
     ProducerStateLostError,
     InvalidClientStateError,
 )
-"""What ends a start for good."""
+"""What ends a start for good, whatever is stored of it."""
 
 
 class PublisherLinks:
@@ -166,7 +167,7 @@ class PublisherStart:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing is stored of it, so that it may be dropped."""
-        return not self._has_swapped and self._failure is None
+        return not self._has_swapped and not isinstance(self._failure, _FINAL)
 
     async def started(self) -> PartitionSequencer[SealedBatch]:
         """Start, or go on starting, and wait for it. Cancelled, it goes on.
@@ -244,9 +245,10 @@ class PublisherStart:
                 rng=self._rng,
             )
             self._started = started
-        except _FINAL as error:
-            self._failure = error
-            await self._drop_link()
+        except EventPumpError as error:
+            if inspect.getgeneratorstate(self._procedure) == inspect.GEN_CLOSED:
+                self._failure = error  # raised by the start itself, and not by what it asked for
+                await self._drop_link()
             raise
 
     async def _answer(self, request: Request) -> object:
@@ -314,8 +316,7 @@ class PublisherStart:
         return ProducerAnswer(*(int(value) if isinstance(value, int) else None for value in values))
 
     async def _stamps(self, asked: ReadStamps) -> tuple[int, ...] | None:
-        found = await self._transport.get_partition_properties(self._hub, self._partition_id)
-        if asked.through < asked.after or found.beginning_sequence_number > asked.after + 1:
+        if asked.through < asked.after or not await self._reaches_back(asked.after):
             return None
         numbers: list[int] = []
         events = read_tail(
@@ -326,7 +327,13 @@ class PublisherStart:
                 stamp = read_stamp(event.properties.get(STAMP))
                 if stamp is not None and stamp[:2] == (asked.producer_id, asked.owner_level):
                     numbers.append(stamp.number)
-        return tuple(numbers)
+        # Asked again: what retention took before it was read left no gap to see.
+        return tuple(numbers) if await self._reaches_back(asked.after) else None
+
+    async def _reaches_back(self, after: int) -> bool:
+        """Whether the partition still has every event after a sequence number."""
+        found = await self._transport.get_partition_properties(self._hub, self._partition_id)
+        return found.beginning_sequence_number <= after + 1
 
     async def _drop_link(self) -> None:
         link, self._link = self._link, None

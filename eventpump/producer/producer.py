@@ -539,8 +539,8 @@ class HubProducer:
 
         What was not sent yet fails with `ClosedError`. Closing twice is fine; cancelled, it still closes, at once.
 
-        :param deadline: seconds it may take, and where these do not suffice a second more each to end what publishes,
-            and to close the connection and the state store; None for 20.
+        :param deadline: seconds it may take, and where these do not suffice a second more each to store the last
+            marks, to end what publishes, and to close the connection and the state store; None for 20.
         :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
         """
         self._closed.set()

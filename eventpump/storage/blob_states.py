@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import defaultdict
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from azure.core import MatchConditions
 from azure.storage.blob import ContentSettings
@@ -56,7 +56,8 @@ class BlobPublisherStateStore:
             else container
         )
         self._options = request_options(self._call_timeout)
-        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock lives as long as somebody holds it or waits for it: partition ids may be any text.
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._is_open = False
         self._is_closed = False
 
@@ -76,7 +77,7 @@ class BlobPublisherStateStore:
         """Read a state; None where there is none. :raises StoreError: the store failed, or holds something else."""
         key = check_key(name, partition_id)
         self._check_open("read state", partition_id)
-        async with self._locks[key]:
+        async with self._locks.setdefault(key, asyncio.Lock()):
             return await self._read("read state", key)
 
     async def write_state(
@@ -90,7 +91,7 @@ class BlobPublisherStateStore:
         key = check_key(name, partition_id)
         self._check_open(operation, partition_id)
         body = encode_state(check_writable(state))
-        async with self._locks[key]:
+        async with self._locks.setdefault(key, asyncio.Lock()):
             try:
                 etag = await self._put(operation, key, body, replaces)
             except RefusedError:
@@ -103,7 +104,7 @@ class BlobPublisherStateStore:
         """Delete a state. Nothing happens where there is none. :raises StoreError: the store failed."""
         key = check_key(name, partition_id)
         self._check_open("reset state", partition_id)
-        async with self._locks[key]:
+        async with self._locks.setdefault(key, asyncio.Lock()):
             try:
                 await self._call("reset state", partition_id, self._blob(key).delete_blob(**self._options))
             except RefusedError as refused:

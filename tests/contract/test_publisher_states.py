@@ -376,3 +376,16 @@ async def test_partitions_do_not_wait_for_each_other(azurite: Azurite, container
         go_on.set()
         await slow
         assert await store.read_state(NAME, "0") == slow.result()
+
+
+async def test_a_blob_store_keeps_nothing_of_partitions_that_were_asked_for() -> None:
+    """Their ids may be any text: a lock ends with its calls, here ones that reach no account."""
+    key = base64.b64encode(b"key").decode()
+    text = f"DefaultEndpointsProtocol=http;AccountName=x;AccountKey={key};BlobEndpoint=http://127.0.0.1:1/x"
+    store = BlobPublisherStateStore("states", connection_string=text)
+    store._is_open = True
+    for partition_id in ("a", "b"):
+        with pytest.raises(StoreError):
+            await store.read_state("feed", partition_id)
+    assert len(store._locks) == 0
+    await store.aclose()

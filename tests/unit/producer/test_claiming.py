@@ -255,6 +255,37 @@ async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -
     assert "gone" in str(error)
 
 
+async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(scene: Scene) -> None:
+    """What went between the look at the partition's beginning and the reading is not taken for never stored."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+
+    class Passing(GrowsAtTheRaise):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            link = await super().open_send_link(spec)
+            self.hub.publish("0", "somebody else's")
+            return link
+
+        async def open_receive_link(self, *args: Any) -> Any:
+            self.hub.truncate("0", 3)
+            return await super().open_receive_link(*args)
+
+    error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert "gone" in str(error)
+
+
+async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:
+    """An application that sends through a buffer counts its events as one that sends lists does."""
+    for before in (0, 2):
+        async with HubBufferedProducer(scene.process()) as buffered:
+            assert (await buffered.get_partition_publishing_properties("0")).events_published == before
+            for body in "ab":
+                await buffered.send(EventData(body), partition_id="0")
+
+
 async def test_a_buffer_stamps_too(scene: Scene) -> None:
     """Every event, with a key and without, and its size counts it."""
     producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
@@ -278,6 +309,23 @@ async def test_a_start_goes_on_where_it_failed(scene: Scene) -> None:
     assert scene.state.intent == PublisherIntent(1)
     await send(second, "b")
     assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
+
+
+async def test_a_start_that_the_service_refused_after_a_reset_says_so_again(scene: Scene) -> None:
+    """Its state was reset as it began, and the service does not know the id it was given: the same error each time."""
+
+    class Reset(MemoryPublisherStateStore):
+        async def write_state(self, name: str, partition_id: str, *args: Any) -> StoredPublisherState | None:
+            await self.reset_state(name, partition_id)
+            return None
+
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    options = {"0": PartitionPublishingOptions(producer_group_id=77)}
+    second = scene.process(store=Reset(scene.states), partition_options=options)
+    for _ in range(2):
+        assert isinstance(await error_of(send(second, "b")), RequestRefusedError)
 
 
 async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None:
