@@ -289,14 +289,16 @@ class PartitionManager:
 
     async def _sleep(self, delay: float, *, measured: bool = True) -> None:
         """Wait, or until the end. Tells when the loop did not turn for longer than an interval."""
-        due = self._clock.monotonic() + delay
+        # By the loop's own time: a machine that was suspended has not blocked it.
+        loop = asyncio.get_running_loop()
+        due = loop.time() + delay
         seen = self._around.reporter.count(LoopBlocked)
         try:
             async with asyncio.timeout(delay):
                 await self._end.wake.wait()
         except TimeoutError:
             pass
-        late = self._clock.monotonic() - due
+        late = loop.time() - due
         if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
             self._report(LoopBlocked(self._around.host_name, None, late, None))
 

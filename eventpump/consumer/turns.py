@@ -18,9 +18,9 @@ class Turns:
         self.ledger = TurnLedger()
         self._waiters: set[asyncio.Future[None]] = set()
 
-    def stepped(self, began: float) -> None:
-        """Note a step of a handler that was long enough to count, by its beginning."""
-        if self.ledger.stepped(began):
+    def stepped(self, seconds: float) -> None:
+        """Note a step of a handler that has just ended, and was long enough to count."""
+        if self.ledger.stepped(self._clock.monotonic() - seconds):
             asyncio.get_running_loop().call_soon(self._turned)
 
     @contextmanager

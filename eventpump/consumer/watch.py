@@ -13,9 +13,10 @@ _T = TypeVar("_T")
 class Watched(Awaitable[_T]):
     """Awaits something, and tells how long one of its steps kept the loop from turning.
 
+    :param clock: is read twice per step, in seconds.
     :param threshold: seconds; shorter steps are not told.
     :param blocked: is called with the seconds of a longer one.
-    :param stepped: is called with the beginning of every step longer than `NOTED_STEP`.
+    :param stepped: is called with the seconds of every step longer than `NOTED_STEP`.
     """
 
     __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_work")
@@ -51,7 +52,7 @@ class Watched(Awaitable[_T]):
             finally:
                 took = clock() - began
                 if took > NOTED_STEP:
-                    self._stepped(began)
+                    self._stepped(took)
                     if took > threshold:
                         self._blocked(took)
             error = None
