@@ -135,9 +135,10 @@ class ProcessorHost(PartitionHost):
         async with host:
             await host.run()
 
-    Every event is processed at least once. Under each epoch of a partition one host processes; one that loses the
-    partition while it is alive may go on under its older epoch until it hears of it. The first start of a partition
-    reads from the start of the stream, unless `initial_position` says otherwise.
+    Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
+    partition one host delivers; a live one that loses the partition may finish its batch under the older epoch. The
+    first start of a partition reads from the start of the stream, unless `initial_position` says otherwise. Conditions:
+    `docs/guarantees.md`.
 
     :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.

@@ -394,7 +394,8 @@ HubName = Annotated[str, AfterValidator(_check_hub)]
 class RetryOptions(SettingsModel):
     """How often, and after which delays, a failed operation is tried again: exponential, with full jitter.
 
-    :param max_retries: tries after the first.
+    :param max_retries: tries after the first. While there is no connection, sends try more often, and only tries that
+        are as far apart as the delays count.
     :param base_delay: seconds; the bound of the first delay, doubled with each further one.
     :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
     """

@@ -319,7 +319,7 @@ class Session:
         return ready
 
     def answered(self, flow: Flow) -> Link | None:
-        """Give the receiver link whose probe a flow answers, once per probe; None where it answers none."""
+        """Return the receiver link whose probe a flow answers, once per probe; None where it answers none."""
         link = None if flow.handle is None else self.links_by_remote_handle.get(flow.handle)
         if link is None or not link.is_probed or not link.is_attached:
             return None

@@ -99,6 +99,8 @@ class PartitionFeed:
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
         """The last message received."""
+        self.first: bytes | None = None
+        """The first message received over the last link."""
         self.batches = 0
         """How many times messages came."""
         self.links = 0
@@ -259,6 +261,8 @@ class PartitionFeed:
         cache = self._cache
         cache.append(batch, self._credit.received(batch))
         self.newest = batch[-1]
+        if self.first is None:
+            self.first = batch[0]
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
@@ -300,7 +304,7 @@ class PartitionFeed:
             await asyncio.sleep(delay)
 
     def _is_final(self, error: ServiceError) -> bool:
-        """Tell whether to give up. A hub that was deleted under an open link may have been made again."""
+        """Return whether to give up. A hub that was deleted under an open link may have been made again."""
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
         return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
 
@@ -337,6 +341,7 @@ class PartitionFeed:
             self._link = link
             self._was_attached = self._is_opened = True
             self.links += 1
+            self.first = None
             self.quiet_since = asyncio.get_running_loop().time()
             self._attempted(None)
             self._telling.reset()

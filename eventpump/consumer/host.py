@@ -14,12 +14,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
-from eventpump.consumer.tasks import is_failure
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.hooks import Hook, Reporter
@@ -44,9 +44,9 @@ LAST_SECOND = 1.0
 class PartitionHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
-    Every event is processed at least once. A partition is delivered by one host at a time, as far as its own clock, the
-    lease store and the service's owner levels can tell. The host owns the transport it makes and the store it is given:
-    it opens and closes both.
+    Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
+    partition one host delivers; `docs/guarantees.md` has the conditions. The host owns the transport it makes and the
+    store it is given: it opens and closes both.
 
     :param transport_factory: makes the way to the namespace, when `run` is called.
     :param leases: the store; one of its own for every host.

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -303,7 +304,7 @@ class PartitionManager:
             self._report(LoopBlocked(self._around.host_name, None, late, None))
 
     async def _discover_once(self) -> None:
-        """Learn of new partitions, unless the last attempt has not ended."""
+        """Find new partitions, and a hub that was made again, unless the last attempt has not ended."""
         if self._is_discovering:
             return
         self._is_discovering = True
@@ -314,6 +315,9 @@ class PartitionManager:
                 operation = f"reading the properties of hub {self._settings.hub}"
                 self._report(ServiceFailed(self._around.host_name, None, operation, error))
                 return
+            for slot in self._slots.values():
+                if slot.pump is not None:
+                    slot.pump.hub_found(properties.created_at)
             new = tuple(each for each in properties.partition_ids if each not in self._known)
             if not new:
                 return

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
-from eventpump.consumer.tasks import is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
@@ -148,7 +148,7 @@ class GroupStart:
         return stored.record
 
     def start_of(self, partition_id: str) -> EventPosition:
-        """Give where a partition without a checkpoint begins."""
+        """Return where a partition without a checkpoint begins."""
         try:
             return start_of(self.record, partition_id)
         except ValueError as error:
@@ -159,7 +159,7 @@ class GroupStart:
         return await self._hub.read()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
-        """Give the record and the hub it is to be compared with; the hub is read after the record.
+        """Return the record and the hub it is to be compared with; the hub is read after the record.
 
         The record is read anew only where it may have changed since: every change of it follows a change of the hub.
         """
@@ -170,7 +170,7 @@ class GroupStart:
         return record, await self.hub()
 
     async def enter(self, partition_id: str, created_at: datetime) -> None:
-        """Note in the record that a partition's state belongs to the hub created then. Cancelled, it may be noted yet.
+        """Enter a partition in the record: its state belongs to the hub created then. Cancelled, it may be entered yet.
 
         :raises _HubChangedError: another hub has taken its place.
         """
@@ -271,7 +271,7 @@ class PartitionOpening:
 
     :param store: gives its calls up after its time-out.
     :param store_timeout: that time-out, in seconds.
-    :param lease: gives the lease to write under.
+    :param lease: returns the lease to write under.
     :param step: runs a step of ours unless the pump ends.
     :param pause: waits for a time in seconds, or until the pump ends; raises where it does.
     :param report: reports on the partition.
@@ -318,7 +318,7 @@ class PartitionOpening:
         self._stored = stored
         while True:
             with suppress(_HubChangedError):
-                return await self._until_done(self._find)
+                return await self.until_done(self._find)
 
     async def skip_to_end(self, loss: Loss) -> None:
         """Store the partition's end as its checkpoint, after a loss, and report that."""
@@ -327,7 +327,21 @@ class PartitionOpening:
 
     async def facts(self) -> PartitionProperties:
         """Read the partition's properties; tried until it succeeds. :raises ServiceError: refused."""
-        return await self._until_done(self._facts)
+        return await self.until_done(self._facts)
+
+    async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                return await attempt()
+            except StoreError as error:
+                self._report(StoreFailed, error.operation, error)
+            except ServiceError as error:
+                if error.recovery is Recovery.GIVE_UP:
+                    raise
+                self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
+            await self._pause(backoff.next(self._rng))
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
         """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
@@ -344,20 +358,6 @@ class PartitionOpening:
                     self._on_refused()
                 self._stored = checkpoint
                 return
-            await self._pause(backoff.next(self._rng))
-
-    async def _until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                return await attempt()
-            except StoreError as error:
-                self._report(StoreFailed, error.operation, error)
-            except ServiceError as error:
-                if error.recovery is Recovery.GIVE_UP:
-                    raise
-                self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
             await self._pause(backoff.next(self._rng))
 
     async def _find(self) -> Beginning:
@@ -415,7 +415,7 @@ class PartitionOpening:
         return _after(target, expected, hub)
 
     async def _enter(self, hub: HubProperties) -> None:
-        await self._until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
+        await self.until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
 
     async def _facts(self) -> PartitionProperties:
         reading = self._directory.get_partition_properties(self._settings.hub, self._partition_id)

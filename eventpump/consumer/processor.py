@@ -32,8 +32,9 @@ class EventProcessor(ABC):
       `concurrent.futures.ProcessPoolExecutor` made once.
 
     A host whose turns of the loop take more than 50 ms starts no delivery while a renewal is due or a call of the store
-    might run out of its time; so it keeps its leases as long as all handlers' steps of one turn together stay below
-    about half of the lease duration. `LoopBlocked` reports a standstill of a tenth of the lease duration.
+    might run out of its time. So it keeps its leases as long as what its handlers compute for the batches in their
+    hands, all steps of all of them, stays below half of the lease duration; or every turn below a sixtieth of it.
+    `LoopBlocked` reports a standstill of a tenth of the lease duration; several shorter ones are not reported.
     """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
@@ -160,7 +161,7 @@ class PartitionContext:
     def lag(self) -> int | None:
         """How many events the partition's newest one is ahead of the last delivered; None where that is not known.
 
-        The newest event is the one that the last event received told of (`track_last_enqueued`), or management since.
+        The newest event is the one named by the last event received (`track_last_enqueued`), or by management since.
         It is not known, and lag is None: while the link is not attached; and when nothing was received for
         `max_wait_time` (1 s at the least) though the link has credit and all that was received is delivered, unless
         management was asked since, within twice that time. A host asks management for its silent partitions in turn,

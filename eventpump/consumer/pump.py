@@ -7,16 +7,18 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
+from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.consumer.tasks import TaskSet, is_failure
+from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.turns import Turns
 from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
@@ -31,10 +33,12 @@ from eventpump.errors import (
     ConsumerDisconnectedError,
     EventError,
     EventPumpError,
+    LinkDetachedError,
     OwnershipLostError,
     ProcessorFailedError,
     RequestRefusedError,
     ServiceError,
+    ServiceTimeoutError,
 )
 from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.hooks import (
@@ -176,6 +180,7 @@ class PartitionPump:
             on_refused=self._refused,
         )
         self._numbers = NumberWatch(None)
+        self._hub_created_at: datetime | None = None
         self._recorded_start: EventPosition | None = None
         self.lease = lease
         """The lease as last renewed."""
@@ -223,6 +228,14 @@ class PartitionPump:
     def renewed(self, lease: PartitionLease) -> None:
         """Go on under a renewed lease."""
         self.lease = lease
+
+    def hub_found(self, created_at: datetime) -> None:
+        """Open the link again where the hub was made again since the position was found.
+
+        Before each link that is checked; but it may have happened between the check and the attach.
+        """
+        if self._feed is not None and self._hub_created_at is not None and created_at > self._hub_created_at:
+            self._feed.reopen(LinkDetachedError("the hub was made again"))
 
     def stop(self, reason: CloseReason, within: float | None = None) -> None:
         """End in order: finish the batch in the handler's hands, write the last checkpoint, close.
@@ -319,6 +332,7 @@ class PartitionPump:
         position = beginning.position
         # Plain values, so that an event keeps its origin in a process pool.
         self._origin = (around.scope, partition_id, beginning.hub_created_at)
+        self._hub_created_at = beginning.hub_created_at
         self._numbers = NumberWatch(beginning.expected)
         self._recorded_start = position if beginning.checkpoint is None else None
         self._tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
@@ -357,7 +371,7 @@ class PartitionPump:
         return True
 
     def _checker(self, beginning: Beginning) -> Callable[[EventPosition], Awaitable[EventPosition]]:
-        """Give what checks, before a link is opened again, that the hub is the one that was being read."""
+        """Return what checks, before a link is opened again, that the hub is the one that was being read."""
         is_first = True
 
         async def check(position: EventPosition) -> EventPosition:
@@ -461,13 +475,17 @@ class PartitionPump:
             return True
         settings, hub = self._settings, self._around.scope.hub
         try:
-            facts = await self._unless_ending(self._facts_once())
-        except ServiceError as error:
-            self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
-            numbers.not_answered(now)
-            if settings.on_data_loss != "fail":
-                return True
-            facts = await self._opening.facts()
+            try:
+                facts = await self._unless_ending(self._facts_once())
+            except ServiceError as error:
+                self._report(ServiceFailed, f"reading the properties of hub {hub}", error)
+                numbers.not_answered(now)
+                if settings.on_data_loss != "fail":
+                    return True
+                facts = await self._opening.until_done(lambda: self._unless_ending(self._facts_once()))
+        except HubMadeAgainError:
+            # What is missing went before the rest of its hub did: all that was not processed is reported as gone.
+            return False
         loss = numbers.judge(facts, now)
         if loss is None:
             return True
@@ -481,11 +499,35 @@ class PartitionPump:
             return False
         return True
 
+    async def _judge_last_gap(self) -> None:
+        """Report whether numbers are lost that are missing and were not judged yet: no later owner sees that gap."""
+        numbers, now = self._numbers, self._clock.monotonic()
+        first, last = numbers.first_missing, numbers.last_missing
+        if first is None:
+            return
+        try:
+            async with asyncio.timeout(min(self._around.store_timeout, max(0.0, self._life.write_until - now))):
+                loss = numbers.judge(await self._facts_once(), now)
+        except HubMadeAgainError:
+            return  # the next owner reports all that was not processed of that hub
+        except (EventPumpError, TimeoutError) as error:
+            question = f"asking whether the missing numbers {first} to {last} are lost"
+            failure = error if isinstance(error, EventPumpError) else ServiceTimeoutError("no answer in time")
+            self._report(ServiceFailed, question, failure)
+        else:
+            if loss is not None:
+                self._report(DataLost, loss, "earliest")
+
     async def _facts_once(self) -> PartitionProperties:
-        return await self._around.directory.get_partition_properties(self._around.scope.hub, self.partition_id)
+        """Read the partition's properties. :raises HubMadeAgainError: they may be of another hub than is being read."""
+        hub = self._around.scope.hub
+        facts = await self._around.directory.get_partition_properties(hub, self.partition_id)
+        if (await self._group.hub()).created_at != self._hub_created_at:
+            raise HubMadeAgainError(hub, self.partition_id, "the hub was deleted and made again while it was read")
+        return facts
 
     async def _can_begin_anew(self, error: Exception) -> bool:
-        """Tell whether the end of the feed is one after which the position is found anew."""
+        """Return whether the end of the feed is one after which the position is found anew."""
         if isinstance(error, HubMadeAgainError):
             return True
         if not isinstance(error, RequestRefusedError) or self.was_attached or self._recorded_start is None:
@@ -583,6 +625,7 @@ class PartitionPump:
                 pass
             except Exception as error:
                 self._report(ProcessorFailed, "close", error, 1, None)
+        await self._judge_last_gap()
         if writer is not None and tracker is not None:
             if not life.is_lost:
                 await writer.flush(life.write_until - self._clock.monotonic())

@@ -439,7 +439,7 @@ def _log(error: DataLossError) -> None:
 
 
 def _first_number(start: EventPosition) -> int | None:
-    """Give the sequence number that reading from a position begins with; None where that is not known."""
+    """Return the sequence number that reading from a position begins with; None where that is not known."""
     return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
 
 

@@ -20,7 +20,7 @@ from eventpump.core.silence import (
 )
 from eventpump.errors import EventPumpError, LinkDetachedError, ServiceTimeoutError
 from eventpump.events import ReceivedEvent
-from eventpump.ports import HubDirectory
+from eventpump.ports import HubDirectory, ReceiveLink
 
 _ENOUGH = 0.9
 """The part of the time at which a check may begin."""
@@ -34,6 +34,7 @@ class _Watched:
     :ivar check: the check under way.
     :ivar next_at: when the next check may begin, on the loop's clock.
     :ivar baseline: which link the partition was looked at on first, and its last sequence number then.
+    :ivar withheld: up to which sequence number the hub held events when the connection was dropped for them.
     """
 
     patience: Patience
@@ -41,6 +42,7 @@ class _Watched:
     check: asyncio.Task[None] | None = None
     next_at: float = 0.0
     baseline: tuple[int, int] | None = None
+    withheld: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ class SilenceWatch:
             watched = self._watched[feed] = _Watched(Patience(self.max_silence))
         if feed.batches != watched.batches:
             watched.batches = feed.batches
-            watched.patience.received()
+            watched.patience.helped()
+            if watched.withheld is not None and feed.first is not None:
+                if ReceivedEvent(feed.first).sequence_number <= watched.withheld:
+                    self._peer.drop_helped()
+                watched.withheld = None
         now = asyncio.get_running_loop().time()
         # Who waits for so long began to a little before the link was attached, or before the last check.
         enough = watched.patience.seconds * _ENOUGH
@@ -116,7 +122,9 @@ class SilenceWatch:
     async def _check(
         self, feed: PartitionFeed, partition_id: str, watched: _Watched, on_silent: Callable[[SilentLink], None]
     ) -> None:
-        check = SilenceCheck(self._peer)
+        loop = asyncio.get_running_loop()
+        may_drop = self._peer.may_drop(loop.time())
+        check = SilenceCheck(self._peer, was_reopened=watched.patience.was_in_vain, may_drop=may_drop)
         holds_turn = False
         seen = _mark(feed)
         try:
@@ -133,26 +141,42 @@ class SilenceWatch:
                     holds_turn = await self._turn.acquire()
                 elif check.step is Step.ASK:
                     ahead = await self._look(feed, partition_id, watched)
-                    if _mark(feed) == seen:
+                    if _mark(feed) == seen and feed.link is link:
                         check.looked(ahead)
                 elif check.step is Step.REOPEN:
                     if holds_turn:
                         # How long an attach takes is nothing to the others.
                         holds_turn = False
                         self._turn.release()
-                    watched.patience.reopened()
+                    watched.patience.tried()
                     on_silent(self._judged(feed, check))
                     feed.reopen(LinkDetachedError("the link was silent, and is given up"))
                     check.reopened(_is_attached(await feed.until_reopened()))
                     seen = _mark(feed)
                 if check.step is Step.DROP:
-                    on_silent(self._judged(feed, check))
-                    link.drop_connection("the service leaves links without an answer")
+                    if self._peer.may_drop(loop.time()):
+                        self._drop(feed, link, watched, check, on_silent)
                     return
         finally:
             if holds_turn:
                 self._turn.release()
             watched.check = None
+
+    def _drop(
+        self,
+        feed: PartitionFeed,
+        link: ReceiveLink,
+        watched: _Watched,
+        check: SilenceCheck,
+        on_silent: Callable[[SilentLink], None],
+    ) -> None:
+        self._peer.dropped(asyncio.get_running_loop().time(), was_mute=not check.is_ahead)
+        if check.is_ahead and feed.look is not None:
+            watched.patience.tried()
+            watched.withheld = feed.look.last
+        judged = self._judged(feed, check)
+        on_silent(judged)
+        link.drop_connection(f"links over it are silent: {judged.evidence}")
 
     async def _look(self, feed: PartitionFeed, partition_id: str, watched: _Watched) -> bool | None:
         """Ask management, when it may be asked again. None where it does not say whether the hub is ahead."""

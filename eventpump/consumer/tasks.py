@@ -1,22 +1,10 @@
-"""Tasks that have an owner, and what counts as a failure of what they call."""
+"""Tasks that have an owner."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
-
-
-def is_failure(error: BaseException) -> bool:
-    """Return whether what the running task called has failed, so that the task may handle it and go on.
-
-    A `CancelledError` is a failure where nobody cancelled this task: a store, for one, waited for something that was.
-    False for a cancellation of this task, for what ends the interpreter, and for the close of a coroutine.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is None or not task.cancelling()
-    return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 class TaskSet:

@@ -25,7 +25,7 @@ class Turns:
 
     @contextmanager
     def call(self, timeout: float) -> Iterator[None]:
-        """Note a call of the store for as long as it runs. :param timeout: seconds until it is cut off."""
+        """Record a call of the store for as long as it runs. :param timeout: seconds until it is cut off."""
         key = self.ledger.call_begun(self._clock.monotonic() + timeout)
         try:
             yield
@@ -34,12 +34,12 @@ class Turns:
             self._look()
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
-        """Note a lease that was taken or renewed, and when its next renewal is due."""
+        """Record a lease that was taken or renewed, and when its next renewal is due."""
         self.ledger.lease_held(partition_id, due_at)
         self._look()
 
     def lease_gone(self, partition_id: str) -> None:
-        """Note that a lease is not held any more."""
+        """Record that a lease is not held any more."""
         self.ledger.lease_gone(partition_id)
         self._look()
 

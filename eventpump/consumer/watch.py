@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 class Watched(Awaitable[_T]):
     """Awaits something, and tells how long one of its steps kept the loop from turning.
 
-    :param clock: is read twice per step, in seconds.
+    :param clock: read twice per step; seconds, not counting those for which the machine is suspended.
     :param threshold: seconds; shorter steps are not told.
     :param blocked: is called with the seconds of a longer one.
     :param stepped: is called with the seconds of every step longer than `NOTED_STEP`.

@@ -92,7 +92,7 @@ class CheckpointTracker:
         self._delivered = self._running = last
 
     def events_failed(self) -> None:
-        """Note that the batch handed over last was not processed: it is delivered again, or given up."""
+        """Record that the batch handed over last was not processed: it is delivered again, or given up."""
         self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> None:

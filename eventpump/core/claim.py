@@ -62,7 +62,7 @@ class OnDoubt(enum.StrEnum):
     """What follows where events of the former process may have been stored that the service's answer does not count."""
 
     FAIL = "fail"
-    """`PublishOutcomeUnknownError`, at this start and at each after it, until one is told otherwise."""
+    """`PublishOutcomeUnknownError`, at this start and at each after it, until one has another policy."""
     SCAN = "scan"
     """Their stamps are read from the partition's tail. Takes events that were all sent with stamps."""
     ACCEPT = "accept"
@@ -330,7 +330,11 @@ class _Start:
             tail = None if state.is_clean else (yield from self._tail())
             answer = yield from self._attach(AttachRequest(state.producer_id, state.owner_level))
             if isinstance(answer, AttachRefused) and answer.is_stolen:
-                raise self._stolen(answer)
+                raise self._stolen(
+                    answer,
+                    "; the store knows of no such level: another process has this producer id, or had it with another "
+                    "store or version of eventpump. Where it has ended, reset_state of the store begins anew",
+                )
             ahead = None if isinstance(answer, AttachRefused) else published_since(state, _known(answer.number))
             if ahead is None:
                 return (yield from self._renew(held, answer))
@@ -464,8 +468,8 @@ class _Start:
 
     # ---- errors
 
-    def _stolen(self, answer: AttachRefused) -> ProducerDisconnectedError:
-        return ProducerDisconnectedError(answer.description, entity=f"partition {self._partition_id}")
+    def _stolen(self, answer: AttachRefused, advice: str = "") -> ProducerDisconnectedError:
+        return ProducerDisconnectedError(f"{answer.description}{advice}", entity=f"partition {self._partition_id}")
 
     def _superseded(self) -> ProducerDisconnectedError:
         return ProducerDisconnectedError(

@@ -31,8 +31,8 @@ RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for 
                                                     CONTRADICTED; refused, unknown, detached: DOUBTFUL
 CONTRADICTED  no link; was refused out of order     attached, and the answer is the head's last number: IDLE; else
               though it seemed unstored             FAILED
-FAILED        final                                 an answer that is neither number, or being fenced, leads here from
-                                                    anywhere
+FAILED        final                                 an answer that is neither number, or being fenced or
+                                                    forgotten, leads here from anywhere
 ============  ====================================  =================================================================
 
 The rules behind it:
@@ -58,7 +58,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from eventpump.errors import EventPumpError, InvalidClientStateError, ProducerDisconnectedError
+from eventpump.errors import (
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+)
 
 NUMBERS = 2**31
 """How many sequence numbers there are: after 2147483647 comes 0 (wire reference 8.4)."""
@@ -114,6 +119,7 @@ class Failure(enum.Enum):
 
     INVALID_STATE = "invalid state"
     FENCED = "fenced"
+    STATE_LOST = "state lost"
 
 
 class SequencerState(enum.Enum):
@@ -351,6 +357,8 @@ class PartitionSequencer(Generic[B]):
         """Make the error of a failed partition, a new one for each who is told."""
         if self.failure is Failure.FENCED:
             return ProducerDisconnectedError(self.problem, entity=f"partition {self.partition_id}")
+        if self.failure is Failure.STATE_LOST:
+            return ProducerStateLostError((self.partition_id,), self.problem)
         assert self.failure is Failure.INVALID_STATE
         return InvalidClientStateError(self.partition_id, self.problem)
 
@@ -466,18 +474,28 @@ class PartitionSequencer(Generic[B]):
         :param transfer_refused: whether the transfer that is out was refused for it; False where an attach was, or
             where the link ended.
         """
+        self._shut_out(Failure.FENCED, description, transfer_refused=transfer_refused)
+
+    def state_lost(self, problem: str) -> None:
+        """Record that the service, asked by an attach, has forgotten the publisher: final. A batch in doubt stays so.
+
+        :param problem: how that shows.
+        """
+        self._shut_out(Failure.STATE_LOST, problem, transfer_refused=False)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _shut_out(self, failure: Failure, problem: str, *, transfer_refused: bool) -> None:
         before = self.state
         self._move(SequencerInput.FENCED)
         if before is SequencerState.FAILED:
             return
-        self._fail(Failure.FENCED, description)
+        self._fail(failure, problem)
         untouched = before in (SequencerState.WAITING, SequencerState.READY)
         if untouched or (before is SequencerState.SENDING and transfer_refused):
             self._free()
         elif self.head is not None:
             self._in_doubt()
-
-    # ------------------------------------------------------------------------------------------ inside
 
     def _judge(
         self, producer_id: int | None, owner_level: int | None, number: int | None

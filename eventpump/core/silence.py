@@ -4,27 +4,34 @@ A check of one link, from the moment it has been silent for too long:
 
 | step | what came of it | then |
 |---|---|---|
-| PROBE | an answer | ASK; REST where the link was opened for the sake of this check |
-| | none, from a peer that has answered one before | REOPEN; DROP where the link was opened for the sake of this check |
-| | none, from another peer; or it cannot be asked | ASK; REST where the link was opened for the sake of this check |
+| PROBE | an answer | ASK; REST where the link was opened for this check |
+| | none, from a peer that has answered one before | REOPEN; DROP [1] where the link was opened for this check |
+| | none, from another peer; or it cannot be asked | ASK; REST where the link was opened for this check |
 | ASK | the hub is not ahead, or does not say | REST |
 | | it is ahead, for the first time | PROBE, then ASK again |
-| | it is ahead, for the second time | REOPEN |
+| | it is ahead, for the second time | REOPEN; DROP [2] where an earlier check did so, and nothing was received since |
 | REOPEN | attached, after an unanswered probe | PROBE |
 | | attached, where the hub was ahead | REST |
-| | no answer to the attach, after an unanswered probe | DROP |
+| | no answer to the attach, after an unanswered probe | DROP [1] |
 | | refused, or the connection was lost | REST |
 | any | a message, another link, no credit | REST |
+
+While a connection may not be dropped again (`Peer.may_drop`), [1] is REST and [2] is REOPEN.
 
 AMQP asks a peer to answer a flow with echo (2.7.4). Whether the service does is not documented, so silence alone says
 nothing of a peer that never answered one. The hub being ahead once says nothing either: the event may be on its way.
 Twice, with nothing received in between on a link that had credit all along, it is not: between the two lies a probe,
 and what was sent before its answer comes before it; without an answer there are at least `LOOK_INTERVAL` seconds.
+
+A connection can be as dead as a link: it attaches links, and brings nothing on any. A second link that is silent like
+the first shows it. A compacted hub whose newest events are gone looks the same over a healthy connection, for ever.
+Therefore drops get ever rarer, counted over all links of a transport, until one has helped.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from eventpump.events import EventPosition
@@ -35,8 +42,11 @@ LOOK_INTERVAL = 1.0
 PROBE_TIMEOUT = 10.0
 """Seconds a peer has to answer a probe."""
 
+DROP_INTERVAL = 30.0
+"""Seconds between two drops of a transport's connections, where the first helped; twice as many where it did not."""
+
 _LONGEST = 64
-"""How many times as long as at first a link must be silent before it is checked again, at most."""
+"""How many times as long as at first it takes until a link is checked, or a connection dropped, again; at most."""
 
 
 class Step(enum.Enum):
@@ -49,78 +59,11 @@ class Step(enum.Enum):
     REST = "wait for the next silence"
 
 
-class Peer:
-    """What is known of the service at the other end of a transport.
-
-    :ivar answers_echo: whether it has ever answered a probe.
-    """
-
-    __slots__ = ("answers_echo",)
-
-    def __init__(self) -> None:
-        self.answers_echo = False
-
-
-class SilenceCheck:
-    """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
-
-    :ivar step: what to do now.
-    :ivar is_ahead: whether the hub was seen ahead twice; then that is why the link is opened again.
-    """
-
-    __slots__ = ("_peer", "_was_ahead", "_was_reopened", "is_ahead", "step")
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-        self._was_ahead = False
-        self._was_reopened = False
-        self.is_ahead = False
-        self.step = Step.PROBE
-
-    def probed(self, answer: bool | None) -> None:
-        """Go on after a probe. :param answer: as `ReceiveLink.probe` returned it."""
-        assert self.step is Step.PROBE
-        if answer:
-            self._peer.answers_echo = True
-        if answer is False and self._peer.answers_echo:
-            self.step = Step.DROP if self._was_reopened else Step.REOPEN
-        else:
-            self.step = Step.REST if self._was_reopened else Step.ASK
-
-    def looked(self, is_ahead: bool | None) -> None:
-        """Go on after management was asked. :param is_ahead: None where that is not known."""
-        assert self.step is Step.ASK
-        if not is_ahead:
-            self.step = Step.REST
-        elif not self._was_ahead:
-            self._was_ahead = True
-            self.step = Step.PROBE
-        else:
-            self.is_ahead = True
-            self.step = Step.REOPEN
-
-    def reopened(self, is_attached: bool | None) -> None:
-        """Go on after the link was ended.
-
-        :param is_attached: True where another is attached, False where the attach had no answer; None where it failed
-            otherwise.
-        """
-        assert self.step is Step.REOPEN
-        self._was_reopened = True
-        if self.is_ahead or is_attached is None:
-            self.step = Step.REST
-        else:
-            self.step = Step.PROBE if is_attached else Step.DROP
-
-    def rest(self) -> None:
-        """End the check: the link is not silent any more, or the check is over."""
-        self.step = Step.REST
-
-
 class Patience:
-    """How long a link must be silent before it is checked, so that opening it again for nothing gets rare.
+    """How long to wait before something is tried again that was in vain, so that trying it for nothing gets rare.
 
-    A hub can be ahead of a link with nothing to bring: a compacted one, whose newest events are gone.
+    A link must be silent for so long before it is checked: a hub can be ahead of one with nothing to bring, such as a
+    compacted one whose newest events are gone. So long lies between two drops of a connection.
 
     :param first: seconds.
     """
@@ -136,13 +79,129 @@ class Patience:
         """How long now."""
         return self._first * self._factor
 
-    def reopened(self) -> None:
-        """Double it: the link was opened again."""
+    @property
+    def longest(self) -> float:
+        """How long at most, in seconds."""
+        return self._first * _LONGEST
+
+    @property
+    def was_in_vain(self) -> bool:
+        """Whether it was tried, and did not help yet."""
+        return self._factor > 1
+
+    def tried(self) -> None:
+        """Double it."""
         self._factor = min(self._factor * 2, _LONGEST)
 
-    def received(self) -> None:
-        """Begin anew: a message came."""
+    def helped(self) -> None:
+        """Begin anew."""
         self._factor = 1
+
+
+class Peer:
+    """What is known of the service at the other end of a transport.
+
+    :ivar answers_echo: whether it has ever answered a probe.
+    """
+
+    __slots__ = ("_dropped_at", "_drops", "_was_mute", "answers_echo")
+
+    def __init__(self) -> None:
+        self.answers_echo = False
+        self._was_mute = False
+        self._drops = Patience(DROP_INTERVAL)
+        self._dropped_at = -math.inf
+
+    def may_drop(self, now: float) -> bool:
+        """Return whether a connection to it may be dropped. :param now: seconds, as in the other calls."""
+        return now - self._dropped_at >= self._drops.seconds
+
+    def dropped(self, now: float, *, was_mute: bool) -> None:
+        """Go on after a connection was dropped: the next may be dropped after twice the time.
+
+        :param was_mute: whether because probes had no answer.
+        """
+        self._was_mute = was_mute
+        if now - self._dropped_at > 2 * self._drops.longest:
+            # What the drops before did not help against is over: each link in question would have asked for another.
+            self._drops.helped()
+        self._drops.tried()
+        self._dropped_at = now
+
+    def drop_helped(self) -> None:
+        """Begin anew: a link brought what the hub had held back from the links before the last drop."""
+        self._drops.helped()
+
+    def answered(self) -> None:
+        """Go on after an answer to a probe. Where the last connection was dropped for want of one, that helped."""
+        self.answers_echo = True
+        if self._was_mute:
+            self._was_mute = False
+            self._drops.helped()
+
+
+class SilenceCheck:
+    """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
+
+    :param was_reopened: whether an earlier check opened the link again, or dropped its connection, and nothing was
+        received since.
+    :param may_drop: whether the connection may be dropped.
+    :ivar step: what to do now.
+    :ivar is_ahead: whether the hub was seen ahead twice; then that is why the link is opened again.
+    """
+
+    __slots__ = ("_is_second_link", "_may_drop", "_peer", "_was_ahead", "_was_reopened", "is_ahead", "step")
+
+    def __init__(self, peer: Peer, *, was_reopened: bool, may_drop: bool) -> None:
+        self._peer = peer
+        self._is_second_link = was_reopened
+        self._may_drop = may_drop
+        self._was_ahead = False
+        self._was_reopened = False
+        self.is_ahead = False
+        self.step = Step.PROBE
+
+    def probed(self, answer: bool | None) -> None:
+        """Go on after a probe. :param answer: as `ReceiveLink.probe` returned it."""
+        assert self.step is Step.PROBE
+        if answer:
+            self._peer.answered()
+        if answer is False and self._peer.answers_echo:
+            self.step = self._dropped() if self._was_reopened else Step.REOPEN
+        else:
+            self.step = Step.REST if self._was_reopened else Step.ASK
+
+    def looked(self, is_ahead: bool | None) -> None:
+        """Go on after management was asked. :param is_ahead: None where that is not known."""
+        assert self.step is Step.ASK
+        if not is_ahead:
+            self.step = Step.REST
+        elif not self._was_ahead:
+            self._was_ahead = True
+            self.step = Step.PROBE
+        else:
+            self.is_ahead = True
+            self.step = Step.DROP if self._is_second_link and self._may_drop else Step.REOPEN
+
+    def reopened(self, is_attached: bool | None) -> None:
+        """Go on after the link was ended.
+
+        :param is_attached: True where another is attached, False where the attach had no answer; None where it failed
+            otherwise.
+        """
+        assert self.step is Step.REOPEN
+        self._was_reopened = True
+        if self.is_ahead or is_attached is None:
+            self.step = Step.REST
+        else:
+            self.step = Step.PROBE if is_attached else self._dropped()
+
+    def rest(self) -> None:
+        """End the check: the link is not silent any more, or the check is over."""
+        self.step = Step.REST
+
+    def _dropped(self) -> Step:
+        return Step.DROP if self._may_drop else Step.REST
 
 
 @dataclass(frozen=True, slots=True)

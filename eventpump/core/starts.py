@@ -96,7 +96,7 @@ class Record(Protocol):
 
 
 def start_of(record: Record, partition_id: str) -> EventPosition:
-    """Give where a partition without a checkpoint begins: one that was added later, at its beginning.
+    """Return where a partition without a checkpoint begins: one that was added later, at its beginning.
 
     :raises ValueError: the record holds something else than starts.
     """
@@ -107,7 +107,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
 
 
 def hub_of(record: Record, partition_id: str) -> datetime:
-    """Give when the hub was created that a partition's checkpoint, or its having none, belongs to."""
+    """Return when the hub was created that a partition's checkpoint, or its having none, belongs to."""
     if record.reset_for is not None and partition_id in record.reset_partitions:
         return record.reset_for
     return record.hub_created_at
@@ -191,7 +191,7 @@ class Loss:
     last_missing: int | None
 
     def describe(self) -> str:
-        """Say which events are gone, and why."""
+        """Return which events are gone, and why, in words."""
         if self.last_missing is None:
             return (
                 f"the hub was deleted and made again: the events from number {self.first_missing} on are gone with it"
@@ -205,19 +205,19 @@ class Loss:
         return f"the position lies beyond the partition's end: sequence {numbers} not there"
 
     def action(self, configured: OnDataLoss | None) -> OnDataLoss:
-        """Give what follows. :param configured: None for what is right for this kind of loss."""
+        """Return what follows. :param configured: None for the default of this kind of loss."""
         if configured is not None:
             return configured
         return "earliest" if self.kind is LossKind.RETENTION else "fail"
 
 
 def retained_from(facts: PartitionFacts) -> int:
-    """Give the first sequence number that may still be read. Of an empty partition only what is still to come is."""
+    """Return the first sequence number that may still be read. Of an empty partition only what is still to come is."""
     return facts.last_enqueued_sequence_number + 1 if facts.is_empty else facts.beginning_sequence_number
 
 
 def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hub: bool) -> Loss | None:
-    """Give what a reader that goes on after a checkpoint would miss; None where nothing.
+    """Return what a reader that goes on after a checkpoint would miss; None where nothing.
 
     :param facts: what the service says of the partition now; not needed where the checkpoint is of another hub.
     """
@@ -233,7 +233,7 @@ def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hu
 
 
 def at_end(partition_id: str, facts: PartitionFacts) -> Checkpoint:
-    """Give the checkpoint that pins the end of a partition: what comes after its newest event is read.
+    """Return the checkpoint that pins the end of a partition: what comes after its newest event is read.
 
     By that event's offset and number, although retention may have dropped it; before the first event ever, by "-1" and
     -1. Never a checkpoint without an offset, or at number 0 before event 0: other readers of the store would take the
@@ -244,7 +244,7 @@ def at_end(partition_id: str, facts: PartitionFacts) -> Checkpoint:
 
 
 def at_beginning(partition_id: str) -> Checkpoint:
-    """Give the checkpoint that stands before a partition's first event."""
+    """Return the checkpoint that stands before a partition's first event."""
     return Checkpoint(partition_id, START_OFFSET, -1)
 
 
@@ -280,7 +280,7 @@ class NumberWatch:
         self._pause = 0.0
 
     def passed(self, first: int, last: int, count: int) -> bool:
-        """Note a batch by its first and last number. False where numbers are missing, now or from before."""
+        """Record a batch by its first and last number. False where numbers are missing, now or from before."""
         expected = self.expected
         self.expected = last + 1
         if first == expected and last - first + 1 == count and self.first_missing is None:
@@ -290,7 +290,7 @@ class NumberWatch:
         return last - first + 1 == count and self.first_missing is None
 
     def look_into(self, numbers: Collection[int]) -> None:
-        """Note what is missing between the numbers of a batch."""
+        """Record what is missing between the numbers of a batch."""
         before: int | None = None
         for number in numbers:
             if before is not None and number > before + 1:
@@ -298,15 +298,15 @@ class NumberWatch:
             before = number
 
     def is_due(self, now: float) -> bool:
-        """Tell whether the service should be asked now. :param now: seconds on any steady clock."""
+        """Return whether the service should be asked now. :param now: seconds on any steady clock."""
         return self.first_missing is not None and now >= self._ask_at
 
     def not_answered(self, now: float) -> None:
-        """Note that the service did not answer: it is asked again later."""
+        """Record that the service did not answer: it is asked again later."""
         self._ask_at = now + ASK_PAUSE
 
     def judge(self, facts: PartitionFacts, now: float) -> Loss | None:
-        """Give what is lost of the missing numbers, by what the service says after they were missed; forget them."""
+        """Return what is lost of the missing numbers, by what the service says after they were missed; forget them."""
         first, last = self.first_missing, self.last_missing
         assert first is not None
         self.first_missing, self.last_missing = None, -1

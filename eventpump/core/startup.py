@@ -29,15 +29,15 @@ class HostStart:
         self._was_answered = False
 
     def tried(self, partition_id: str) -> None:
-        """Note that an attempt on a partition begins."""
+        """Record that an attempt on a partition begins."""
         self._trying.add(partition_id)
 
     def linked(self) -> None:
-        """Note that a link was attached: from now on no refusal ends the host."""
+        """Record that a link was attached: from now on no refusal ends the host."""
         self._was_answered = True
 
     def refused(self, partition_id: str, error: Exception) -> None:
-        """Note that an attempt was refused for good."""
+        """Record that an attempt was refused for good."""
         if not isinstance(error, _OF_THE_HOST):
             # The service looked at the partition itself, so it takes this host's credential, hub and group.
             self._was_answered = True
@@ -47,7 +47,7 @@ class HostStart:
         self.ended(partition_id)
 
     def ended(self, partition_id: str) -> None:
-        """Note that an attempt is over, without a refusal where `refused` was not called."""
+        """Record that an attempt is over, without a refusal where `refused` was not called."""
         self._trying.discard(partition_id)
         if self._awaited is not None:
             self._awaited.discard(partition_id)

@@ -41,7 +41,7 @@ class TurnLedger:
         """Whether `is_closed` may be true; False for a host whose handlers do not compute."""
 
     def stepped(self, began: float) -> bool:
-        """Note a step of a handler that took more than `NOTED_STEP`.
+        """Record a step of a handler that took more than `NOTED_STEP`.
 
         :param began: when the step began.
         :returns: whether it is the turn's first: `turned` must then be called in the next turn.
@@ -53,7 +53,7 @@ class TurnLedger:
         return True
 
     def turned(self, now: float) -> None:
-        """Note that the turn has ended."""
+        """Record that the turn has ended."""
         assert self._began is not None
         length = now - self._began
         self._began = None
@@ -61,21 +61,21 @@ class TurnLedger:
         self.is_watching = self._slow > 0.0
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
-        """Note a lease that was taken or renewed, and when its next renewal is due."""
+        """Record a lease that was taken or renewed, and when its next renewal is due."""
         self._due[partition_id] = due_at
 
     def lease_gone(self, partition_id: str) -> None:
-        """Note that a lease is not held any more."""
+        """Record that a lease is not held any more."""
         self._due.pop(partition_id, None)
 
     def call_begun(self, ends_at: float) -> int:
-        """Note a call of the store. :param ends_at: when it is cut off. :returns: what `call_ended` wants."""
+        """Record a call of the store. :param ends_at: when it is cut off. :returns: what `call_ended` wants."""
         key = next(self._keys)
         self._calls[key] = ends_at
         return key
 
     def call_ended(self, key: int) -> None:
-        """Note that a call of the store has ended."""
+        """Record that a call of the store has ended."""
         del self._calls[key]
 
     def is_closed(self, now: float) -> bool:

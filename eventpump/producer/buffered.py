@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, Self, cast
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.core.sequencer import NUMBERS
@@ -37,7 +38,6 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.events import EventData
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.producer import LAST_SECOND, HubProducer
 from eventpump.settings import BufferSettings
 
@@ -230,6 +230,7 @@ class HubBufferedProducer:
     ) -> None:
         self._settings = settings = settings or BufferSettings()
         self._is_idempotent = producer.is_idempotent
+        self._is_stamping = producer.is_stamping  # looked at for every event
         if self._is_idempotent and settings.max_in_flight > 1:
             raise ConfigurationError("max_in_flight", "is 1 for an idempotent producer")
         for name, callback in {"on_success": on_success, "on_error": on_error, "encode": encode}.items():
@@ -394,9 +395,9 @@ class HubBufferedProducer:
         if self._hook is not None:
             event = self._hook(event)
         if partition_key is None:
-            return pieces_of(event, idempotent=self._is_idempotent, stamped=self._producer.is_stamping)
+            return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
         # A key's annotation stands before all that an event encodes.
-        encoded = with_room(event.encode()) if self._producer.is_stamping else event.encode()
+        encoded = with_room(event.encode()) if self._is_stamping else event.encode()
         return pieces(_keyed_head(partition_key) + encoded, idempotent=self._is_idempotent)
 
     def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> _Lane:
@@ -639,7 +640,7 @@ class HubBufferedProducer:
             self._end(batch)
 
     async def _publish(self, partition_id: str, pieces: list[bytes]) -> int | None:
-        sealed = SealedBatch(pieces, idempotent=self._is_idempotent, stamped=self._producer.is_stamping)
+        sealed = SealedBatch(pieces, idempotent=self._is_idempotent, stamped=self._is_stamping)
         unknown: PublishOutcomeUnknownError | None = None
         while True:
             try:

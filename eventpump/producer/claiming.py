@@ -12,7 +12,7 @@ import secrets
 from contextlib import aclosing
 
 from eventpump.amqp.types import Int, Short
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import TryPace
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
@@ -81,7 +81,7 @@ class PublisherLinks:
         self._has_published = has_published
 
     def published(self, last: int) -> None:
-        """Note the number of the last event that the service has accepted."""
+        """Record the number of the last event that the service has accepted."""
         self._known = last
         self._has_published = True
 
@@ -189,7 +189,9 @@ class PublisherStart:
             task = self._task
             await asyncio.wait({task})
             if task.cancelled():
-                raise ClosedError("producer")
+                if self._is_closed:
+                    raise ClosedError("producer")
+                raise ServiceError("starting was cancelled", entity=f"partition {self._partition_id}")
             task.result()
         assert self._started is not None
         state, number = self._started.stored.state, self._started.number
@@ -247,16 +249,26 @@ class PublisherStart:
 
     async def _answer(self, request: Request) -> object:
         """Do what the start asks for, again where that can help."""
-        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 return await self._do(request)
             except (ServiceError, StoreError) as error:
-                is_final = isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP
-                if is_final or backoff.failures >= self._retry.max_retries:
+                recovery = error.recovery if isinstance(error, ServiceError) else Recovery.RETRY
+                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
+                if recovery is Recovery.GIVE_UP or is_last:
                     raise
-                wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-                await asyncio.sleep(backoff.next(self._rng, at_least=wait))
+                wait = pace.next(
+                    self._rng,
+                    began=began,
+                    now=loop.time(),
+                    is_connection_lost=recovery is Recovery.RECONNECT,
+                    was_attached=False,
+                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
+                )
+                await asyncio.sleep(wait)
 
     async def _do(self, request: Request) -> object:
         name, partition_id, store = self._name, self._partition_id, self._store

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import Backoff
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.core.sequencer import distance
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.ports import PublisherStateStore
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 MARK_INTERVAL = 30.0
@@ -59,7 +59,7 @@ class StateMarks:
         self._partition_id = partition_id
         self._stored: StoredPublisherState | None = started.stored
         self._published = started.published
-        self._number = self._last = started.number
+        self._last = started.number
         self._has_published = started.stored.state.has_published
         self._is_shared = is_shared
         self._retry = retry
@@ -72,10 +72,11 @@ class StateMarks:
 
     def count(self, last: int) -> int:
         """Count the events that the application has published, by the last number."""
-        return self._published + distance(self._number, last)
+        return self._published + distance(self._last, last)
 
     def published(self, last: int) -> None:
-        """Note the number of the last event that the service has accepted."""
+        """Record the number of the last event that the service has accepted."""
+        self._published = self.count(last)  # each time, or the numbers would come round within a long life
         self._last = last
         self._has_published = True
         stored = self._stored
@@ -154,11 +155,10 @@ class StateMarks:
                     await asyncio.sleep(backoff.next(self._rng))
 
     def _mark(self, stored: PublisherState, *, is_clean: bool) -> PublisherState:
-        published = self.count(self._last)
-        if not self._has_published or (published < stored.published):
+        if not self._has_published or self._published < stored.published:
             # Nothing of ours to add; of several processes that share a level, another is ahead.
             return replace(stored, is_clean=is_clean)
-        return replace(stored, start=self._last, published=published, has_published=True, is_clean=is_clean)
+        return replace(stored, start=self._last, published=self._published, has_published=True, is_clean=is_clean)
 
     async def _swap(self, mark: PublisherState, stored: StoredPublisherState) -> StoredPublisherState | None:
         """Store a mark. :returns: what is stored of this id and level now; None where another level is taken."""

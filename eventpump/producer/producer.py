@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from eventpump.core.backoff import Backoff
+from eventpump.cancellation import is_cancelled
+from eventpump.core.backoff import TryPace
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.sequencer import (
     MAX_OWNER_LEVEL,
@@ -46,7 +47,6 @@ from eventpump.ports import (
     Transport,
 )
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
@@ -224,9 +224,9 @@ class HubProducer:
         self._starts: dict[str, PublisherStart] = {}
         self._is_store_open = False
         self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
-        self._held: dict[int, EventBatch] = {}  # the batch under way that an event is in, by the event's identity
+        self._held: dict[int, EventBatch] = {}  # the batch that holds an event, by the event's identity
+        self._unlisted: set[EventBatch] = set()  # those whose events are not listed there yet
         self._splits: dict[str, list[_Split]] = {}
-        self._splitting = 0  # calls that send a list in several messages
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
 
@@ -310,7 +310,8 @@ class HubProducer:
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
         :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer; they are not stored. Final.
+        :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
+            doubt before; `batch.state` says so. Final.
         :raises StoreError: with a state store, which failed at the start; they are not stored.
         :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
@@ -386,14 +387,12 @@ class HubProducer:
                 raise EventError("an event of the list was published since, in another batch or list")
         for batch in unsent:
             self._hold(batch)
-        self._splitting += 1
         split_up.senders += 1
         try:
             for part, batch in split_up.parts:
                 if batch.state is not BatchState.PUBLISHED:
                     await self._send_batch(publisher, batch, part)
         finally:
-            self._splitting -= 1
             split_up.senders -= 1
             if not split_up.senders:
                 for _, batch in split_up.parts:
@@ -426,18 +425,20 @@ class HubProducer:
 
     def _hold(self, batch: EventBatch) -> None:
         """Keep the events of a batch from being sent in another."""
-        self._held.update(dict.fromkeys(map(id, batch.events), batch))
+        self._unlisted.add(batch)
 
     def _free(self, batch: EventBatch) -> None:
-        if not self._under_way and not self._splitting:
-            self._held.clear()  # nobody else holds any; at once, because a batch has many
-            return
-        for event in batch.events:
+        self._unlisted.discard(batch)
+        for event in batch.events if self._held else ():
             if self._held.get(id(event)) is batch:
                 del self._held[id(event)]
 
     def _check_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
         """Check that no other batch than the one given holds any of these events. :raises EventError: one does."""
+        # Listed when somebody asks: a producer that sends one batch after the other has nothing to ask about.
+        for each in self._unlisted:
+            self._held.update(dict.fromkeys(map(id, each.events), each))
+        self._unlisted.clear()
         if not self._held or self._held.keys().isdisjoint(map(id, events)):
             return
         for event in events:
@@ -582,8 +583,9 @@ class HubProducer:
         marks = []
         for each in publishers:
             start = self._starts.get(each.sequencer.partition_id)
-            if start is not None and start.marks is not None and each.sequencer.failure is None:
-                marks.append(start.marks.close(is_clean=each.doubtful is None))
+            if start is not None and start.marks is not None:
+                is_clean = each.doubtful is None and each.sequencer.failure is None
+                marks.append(start.marks.close(is_clean=is_clean))
         await asyncio.gather(*marks, return_exceptions=True)
 
     async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:
@@ -657,7 +659,7 @@ class HubProducer:
         :raises StoreError: what it awaits was cancelled by others.
         """
         task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
         closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
         try:
             try:
@@ -751,8 +753,10 @@ class HubProducer:
 
     async def _with_retries(self, partition_id: str | None, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
         """Run an attempt on the target's link, again under the retry policy where that can help."""
-        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             link: SendLink | None = None
             try:
                 link = await self._link(partition_id)
@@ -761,10 +765,18 @@ class HubProducer:
                 error = _as_failure(failure)
                 if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
                     self._drop(partition_id, link)
-                if error.recovery is Recovery.GIVE_UP or backoff.failures >= self._retry.max_retries:
+                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
+                if error.recovery is Recovery.GIVE_UP or is_last:
                     raise error from error.__cause__
-                wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-                await self._pause(backoff.next(self._rng, at_least=wait), error)
+                wait = pace.next(
+                    self._rng,
+                    began=began,
+                    now=loop.time(),
+                    is_connection_lost=error.recovery is Recovery.RECONNECT,
+                    was_attached=link is not None,
+                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
+                )
+                await self._pause(wait, error)
 
     async def _pause(self, seconds: float, error: ServiceError) -> None:
         """Wait before the next try. :raises ServiceError: the one given, where the producer is closed meanwhile."""
@@ -800,7 +812,7 @@ class HubProducer:
 
 
 def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Give the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
+    """Return the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
     if isinstance(failure, ServiceError):
         return failure
     if is_cancelled():

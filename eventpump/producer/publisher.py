@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.types import Int, Short
-from eventpump.core.backoff import Backoff
+from eventpump.cancellation import is_cancelled
+from eventpump.core.backoff import TryPace
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
 from eventpump.dialect.conditions import (
     ARGUMENT_OUT_OF_RANGE,
@@ -35,6 +36,7 @@ from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
     EventPumpError,
+    ProducerStateLostError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceBusyError,
@@ -42,7 +44,6 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
-from eventpump.producer.cancellation import is_cancelled
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
@@ -91,7 +92,7 @@ class PartitionPublisher:
         self._sequencer = sequencer
         self._retry = retry
         self._rng = rng
-        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._pace = TryPace(retry.base_delay, retry.max_delay)
         self._on_concluded = on_concluded
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
@@ -162,6 +163,7 @@ class PartitionPublisher:
         :raises ServiceError: refused, or no success within the retries, and it is not stored.
         :raises ProducerDisconnectedError: another publisher took over. Final.
         :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
+        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
         """
         self._require_open()
         job = self._job(sealed)
@@ -286,14 +288,14 @@ class PartitionPublisher:
                     self.on_unknown()
                 return
             self._is_fresh = False
-            self._backoff.reset()
+            self._pace.reset()
             self._changed.clear()
             await self._changed.wait()
 
     async def _advance(self) -> None:
         """Carry out one step, and tell those who wait what came of it."""
         sequencer = self._sequencer
-        step = sequencer.step
+        step, began = sequencer.step, asyncio.get_running_loop().time()
         try:
             if step is Step.ATTACH:
                 await self._attach()
@@ -302,13 +304,13 @@ class PartitionPublisher:
             self._wake_wanting()
             self._conclude()
         except EventPumpError as error:
-            await self._trouble(error)
+            await self._trouble(error, step, began)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
             trouble = ServiceError("the attempt was cancelled by what it waited for", entity=sequencer.partition_id)
             trouble.__cause__ = error
-            await self._trouble(trouble)
+            await self._trouble(trouble, step, began)
 
     async def _attach(self) -> None:
         await self._drop_link()
@@ -324,6 +326,10 @@ class PartitionPublisher:
         spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
         try:
             link = await self._transport.open_send_link(spec)
+        except ProducerStateLostError as error:
+            # What is in doubt stays so for ever: nobody is left to ask.
+            sequencer.state_lost(error.problem)
+            return
         except ServiceError as error:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 sequencer.fenced(error.description, transfer_refused=False)
@@ -422,27 +428,37 @@ class PartitionPublisher:
             sequencer.outcome_unknown()
         return False
 
-    async def _trouble(self, error: EventPumpError) -> None:
-        """Let those go who have waited long enough, and wait before the next try."""
+    async def _trouble(self, error: EventPumpError, step: Step, began: float) -> None:
+        """Let those go who have waited long enough, and wait before the next try.
+
+        :param step: what failed. :param began: when it began, on the loop's clock.
+        """
+        counts = self._pace.counts(began)
         is_final = not isinstance(error, StoreError) and (
             not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP
         )
         job = self._current
         if job is not None:
-            job.tries += 1
+            job.tries += counts
             if job.waiters and (is_final or job.tries > self._retry.max_retries):
                 self._let_go(job, error)
         self._conclude(error)
         for wanting, tries in list(self._wanting.items()):
-            self._wanting[wanting] = tries + 1
-            if is_final or tries >= self._retry.max_retries:
+            self._wanting[wanting] = tries + counts
+            if is_final or (counts and tries >= self._retry.max_retries):
                 del self._wanting[wanting]
                 _set_exception(wanting, error)
         if self._sequencer.failure is not None or (self._current is None and not self._wanting):
             return
-        wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-        delay = self._backoff.next(self._rng, at_least=wait)
-        if self._current is not None and not self._current.waiters:
+        delay = self._pace.next(
+            self._rng,
+            began=began,
+            now=asyncio.get_running_loop().time(),
+            is_connection_lost=isinstance(error, ServiceError) and error.recovery is Recovery.RECONNECT,
+            was_attached=step is Step.SEND,
+            at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
+        )
+        if counts and self._current is not None and not self._current.waiters:
             _log.warning(
                 "partition %s: a batch is in doubt, next look in %.1f s: %s", self._sequencer.partition_id, delay, error
             )
@@ -478,7 +494,7 @@ class PartitionPublisher:
         if job.publication.outcome is Outcome.PUBLISHED:
             first = job.publication.first
             assert first is not None
-            self._backoff.reset()
+            self._pace.reset()
             for waiter in job.waiters:
                 if not waiter.done():
                     waiter.set_result(first)

@@ -319,7 +319,7 @@ class SqliteLeaseStore:
 
     @contextlib.contextmanager
     def _calling(self, operation: str, partition_id: str | None = None) -> Iterator[_Worker]:
-        """Give the worker to a call of several steps, which closing waits for."""
+        """Lend the worker to a call of several steps, which closing waits for."""
         worker = self._bound(operation, partition_id)
         self._under_way += 1
         self._idle.clear()

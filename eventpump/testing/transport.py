@@ -400,7 +400,7 @@ class FakeHub:
         return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
 
     def stall_of(self, link: FakeReceiveLink) -> _Stall | None:
-        """Give what keeps a link silent, if anything does."""
+        """Return what keeps a link silent, if anything does."""
         partition_id = link.spec.partition_id
         return link.stall or self._partitions[partition_id].stall or link.transport.stalls.get(partition_id)
 

@@ -274,7 +274,7 @@ class NamespaceTransport(ABC):
         return self._live
 
     def _succeeded(self, live: _Live) -> None:
-        """Learn that a connection is of use: the waits before further ones begin small again.
+        """Take a connection for one of use: the waits before further ones begin small again.
 
         Not where the one before was of use only just now: one link whose attach ends the connection each time must not
         make all others reconnect with it several times a second.

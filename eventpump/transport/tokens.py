@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from eventpump.cancellation import is_failure
 from eventpump.core.backoff import Backoff
 from eventpump.dialect import cbs, sas
 from eventpump.dialect.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
@@ -82,12 +83,11 @@ class TokenSource:
         try:
             given = await credential.get_token(JWT_SCOPE)
             text, ends = str(given.token), float(given.expires_on)
-        except (EventPumpError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        except EventPumpError:
             raise
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # meant for us; otherwise it comes of something the credential awaited
+            if not is_failure(error):
+                raise
             # Only the kind is told: a credential's words may hold what it was made of. Where the credential itself was
             # refused, azure.identity says so by this class; the rest, such as a network that is away, may pass.
             is_refused = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)

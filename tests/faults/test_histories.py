@@ -13,8 +13,6 @@ import pytest
 
 from tests.faults.histories.kinds import KINDS, run_history
 
-UNPROMISED = {"consumer:silent-connection"}
-"""What no host promises to survive: a connection that is alive, attaches links, and delivers on none of them."""
 SMALL = {"consumer:compute": 8}
 """Steps of trouble where the usual number takes too long."""
 FIXED, BY_DATE, LONG = 3, 1, 60
@@ -29,7 +27,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - UNPROMISED))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_promise_holds_in_random_histories(kind: str, request: pytest.FixtureRequest) -> None:
     """No history made from a seed breaks a promise."""
     today = datetime.date.today().toordinal() * 1000

@@ -19,7 +19,7 @@ from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.events import EventData, EventPosition, ReceivedEvent
 from eventpump.hooks import HostReport, LinkFailed
-from eventpump.ports import ReceiveLinkSpec, ReceiveSink, SendLinkSpec
+from eventpump.ports import HubProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
 from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings
 from eventpump.storage.memory import MemoryLeaseStore
 from eventpump.testing.sink import PATIENCE
@@ -132,16 +132,25 @@ async def publish(emulator: Emulator, authority: Authority, *bodies: bytes) -> N
 
 
 class Watched:
-    """A transport that keeps what its attaches fail with, in a queue."""
+    """A transport that keeps what its attaches fail with, and the question before them, in a queue."""
 
     def __init__(self, transport: NamespaceTransport) -> None:
         self.failures: asyncio.Queue[EventPumpError] = asyncio.Queue()
         self._attach = transport.open_receive_link
         transport.open_receive_link = self.open_receive_link  # type: ignore[method-assign]  # to see what it raises
+        self._ask = transport.get_hub_properties
+        transport.get_hub_properties = self.get_hub_properties  # type: ignore[method-assign]  # as above
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
         try:
             return await self._attach(spec, sink)
+        except EventPumpError as error:
+            self.failures.put_nowait(error)
+            raise
+
+    async def get_hub_properties(self, hub: str) -> HubProperties:
+        try:
+            return await self._ask(hub)
         except EventPumpError as error:
             self.failures.put_nowait(error)
             raise

@@ -115,7 +115,7 @@ async def test_a_reader_loses_nothing_while_its_first_link_is_cut() -> None:
 
 
 async def test_an_emulator_in_memory_and_old_leases(tmp_path: Path) -> None:
-    """A second run of both is told that the hub is another one, and what to do; told so, the host reads the new hub."""
+    """A second run of both reports that the hub is another one, and what to do; done so, the host reads the new hub."""
     leases = tmp_path / "leases.db"
     async with Emulator({HUB: 1}) as emulator:
         port = emulator.port
@@ -140,7 +140,7 @@ async def test_an_emulator_in_memory_and_old_leases(tmp_path: Path) -> None:
 
 
 async def test_a_hub_made_again_under_a_host(tmp_path: Path) -> None:
-    """The host goes on in the new hub at once, and at its beginning, as it was told to."""
+    """The host goes on in the new hub at once, and at its beginning, as its settings say."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, "a", "b", "c")
         async with _host(emulator, tmp_path / "leases.db", on_data_loss="earliest") as seen:

@@ -19,6 +19,7 @@ KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
     "reader": reader_history,
+    "reader:large": reader_history,
 }
 
 

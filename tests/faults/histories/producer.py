@@ -44,6 +44,7 @@ _KNOWN = inspect.signature(HubProducer.__init__).parameters
 _BASIC = {"start": 1.0, "kill": 0.7, "close": 0.5, "freeze": 0.7, "wake": 1.5}
 _WIRE = {"lose": 3.0, "deliver late": 1.5, "end links": 2.0, "refuse": 1.0, "accept": 2.5, "hang": 0.5, "answer": 2.0}
 _USER = {"cancel": 1.5}
+_STRANGER = {"cancel a task": 1.0}
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Profile:
 PROFILES: dict[str, Profile] = {
     "plain": Profile("send", {**_BASIC, **_WIRE, **_USER, "make again": 0.3}),
     "buffered": Profile("buffer", {**_BASIC, **_WIRE, "make again": 0.2}),
-    "buffered-idempotent": Profile("buffer", {**_BASIC, **_WIRE}, is_idempotent=True),
-    "single": Profile("send", {**_BASIC, **_WIRE, **_USER}, is_idempotent=True),
+    "buffered-idempotent": Profile("buffer", {**_BASIC, **_WIRE, **_STRANGER}, is_idempotent=True),
+    "single": Profile("send", {**_BASIC, **_WIRE, **_USER, **_STRANGER}, is_idempotent=True),
     "doubt": Profile(
         "send",
         {"lose": 4.0, "cancel": 4.0, "hang": 2.0, "answer": 2.0, "refuse": 1.5, "accept": 1.5, "deliver late": 1.0},
@@ -87,7 +88,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "exclusive": Profile(
         "send",
-        {**_BASIC, **_WIRE, **_USER, "start": 2.0},
+        {**_BASIC, **_WIRE, **_USER, **_STRANGER, "start": 2.0},
         {"mode": "exclusive", "on_doubt": "accept"},
         producers=3,
         is_idempotent=True,
@@ -235,7 +236,8 @@ class ProducerHistory:
         for worker in self.workers:
             if worker.life.is_frozen and not worker.life.is_dead:
                 worker.life.wake(world.loop)
-        # What is out ends, and who is not shut out publishes again.
+        # A task cancelled at the last moment ends; then what is out does, and who is not shut out publishes again.
+        await world.sleep(1.0)
         await self._until_idle(self._living, "has not ended")
         if self.profile.work == "loop":
             await self._finish_orders()
@@ -435,6 +437,10 @@ class ProducerHistory:
 
     def _note_error(self, worker: _Worker, name: str, error: EventPumpError) -> None:
         self.world.note("send failed", name, repr(error)[:120])
+        if isinstance(error, ClosedError) and not worker.is_closing:
+            self.world.violate(f"{name}: {error!r}, and nobody closed it")
+        if isinstance(error, ProducerDisconnectedError) and self.profile.options.get("mode") == "replayable":
+            self.world.violate(f"{name}: {error!r}, where processes may overlap")
         is_final = isinstance(error, ProducerDisconnectedError | InvalidClientStateError | ClosedError)
         if is_final or type(error).__name__ == "ProducerStateLostError":
             worker.is_shut_out = True
@@ -574,6 +580,19 @@ class ProducerHistory:
             call = self.world.rng.choice(calls)
             self.world.note("cancel", call.get_name())
             call.cancel()
+
+    async def cancel_a_task(self) -> None:
+        """Cancel a task that a producer has started, as a program does that cancels whatever runs in its loop."""
+        tasks = [
+            task
+            for worker in self._living
+            for task in worker.life.tasks()
+            if task.get_name().startswith(("eventpump publisher", "eventpump start", "eventpump mark"))
+        ]
+        if tasks:
+            task = self.world.rng.choice(tasks)
+            self.world.note("cancel a task", task.get_name())
+            task.cancel()
 
     async def lose(self) -> None:
         rng = self.world.rng

@@ -1,19 +1,22 @@
 """Histories of readers: what a `PartitionReader` gives, over links that end, hubs that drop events, and ranges.
 
 What must hold: from its start on a reader gives every event once and in order; where retention took some of them it
-says so; a range ends in time, whatever became of its end.
+says so; a range ends in time, whatever became of its end. In the histories of large events, too: what a feed holds
+keeps to the bounds that `CreditWindow` states, at every hand-off.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.reader import PartitionReader
 from eventpump.dialect.conditions import error_for
-from eventpump.errors import ConnectionLostError, DataLossError, ServiceError
+from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
 from eventpump.events import EventPosition
+from eventpump.ports import ReceiveSink
 from eventpump.settings import ReaderSettings
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.world import LifeTransport, Violation, World
@@ -30,6 +33,7 @@ class _Reader:
     :ivar earliest_start: what it may give first.
     :ivar latest_start: what it must give first, where nothing from it on is gone; None before its first link.
     :ivar given: the last number it gave.
+    :ivar reported: the numbers that it reported lost.
     """
 
     name: str
@@ -42,17 +46,56 @@ class _Reader:
     given: int | None = None
     task: asyncio.Task[None] | None = None
     has_failed: bool = False
+    reported: set[int] = field(default_factory=set)
+
+
+class _Bounds:
+    """Passes a feed on what comes, and checks what it then holds."""
+
+    def __init__(self, world: World, name: str, feed: PartitionFeed, settings: ReaderSettings) -> None:
+        self._world = world
+        self._name = name
+        self._feed = feed
+        self._settings = settings
+        self._could_come = 0
+        self._largest = 0
+
+    def messages(self, batch: list[bytes]) -> None:
+        before, could_come = self._feed.bytes_held, self._feed._credit.allowance
+        self._feed.messages(batch)
+        events, held, room = self._feed.events_held, self._feed.bytes_held, self._settings.cache_bytes
+        if len(batch) > could_come:
+            self._world.violate(f"{self._name} was sent {len(batch)} events, where {could_come} were to come")
+        if events > self._settings.cache_events:
+            self._world.violate(f"{self._name} holds {events} events, and has room for {self._settings.cache_events}")
+        if held < room:
+            return
+        if before < room:
+            self._could_come, self._largest = could_come, 0
+            self._world.note("is full", self._name, f"{held} bytes")
+        self._largest = max(self._largest, *map(len, batch))
+        if held >= room + self._could_come * self._largest:
+            text = f"{self._could_come} events of at most {self._largest} bytes could come"
+            self._world.violate(f"{self._name} holds {held} bytes, and has room for {room}; {text}")
+
+    def detached(self, error: EventPumpError) -> None:
+        self._feed.detached(error)
 
 
 class ReaderHistory:
-    """One history."""
+    """One history.
 
-    def __init__(self, world: World) -> None:
+    :param is_large: whether events are of many sizes, caches small, and readers slow.
+    """
+
+    def __init__(self, world: World, *, is_large: bool = False) -> None:
         self.world = world
-        self.hub = FakeHub(partitions=1, latency=world.rng.choice((0.0, 0.01, 0.3)))
+        self.is_large = is_large
+        self.hub = FakeHub(partitions=1, latency=world.rng.choice((0.05, 0.3) if is_large else (0.0, 0.01, 0.3)))
         self.partition = self.hub.partition("0")
         self.readers: list[_Reader] = []
         self.is_refusing = False
+        self.is_over = False
 
     async def run(self, size: int) -> None:
         """Live through `size` steps of trouble, end it, and check. :raises Violation: a promise did not hold."""
@@ -67,16 +110,20 @@ class ReaderHistory:
             "accept": 2.0,
             "retention": 0.5,
         }
+        if self.is_large:
+            actions |= {"publish": 12.0, "detach": 0.5, "cut": 0.5, "retention": 0.1}
         for _ in range(size):
             await world.sleep(world.rng.expovariate(1.0) * world.rng.choice((0.05, 0.5, 5.0)))
             getattr(self, world.chosen(actions))()
         world.note("the faults end")
         self.accept()
+        self.is_over = True
         await world.sleep(CATCHING_UP)
         self.publish(5)
-        if not await world.until(lambda: all(map(self._is_through, self.readers)), CATCHING_UP):
+        patience = CATCHING_UP + (self.partition.next if self.is_large else 0.0)  # a cache may have room for one event
+        if not await world.until(lambda: all(map(self._is_through, self.readers)), patience):
             late = next(each for each in self.readers if not self._is_through(each))
-            text = f"{late.name} gave {late.given} last, and stands there {CATCHING_UP:.0f} s after the last fault"
+            text = f"{late.name} gave {late.given} last, and stands there {patience:.0f} s after the last fault"
             world.violate(f"{text}; its range ends at {late.end}, the partition at {self.partition.next - 1}")
         if world.violation is not None:
             raise Violation(world.violation)
@@ -89,15 +136,17 @@ class ReaderHistory:
         return each.given == self.partition.next - 1
 
     async def _read(self, each: _Reader) -> None:
+        rng = self.world.stream(f"pace of {each.name}")
         try:
             async with each.reader:
-                while events := await each.reader.read():
+                while events := await each.reader.read(rng.randint(1, 20) if self.is_large else 300):
+                    if self.is_large:
+                        await asyncio.sleep(0.0 if self.is_over else rng.choice((0.0, 0.1, 1.0)) * rng.random())
                     for event in events:
                         self._gave(each, event.sequence_number)
         except DataLossError as error:
             self.world.note("fails", each.name, error)
-            if each.given is not None and self.partition.first <= each.given + 1:
-                self.world.violate(f"{each.name} tells of a loss, and number {each.given + 1} is there")
+            self._lost(each, error)
             each.has_failed = True
         except ServiceError as error:
             # What passes is tried again for ever once a reader was attached; these are its start's.
@@ -108,6 +157,15 @@ class ReaderHistory:
         else:
             self.world.note("is at its end", each.name)
 
+    def _lost(self, each: _Reader, error: DataLossError) -> None:
+        """Check a report of lost events, and take it down."""
+        assert error.first_missing is not None
+        assert error.last_missing is not None
+        self.world.note("lost", each.name, error.first_missing, error.last_missing)
+        if error.last_missing >= self.partition.first:
+            self.world.violate(f"{each.name} reports {error.last_missing} lost, and the hub holds it")
+        each.reported.update(range(error.first_missing, error.last_missing + 1))
+
     def _gave(self, each: _Reader, number: int) -> None:
         expected = each.latest_start if each.given is None else each.given + 1
         assert expected is not None
@@ -117,17 +175,24 @@ class ReaderHistory:
             is_right = each.earliest_start <= number <= latest
         else:
             is_right = number == expected
+        is_right = is_right or (number > expected and each.reported.issuperset(range(expected, number)))
         if not is_right:
-            # Only what the hub holds no more may be left out, and a default reader says so by failing.
+            # Only what the hub holds no more may be left out, and its loss is reported.
             self.world.violate(f"{each.name} gave {number} after {each.given}, where {expected} was next")
         each.given = number
 
     # -------------------------------------------------------------------------------------------------- actions
 
     def publish(self, count: int | None = None) -> None:
-        count = self.world.rng.choice((1, 3, 20)) if count is None else count
+        rng = self.world.rng
+        count = rng.choice((1, 3, 20)) if count is None else count
         self.world.note("publish", f"{count} from {self.partition.next}")
-        self.hub.publish("0", count=count)
+        if self.is_large:
+            # Alike for a while, then of another kind.
+            usual = rng.choice((1, 100, 3000))
+            self.hub.publish("0", *(b"x" * rng.randint(1, usual) for _ in range(3 * count)))
+        else:
+            self.hub.publish("0", count=count)
 
     def join(self) -> None:
         if len(self.readers) >= 5:
@@ -140,8 +205,20 @@ class ReaderHistory:
         has_end = start == "earliest" and world.rng.random() < 0.3 and not self.is_refusing
         options: dict[str, Any] = {"end": "@latest"} if has_end else {}
         position = EventPosition.earliest() if start == "earliest" else EventPosition.latest()
-        settings = ReaderSettings(hub=self.hub.name, partition_id="0", position=position, cache_events=50, **options)
-        reader = PartitionReader(lambda: transport, settings, rng=world.stream(name))
+        room: dict[str, Any] = {"cache_events": 50}
+        if self.is_large:
+            room = {"cache_events": world.rng.choice((10, 200)), "cache_bytes": world.rng.choice((1024, 20_000))}
+        settings = ReaderSettings(
+            hub=self.hub.name,
+            partition_id="0",
+            position=position,
+            on_data_loss=world.rng.choice((None, "fail")),
+            **room,
+            **options,
+        )
+        reader = PartitionReader(
+            lambda: transport, settings, rng=world.stream(name), on_loss=lambda error: self._lost(joined, error)
+        )
         is_from_start = start == "earliest"
         joined = _Reader(
             name, transport, reader, is_from_start, self.partition.first if is_from_start else self.partition.next
@@ -151,6 +228,12 @@ class ReaderHistory:
         if has_end:
             joined.end = self.partition.next - 1
         transport.on_attached = lambda: self._attached(joined)
+
+        def watched(sink: ReceiveSink) -> ReceiveSink:
+            assert isinstance(sink, PartitionFeed)
+            return _Bounds(world, name, sink, settings)
+
+        transport.watched = watched
         joined.task = world.spawn(life, self._read(joined), name)
 
     def _attached(self, each: _Reader) -> None:
@@ -188,5 +271,5 @@ class ReaderHistory:
 
 
 async def reader_history(world: World, size: int) -> None:
-    """Live one history of readers."""
-    await ReaderHistory(world).run(size)
+    """Live one history of readers; of large events, where its kind says so behind "reader:"."""
+    await ReaderHistory(world, is_large=world.kind == "reader:large").run(size)

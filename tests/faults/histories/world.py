@@ -96,6 +96,11 @@ class Life:
         deferred, self._deferred = self._deferred, []
         loop.resume(deferred)
 
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks of this process that have not ended, the oldest first."""
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, _OrderedTask) and task.life is self)
+        return sorted(tasks, key=hash)
+
     def call(self, loop: HistoryLoop, work: Callable[..., object], *args: object) -> None:
         """Run something in this process: now, or when it wakes."""
         if self.is_running:
@@ -127,6 +132,8 @@ class _OrderedTask(asyncio.Task[Any]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._number = next(_NUMBERS)
+        context: Context | None = options.get("context")
+        self.life = _LIFE.get() if context is None else context.get(_LIFE)
         super().__init__(*args, **options)
 
     def __hash__(self) -> int:
@@ -214,10 +221,14 @@ class LifeTransport(FakeTransport):
         self._life = life
         self.on_attached: Callable[[], None] | None = None
         """Is called with every receive link, as it is attached."""
+        self.watched: Callable[[ReceiveSink], ReceiveSink] | None = None
+        """Wraps the sink of every receive link, to see what comes."""
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HistoryLoop)
+        if self.watched is not None:
+            sink = self.watched(sink)
         wrapped = _LifeSink(self._life, loop, sink)
         link = wrapped.link = await super().open_receive_link(spec, wrapped)
         if self.on_attached is not None:

@@ -304,7 +304,7 @@ def test_drain_behind_the_window() -> None:
 
 
 def test_a_probe_is_told_once() -> None:
-    """A receiver learns of the flow it asked for, once per probe, behind what was sent before; credit stays."""
+    """A receiver gets the flow it asked for, once per probe, behind what was sent before; credit stays."""
     pair = opened()
     receiver, sender = pair.link(pair.session()[0], is_receiver=True)
     receiver.set_credit(7)

@@ -63,6 +63,36 @@ async def test_handlers_that_compute_lose_no_lease_and_little_time(
         await running
 
 
+@pytest.mark.parametrize("turns", [3, 12], ids="{} turns".format)
+@pytest.mark.parametrize(
+    ("seconds", "steps", "partitions"),
+    [(1, 14, 1), (1, 3, 4), (0.1, 9, 16), (0.3, 90, 1)],
+    ids=lambda value: str(value),
+)
+async def test_handlers_that_compute_in_steps_lose_no_lease(
+    seconds: float, steps: int, partitions: int, turns: int, clock: VirtualClock
+) -> None:
+    """Batches in hand may take half a lease, in steps that the calls of the store wait for; short steps any time."""
+
+    async def compute(context: PartitionContext, events: Events) -> None:
+        for _ in range(steps):
+            clock.block(seconds)
+            await asyncio.sleep(0)
+
+    async with _fleet(partitions, 20) as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=compute)
+        policy = CheckpointPolicy(every_events=1)
+        host = fleet.host("a", processor, checkpoint_policy=policy, max_batch_size=1)
+        fleet.stores["a"].turns = turns
+        running = asyncio.create_task(host.run())
+        await asyncio.sleep(seconds * steps * partitions * 20 * 1.2)
+        assert fleet.told("a", LeaseLost) == []
+        for partition_id in fleet.hub.partition_ids:
+            assert fleet.record.numbers(partition_id) == list(range(20))
+        await host.aclose()
+        await running
+
+
 async def test_computing_beside_a_slow_store_costs_what_its_calls_take(clock: VirtualClock) -> None:
     """With renewals and writes of a second each, nothing is lost and no call runs out of its time."""
 

@@ -18,11 +18,11 @@ from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.events import Checkpoint, EventPosition
 from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
-from eventpump.ports import ConsumerScope, PartitionProperties, ScopeRecord
+from eventpump.ports import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
 from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Fleet
-from eventpump.testing.transport import FakeHub, FakeTransport
+from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 
 
 def _fleet(partitions: int = 1, **options: Any) -> Fleet:
@@ -213,6 +213,25 @@ async def test_a_gap_is_judged_when_management_answers() -> None:
         assert fleet.record.numbers("0")[-1] == 40
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_gap_that_nobody_judged_is_judged_at_close(answers: bool) -> None:
+    """Numbers missing in the last batch are reported before the partition is closed, for no later owner misses them."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=20)
+        host = await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=1 if answers else 2)
+        await _overtake(fleet)
+        await asyncio.sleep(5)
+        assert not _losses(fleet)
+        await host.aclose()
+        if answers:
+            assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
+        else:
+            assert "missing numbers 20 to 34" in fleet.told("a", ServiceFailed)[-1].describe()
+        assert fleet.checkpoint("0") == 39
+
+
 # --------------------------------------------------------------------------------------------------- hub made again
 
 
@@ -265,6 +284,50 @@ async def test_a_hub_made_again_while_it_is_read_is_noticed(policy: Any) -> None
         assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, policy)]
         assert bool(fleet.told("a", PartitionFailed)) == (policy == "fail")
         assert fleet.checkpoint("0") == (19 if policy == "fail" else 30)
+
+
+@pytest.mark.parametrize("attach", [1, 2], ids=["first link", "later link"])
+async def test_a_hub_made_again_between_the_check_and_the_attach_is_noticed(attach: int) -> None:
+    """The link is then one to the new hub, at a position of the old one: it is found out within an interval."""
+    async with _fleet() as fleet:
+        await _read_all(fleet)
+        host = fleet.host("a", on_data_loss="earliest")
+        transport = fleet.transports["a"]
+        opened, open_link = 0, transport.open_receive_link
+
+        async def open_receive_link(spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
+            nonlocal opened
+            opened += 1
+            if opened == attach:
+                fleet.hub.recreate()
+                fleet.hub.publish("0", count=30)
+            return await open_link(spec, sink)
+
+        transport.open_receive_link = open_receive_link  # type: ignore[method-assign]  # the hub acts in between
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await asyncio.sleep(30)
+        if attach == 2:
+            fleet.hub.detach()
+        await asyncio.sleep(60)
+        assert set(fleet.record.numbers("0", "a")) >= set(range(30))
+        assert [kind for _, kind, *_ in _losses(fleet)] == [LossKind.RECREATED]
+        assert _record(fleet).hub_created_at == fleet.hub.created_at
+        assert fleet.checkpoint("0") == 29
+
+
+async def test_a_gap_is_not_judged_by_what_a_new_hub_says() -> None:
+    """Retention passes, and the hub is made again before it is asked about: what was not processed is reported."""
+    async with _fleet(latency=0.5) as fleet:
+        fleet.hub.publish("0", count=20)
+        await fleet.start("a", on_data_loss="earliest")
+        await asyncio.sleep(20)
+        await _overtake(fleet)
+        await asyncio.sleep(0.7)  # the events after the gap have come, and management is being asked
+        fleet.hub.recreate()
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(30)
+        assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, "earliest")]
+        assert fleet.record.numbers("0") == [*range(20), 0, 1, 2]
 
 
 async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
@@ -344,7 +407,7 @@ async def test_a_reset_amid_which_the_store_fails(operation: str, is_after: bool
 
 
 async def test_hosts_that_reset_at_once_agree() -> None:
-    """Each partition is reset once, by whoever owns it, and the record takes the new hub at the end."""
+    """Each partition is reset once, by its owner, and the record takes the new hub at the end."""
     async with _fleet(8) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()

@@ -112,6 +112,49 @@ async def test_a_link_at_the_end_of_the_stream_is_found() -> None:
         await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
 
 
+@pytest.mark.parametrize("answers_echo", [True, False])
+@pytest.mark.parametrize("is_echo_known", [True, False])
+async def test_a_connection_that_brings_nothing_is_dropped(answers_echo: bool, is_echo_known: bool) -> None:
+    """A connection that attaches links and delivers on none is dropped: each of its events flows within minutes."""
+    async with _fleet(3) as fleet:
+        fleet.hub.answers_echo = is_echo_known
+        await fleet.start("a")
+        for round_ in range(3):
+            await asyncio.sleep(WAIT + 5)
+            fleet.hub.stall(answers_echo=answers_echo, until="reconnected")
+            for partition_id in "012":
+                fleet.hub.publish(partition_id, count=2)
+            for partition_id in "012":
+                await _delivered(fleet, 2 * round_ + 1, partition_id, 4 * WAIT)
+        assert [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) == 3
+        assert all(fleet.record.numbers(partition_id) == list(range(6)) for partition_id in "012")
+
+
+async def test_drops_that_helped_do_not_delay_the_next() -> None:
+    """However often a connection is silent, it is dropped as soon as the first time, where that brought events."""
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        for number in range(10):
+            await asyncio.sleep(WAIT + 5)
+            fleet.hub.stall(answers_echo=True, until="reconnected")
+            fleet.hub.publish("0", "x")
+            await _delivered(fleet, number, within=4 * WAIT)
+
+
+async def test_a_service_that_is_silent_on_every_connection_is_not_stormed() -> None:
+    """Where no connection brings anything, links and connections are given up ever more rarely, and then it flows."""
+    async with _fleet(3) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(WAIT + 5)
+        fleet.hub.stall()
+        fleet.hub.publish("0", "x")
+        await asyncio.sleep(3600)
+        assert 5 <= [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) <= 7
+        assert len(fleet.hub.attached) < 60
+        fleet.hub.resume()
+        await _delivered(fleet, 0, within=1)
+
+
 # ----------------------------------------------------------------------------------------------- not judged
 
 
@@ -203,7 +246,7 @@ async def test_a_slow_handler_is_no_silence() -> None:
 
 
 async def test_a_hub_that_is_ahead_for_ever_is_asked_ever_less() -> None:
-    """Where the newest events cannot be had (a compacted hub), the link is opened again, but ever more rarely."""
+    """Where the newest events cannot be had (a compacted hub), links and connections are given up ever more rarely."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=3)
         fleet.hub.compact("0", [2])
@@ -214,6 +257,25 @@ async def test_a_hub_that_is_ahead_for_ever_is_asked_ever_less() -> None:
         assert all(later > 1.5 * earlier for earlier, later in pairwise(moments))
         fleet.hub.publish("0", "x")
         await _delivered(fleet, 3, within=1)
+
+
+async def test_compacted_partitions_do_not_add_up_to_a_storm() -> None:
+    """Many partitions whose newest events are gone have their healthy connection dropped as rarely as one has, and
+    new events are not taken for the help of a drop."""
+    async with _fleet(16) as fleet:
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, count=3)
+            fleet.hub.compact(partition_id, [2])
+        await fleet.start("a", max_wait_time=5.0)
+        drops: set[str] = set()
+        for _ in range(360):
+            await asyncio.sleep(10)
+            for each in fleet.told("a", LinkStalled):
+                assert each.partition_id is not None
+                if each.drops_connection and each.partition_id not in drops:
+                    drops.add(each.partition_id)
+                    fleet.hub.publish(each.partition_id, "x")
+        assert 3 <= len(drops) <= 7
 
 
 async def test_a_partition_emptied_by_retention_is_not_ahead() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import RECONNECT_JITTER, Backoff, TryPace
 
 
 @given(seed=st.integers(), base=st.floats(0.01, 5), factor=st.floats(1, 50), failures=st.integers(1, 40))
@@ -47,3 +47,50 @@ def test_impossible_bounds_are_refused(base: float, maximum: float) -> None:
     """A back-off that could not wait, or could not grow, is refused."""
     with pytest.raises(ValueError, match="back-off"):
         Backoff(base, maximum)
+
+
+class _Highest(random.Random):
+    """Chance that gives the highest value allowed."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+TRIES = st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.booleans()), min_size=1, max_size=60)
+"""How long a try takes, whether it fails with the connection, and whether it had a link."""
+
+
+@given(TRIES)
+def test_tries_that_count_are_as_far_apart_as_their_delays(tries: list[tuple[float, bool, bool]]) -> None:
+    """Early tries cost nothing: those that count begin after the whole delay, so a retry is used up no sooner; and of
+    tries with a link at most one comes early for each that counts."""
+    pace, rng, now = TryPace(1.0, 60.0), _Highest(), 0.0
+    due, failures, early_links = 0.0, 0, 0
+    for took, is_lost, was_attached in tries:
+        began, now = now, now + took
+        assert pace.counts(began) is (began >= due)
+        if pace.counts(began):
+            due = now + min(2.0**failures, 60.0)
+            failures += 1
+            early_links = 0
+        else:
+            early_links += was_attached
+        assert early_links <= 1
+        wait = pace.next(rng, began=began, now=now, is_connection_lost=is_lost, was_attached=was_attached)
+        assert pace.failures == failures
+        assert wait <= max(due - now, 0.0)
+        now += wait
+
+
+def test_a_lost_connection_is_waited_for_only_by_the_transport() -> None:
+    """While a connection is lost tries follow each other at once; any other failure waits for its delay."""
+    pace, rng = TryPace(8.0, 8.0), _Highest()
+    asked = {"is_connection_lost": True, "was_attached": False}
+    assert pace.next(rng, began=0.0, now=1.0, **asked) == RECONNECT_JITTER
+    assert pace.next(rng, began=2.0, now=3.0, **asked) == RECONNECT_JITTER
+    assert pace.next(rng, began=4.0, now=5.0, is_connection_lost=False, was_attached=True) == 4.0
+    assert pace.next(rng, began=9.0, now=9.5, is_connection_lost=False, was_attached=True) == 8.0
+    assert pace.next(rng, began=17.5, now=17.6, is_connection_lost=False, was_attached=True, at_least=4.0) == 12.0
+    pace.reset()
+    assert pace.counts(17.7)
+    assert pace.failures == 0

@@ -97,7 +97,7 @@ class _Service:
 
 
 def _stream(rng: random.Random) -> Iterator[int]:
-    """Give sizes as streams have them: alike for a while, then of another kind, with a giant now and then."""
+    """Return sizes as streams have them: alike for a while, then of another kind, with a giant now and then."""
     while True:
         usual = rng.choice([1, 10, 100, 1000, LARGEST])
         for _ in range(rng.randrange(1, 120)):

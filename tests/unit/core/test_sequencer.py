@@ -25,7 +25,7 @@ from eventpump.core.sequencer import (
     advance,
     distance,
 )
-from eventpump.errors import InvalidClientStateError, ProducerDisconnectedError
+from eventpump.errors import InvalidClientStateError, ProducerDisconnectedError, ProducerStateLostError
 from tests.unit.core.publishing import PRODUCER_ID, World, walk
 
 MAX = NUMBERS - 1
@@ -451,6 +451,21 @@ def test_being_fenced_is_final() -> None:
         sequencer.offer("b", 1)
     sequencer.detached()
     assert step(sequencer) is Step.FAIL
+
+
+def test_being_forgotten_is_final() -> None:
+    """What nothing was sent of is refused; what was in doubt stays so."""
+    for verbs, outcome in (([_OFFER], Outcome.REFUSED), ([_OFFER, _SEND, _LOSE], Outcome.UNKNOWN)):
+        sequencer = attached(5)
+        if outcome is Outcome.REFUSED:
+            sequencer.detached()
+        for verb in verbs:
+            verb(sequencer)
+        sequencer.state_lost("the service answers -1")
+        assert (sequencer.failure, sequencer.step) == (Failure.STATE_LOST, Step.FAIL)
+        assert isinstance(sequencer.error(), ProducerStateLostError)
+        assert (sequencer.head is None) is (outcome is Outcome.REFUSED)
+        assert sequencer.head is None or sequencer.head.outcome is outcome
 
 
 def test_fenced_while_in_doubt_it_stays_in_doubt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.silence import Look, Patience, Peer, SilenceCheck, Step, is_ahead, lag
+from eventpump.core.silence import DROP_INTERVAL, Look, Patience, Peer, SilenceCheck, Step, is_ahead, lag
 from eventpump.events import EventPosition
 
 ANSWERS = st.sampled_from([True, False, None])
@@ -51,16 +52,44 @@ P, A, R, D, REST = Step.PROBE, Step.ASK, Step.REOPEN, Step.DROP, Step.REST
 )
 def test_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> None:
     """A check goes as the module's table has it."""
-    check = SilenceCheck(_answering() if answers else Peer())
+    check = SilenceCheck(_answering() if answers else Peer(), was_reopened=False, may_drop=True)
     assert _go(check, *outcomes) == steps
 
 
-@given(answers=st.booleans(), outcomes=st.lists(ANSWERS, min_size=10, max_size=10))
-def test_nothing_is_judged_without_evidence(answers: bool, outcomes: list[bool | None]) -> None:
+@pytest.mark.parametrize(
+    ("answers", "may_drop", "outcomes", "steps"),
+    [
+        (False, True, [True, True, True, True], [P, A, P, A, D]),
+        (False, False, [True, True, True, True, True], [P, A, P, A, R, REST]),
+        (False, True, [True, True, True, False], [P, A, P, A, REST]),
+        (True, True, [False, True, True], [P, R, P, REST]),
+        (True, True, [False, True, False], [P, R, P, D]),
+        (True, False, [False, True, False], [P, R, P, REST]),
+        (True, False, [False, False], [P, R, REST]),
+    ],
+)
+def test_the_table_for_a_link_opened_again_before(
+    answers: bool, may_drop: bool, outcomes: list[Any], steps: list[Step]
+) -> None:
+    """A second silent link has its connection dropped, unless that was done too recently."""
+    check = SilenceCheck(_answering() if answers else Peer(), was_reopened=True, may_drop=may_drop)
+    assert _go(check, *outcomes) == steps
+
+
+@given(
+    answers=st.booleans(),
+    was_reopened=st.booleans(),
+    may_drop=st.booleans(),
+    outcomes=st.lists(ANSWERS, min_size=10, max_size=10),
+)
+def test_nothing_is_judged_without_evidence(
+    answers: bool, was_reopened: bool, may_drop: bool, outcomes: list[bool | None]
+) -> None:
     """A link is given up for an unanswered probe of a peer that answers, or a hub twice ahead; the connection only for
-    two links without an answer. Every check ends, after eight steps at most."""
+    two links without an answer, or for a second link with the hub twice ahead, and only where it may be dropped. Every
+    check ends, after eight steps at most."""
     peer = _answering() if answers else Peer()
-    check = SilenceCheck(peer)
+    check = SilenceCheck(peer, was_reopened=was_reopened, may_drop=may_drop)
     aheads, unanswered = 0, 0
     for number, outcome in enumerate(outcomes):
         step = check.step
@@ -80,21 +109,51 @@ def test_nothing_is_judged_without_evidence(answers: bool, outcomes: list[bool |
             check.reopened(outcome)
             unanswered += outcome is False and not check.is_ahead
         if check.step is Step.DROP:
-            assert unanswered == 2
+            assert may_drop
+            assert unanswered == 2 or (was_reopened and aheads == 2)
     else:
         assert check.step in {Step.REST, Step.DROP}
 
 
 def test_patience_grows_with_each_vain_attempt() -> None:
-    """Opening a link again for nothing gets rarer, to a bound; a message makes it as at first."""
+    """Trying again for nothing gets rarer, to a bound; what helped makes it as at first."""
     patience = Patience(30.0)
     waits = []
-    for _ in range(9):
+    for number in range(9):
+        assert patience.was_in_vain is (number > 0)
         waits.append(patience.seconds)
-        patience.reopened()
+        patience.tried()
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 1920.0, 1920.0]
-    patience.received()
+    patience.helped()
     assert patience.seconds == 30.0
+    assert not patience.was_in_vain
+
+
+DROPS = st.tuples(st.floats(0.0, 10_000.0), st.booleans(), st.sampled_from([None, "event", "answer"]))
+
+
+@given(st.lists(DROPS, max_size=60))
+def test_drops_cannot_become_a_storm(moments: list[tuple[float, bool, str | None]]) -> None:
+    """Between two drops lies the shortest interval, or twice the last one allowed, to a bound, where none helped; and a
+    drop is never forbidden for longer than that bound."""
+    peer = Peer()
+    now, last, least = 0.0, -math.inf, 0.0
+    longest = Patience(DROP_INTERVAL).longest
+    for passed, was_mute, then in moments:
+        now += passed
+        assert peer.may_drop(now) is (now - last >= least)
+        if peer.may_drop(now):
+            is_forgotten = now - last > 2 * longest
+            peer.dropped(now, was_mute=was_mute)
+            least = 2 * DROP_INTERVAL if is_forgotten else min(2 * max(least, DROP_INTERVAL), longest)
+            last = now
+            if then == "event":
+                peer.drop_helped()
+            elif then == "answer":
+                peer.answered()
+            if then == "event" or (then == "answer" and was_mute):
+                least = DROP_INTERVAL
+    assert peer.may_drop(now + longest)
 
 
 MOMENT = datetime(2024, 1, 1, tzinfo=UTC)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
-from eventpump.core.sequencer import MAX_OWNER_LEVEL
+from eventpump.core.claim import PublisherIntent, PublisherState, Started, StoredPublisherState
+from eventpump.core.sequencer import MAX_OWNER_LEVEL, NUMBERS
 from eventpump.dialect.names import PRODUCER_SEQUENCE_NUMBER
 from eventpump.dialect.stamps import STAMP, read_stamp
 from eventpump.errors import (
@@ -24,12 +24,13 @@ from eventpump.errors import (
     ProducerStateLostError,
     PublishOutcomeUnknownError,
     RequestRefusedError,
+    ServiceError,
     StoreError,
 )
 from eventpump.events import EventData
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer
-from eventpump.producer.marks import MARK_INTERVAL
+from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import RetryOptions
 from eventpump.storage.publisher_state import MemoryPublisherStateStore
@@ -220,6 +221,40 @@ async def test_a_scan_counts_what_arrived(scene: Scene) -> None:
     )
 
 
+async def test_a_scan_that_fails_is_made_again(scene: Scene) -> None:
+    """A link that is refused or lost in the midst of the tail is opened again, and nothing is counted twice."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+    scene.hub.refuse(AWAY, operation="receive")
+    starting = asyncio.ensure_future(count(scene.process(transport=GrowsAtTheRaise(scene.hub), **scan)))
+    scene.hub.stall("0")
+    await asyncio.sleep(20)
+    scene.hub.detach("0")
+    scene.hub.resume("0")
+    assert await starting == 2
+    assert [spec.consumer_group for spec in scene.hub.attached] == ["tail", "tail"]
+
+
+async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -> None:
+    """What is gone cannot be counted."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    await late(scene, former, "1")
+
+    class Passing(GrowsAtTheRaise):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            link = await super().open_send_link(spec)
+            self.hub.truncate("0", 2)
+            return link
+
+    error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert "gone" in str(error)
+
+
 async def test_a_buffer_stamps_too(scene: Scene) -> None:
     """Every event, with a key and without, and its size counts it."""
     producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
@@ -257,8 +292,27 @@ async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None
             async with asyncio.timeout(1):
                 await send(second, "b")
     scene.hub.answer("send")
+    await asyncio.sleep(1)
+    assert scene.state.intent is None
     await send(second, "b")
     assert scene.state.owner_level == 1
+
+
+async def test_a_start_that_a_stranger_cancels_goes_on_at_the_next_call(scene: Scene) -> None:
+    """Those who wait get an error that does not say the producer is closed, and no level is used up."""
+    first = scene.process()
+    await send(first, "a")
+    await first.aclose()
+    second = scene.process()
+    scene.hub.hang("send")
+    sending = asyncio.ensure_future(send(second, "b"))
+    await idle()
+    [task] = [each for each in asyncio.all_tasks() if each.get_name().startswith("eventpump start")]
+    task.cancel()
+    assert isinstance(await error_of(sending), ServiceError)
+    scene.hub.answer("send")
+    await send(second, "b")
+    assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
 
 
 async def test_closing_while_it_starts_leaves_the_intent(scene: Scene) -> None:
@@ -376,6 +430,63 @@ async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes
     assert scene.bodies == ["0"]
 
 
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+async def test_a_forgotten_process_leaves_its_last_mark(scene: Scene, takes_strangers: bool) -> None:
+    """A start with a new id counts what was accepted until then, not what the last mark in passing said."""
+    producer = scene.process()
+    await send(producer, "0")
+    await send(producer, "1")
+    scene.forget(takes_strangers=takes_strangers)
+    scene.hub.lose_connections()
+    if not takes_strangers:
+        producer._transport = FakeTransport(scene.hub)
+    assert isinstance(await error_of(send(producer, "2")), ProducerStateLostError)
+    assert scene.state.published == 1
+    await producer.aclose()
+    assert (scene.state.published, scene.state.is_clean) == (2, False)
+    assert await count(scene.process(on_state_lost="new")) == 2
+
+
+class ForgettingTransport(FakeTransport):
+    """One whose service has forgotten its producers at the second attach to partition 0."""
+
+    def __init__(self, hub: FakeHub, *, takes_strangers: bool) -> None:
+        super().__init__(hub)
+        self._takes_strangers = takes_strangers
+        self._attaches = 0
+
+    async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+        self._attaches += 1
+        if self._attaches > 1:
+            self.hub.partition("0").publishing.forget(takes_strangers=self._takes_strangers)
+        return await super().open_send_link(spec)
+
+
+@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("fault", [SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE], ids=lambda each: each.name)
+async def test_a_doubt_that_the_service_has_forgotten_ends(
+    scene: Scene, takes_strangers: bool, fault: SendFault
+) -> None:
+    """Nobody can settle it any more: those who wait get the error, and so does every later send."""
+    producer = scene.process(transport=ForgettingTransport(scene.hub, takes_strangers=takes_strangers))
+    failed: list[tuple[int, type[Exception]]] = []
+    buffered = HubBufferedProducer(
+        producer, on_error=lambda events, partition_id, error: failed.append((len(events), type(error)))
+    )
+    first = await buffered.send(EventData("0"), partition_id="0")
+    await first
+    scene.hub.lose(fault)
+    async with asyncio.timeout(300):
+        for text in ("1", "2"):
+            await buffered.send(EventData(text), partition_id="0")
+            await buffered.flush()
+        assert failed == [(1, ProducerStateLostError)] * 2
+        assert isinstance(await error_of(send(producer, "3")), ProducerStateLostError)
+        with pytest.raises(EventPumpError):
+            await buffered.aclose()
+    assert "2" not in scene.bodies
+
+
 async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
     """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
     producer = scene.process()
@@ -419,6 +530,24 @@ async def test_that_something_is_published_is_stored_before_the_first_send_retur
     version = scene.states[KEY].version
     await send(producer, "d")
     assert scene.states[KEY].version == version
+
+
+async def test_the_count_goes_on_where_the_numbers_have_come_round() -> None:
+    """A process that publishes more than 2^31 events (25 days at 1,000 a second) loses none of its count."""
+    states: dict[tuple[str, str], StoredPublisherState] = {}
+    store = MemoryPublisherStateStore(states)
+    await store.open()
+    first = await store.write_state(*KEY, PublisherState(1, 0, 5, published=7, has_published=True), None)
+    assert first is not None
+    marks = StateMarks(
+        store, *KEY, Started(first, 5, 7, is_claimed=False), is_shared=False, retry=RETRY, rng=random.Random(1)
+    )
+    for number in (NUMBERS - 1, 4, NUMBERS - 1, 4):
+        marks.published(number)
+    assert marks.count(6) == 7 + 2 * NUMBERS + 1
+    await marks.close(is_clean=True)
+    await marks.aclose()
+    assert (states[KEY].state.start, states[KEY].state.published) == (4, 7 + 2 * NUMBERS - 1)
 
 
 async def test_marks_are_written_now_and_then_and_at_the_end(scene: Scene) -> None:

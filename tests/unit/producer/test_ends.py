@@ -148,7 +148,7 @@ async def idle() -> None:
 
 
 async def outcome(use: Any) -> Any:
-    """Give what a use came to: its value or its error. It must end within a minute."""
+    """Return what a use came to: its value or its error. It must end within a minute."""
     async with asyncio.timeout(60):
         return (await asyncio.gather(use, return_exceptions=True))[0]
 

@@ -595,6 +595,30 @@ async def test_an_event_in_two_concurrent_sends_is_refused(scene: Scene) -> None
     assert (scene.bodies("0"), scene.bodies("1")) == (["first", "a", "b"], [])
 
 
+async def test_an_event_of_a_list_that_takes_several_messages_is_sent_once(scene: Scene) -> None:
+    """It waits for its message, or its message failed: in another send it is refused, or the list is."""
+    producer = scene.producer()
+    listed = [EventData(bytes([97 + number]) * 400_000) for number in range(4)]
+    scene.hub.hang("transfer")
+    sending = asyncio.ensure_future(producer.send(listed, partition_id="0", split=True))
+    await idle()
+    for use in (producer.send(listed[3], partition_id="1"), producer.send(listed[2:], partition_id="0", split=True)):
+        error = await error_of(use)
+        assert isinstance(error, EventError)
+        assert "being sent already" in str(error)
+    scene.hub.answer("transfer")
+    await sending
+    assert (len(scene.bodies("0")), len(scene.bodies("1"))) == (4, 0)
+
+    again = [EventData(bytes([107 + number]) * 400_000) for number in range(4)]
+    scene.hub.refuse(error_for("com.microsoft:argument-error", "no"), operation="transfer")
+    assert isinstance(await error_of(producer.send(again, partition_id="0", split=True)), ServiceError)
+    await producer.send(again[3], partition_id="1")
+    assert isinstance(await error_of(producer.send(again, partition_id="0", split=True)), EventError)
+    await producer.send(again[:3], partition_id="0", split=True)
+    assert (len(scene.bodies("0")), len(scene.bodies("1"))) == (7, 1)
+
+
 async def test_an_event_that_was_refused_may_be_sent_again(scene: Scene) -> None:
     """Nothing of a refused batch is held against its events."""
     producer = scene.producer()

@@ -123,6 +123,7 @@ class Script:
     :ivar hold_messages: addresses whose messages get neither outcome nor answer.
     :ivar answer: makes the answer of the token node; None leaves it unanswered.
     :ivar credit: what every sender is given.
+    :ivar properties: makes the link properties that a sender's attach is answered with.
     :ivar connect: is awaited before a stream is made.
     """
 
@@ -132,6 +133,7 @@ class Script:
     hold_messages: set[str] = field(default_factory=set)
     answer: Callable[[Message], Message | None] = lambda request: cbs.response(request, 202, "Accepted")
     credit: int = 1000
+    properties: Callable[[], dict[str, object] | None] = lambda: None
     connect: Callable[[], Awaitable[None]] | None = None
 
 
@@ -209,7 +211,11 @@ class Served(ConnectionHandler):
             link.refuse(script.refuse_attach[address])
             return
         self.links.setdefault(address, []).append(link)
-        link.accept(max_message_size=self.service.max_message_size if link.is_receiver else None)
+        is_sender = address.startswith("Partitions/") and link.is_receiver
+        link.accept(
+            max_message_size=self.service.max_message_size if link.is_receiver else None,
+            properties=script.properties() if is_sender else None,
+        )
         if address in script.detach_at_once:
             self.links[address].remove(link)
             link.detach(script.detach_at_once.pop(address))

@@ -8,10 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from eventpump.amqp.types import Int, Short
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.errors import ConnectionLostError
+from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.errors import ConnectionLostError, EventPumpError
+from eventpump.events import EventData
 from eventpump.ports import ReceiveLinkSpec
-from eventpump.settings import FeedSettings
+from eventpump.producer.producer import HubProducer
+from eventpump.settings import FeedSettings, RetryOptions
 from eventpump.transport.namespace import RECONNECT_DELAY_MAX
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import EARLIEST, Service, settings
@@ -96,6 +100,109 @@ async def test_events_flow_soon_after_an_outage_of_any_length(
     assert max(waits) <= WITHIN
     # No worse than one full-jitter delay: the mean is half its bound.
     assert sum(waits) / len(waits) <= RECONNECT_DELAY_MAX / 2 + 0.5
+
+
+class _Sending:
+    """A program that sends one event after the other, and what has failed at once again."""
+
+    def __init__(
+        self, service: Service, rng: random.Random, connecting: random.Random, *, idempotent: bool, retries: int = 3
+    ) -> None:
+        service.script.properties = lambda: {
+            PRODUCER_ID: 7,
+            PRODUCER_EPOCH: Short(0),
+            PRODUCER_SEQUENCE_NUMBER: Int(len(service.stored) - 1),
+        }
+        self.failures = 0
+        transport = NativeTransport(settings(), rng=connecting, dialer=service.dial)
+        retry = RetryOptions(max_retries=retries)
+        self._producer = HubProducer(transport, "telemetry", retry=retry, rng=rng, idempotent=idempotent)
+        self._stored = asyncio.Event()
+        self._task = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while True:
+            await self._send_one([EventData("x")])
+            self._stored.set()
+            await asyncio.sleep(0.5)
+
+    async def _send_one(self, events: list[EventData]) -> None:
+        while True:
+            try:
+                await self._producer.send(events, partition_id="0")
+            except EventPumpError:
+                self.failures += 1
+            else:
+                return
+
+    async def until_stored(self) -> float:
+        """Wait until one more event is stored, and return how long that took."""
+        began = _now()
+        self._stored.clear()
+        await self._stored.wait()
+        return _now() - began
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self._producer.aclose()
+
+
+async def _send_outage(seed: int, length: float, *, idempotent: bool, retries: int) -> float:
+    """Return the seconds from the end of an outage until an event is stored."""
+    service, rng = Service(), random.Random(seed)
+    sending = _Sending(service, rng, rng, idempotent=idempotent, retries=retries)
+    await sending.until_stored()
+    await asyncio.sleep(random.Random(seed).uniform(0, 20))
+    service.script.connect = _refused
+    service.connection.drop()
+    await asyncio.sleep(length)
+    service.script.connect = None
+    took = await sending.until_stored()
+    await sending.aclose()
+    return took
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("retries", [3, 100])
+@pytest.mark.parametrize("length", [0.5, 12.0, 150.0])
+async def test_sends_flow_soon_after_an_outage_of_any_length(
+    length: float, retries: int, idempotent: bool, request: pytest.FixtureRequest
+) -> None:
+    """What waits to be sent is stored within 6 s of the end of an outage, however long its own delays are."""
+    count = 200 if request.config.getoption("--long") else 20
+    waits = [await _send_outage(seed, length, idempotent=idempotent, retries=retries) for seed in range(count)]
+    assert max(waits) <= WITHIN
+    assert sum(waits) / len(waits) <= RECONNECT_DELAY_MAX / 2 + 0.5
+
+
+class _Always(random.Random):
+    """Chance that gives the highest value allowed, up to a bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def uniform(self, a: float, b: float) -> float:
+        return min(b, self.bound)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_send_outlasts_an_outage_as_long_as_its_delays(service: Service, idempotent: bool) -> None:
+    """That tries come early uses up no retry: a send fails only after as long as all its delays take together."""
+    sending = _Sending(service, _Always(60.0), _Always(0.3), idempotent=idempotent)
+    await sending.until_stored()
+    await asyncio.sleep(0.2)
+    service.script.connect = _refused
+    service.connection.drop()
+    await asyncio.sleep(0.3 + 0.8 + 1.6 + 3.2)
+    assert sending.failures == 0
+    assert len(service.attempts) > 10
+    await asyncio.sleep(3.0)
+    assert sending.failures > 0
+    service.script.connect = None
+    await sending.until_stored()
+    await sending.aclose()
 
 
 async def test_an_outage_is_not_reported_at_every_attempt(service: Service) -> None:

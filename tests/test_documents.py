@@ -1,0 +1,64 @@
+"""The documents: what they link to, and the tests and histories that they name, are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.faults.histories.kinds import KINDS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
+)
+PROMISES = "## 9. Promises"
+
+
+def _prose(path: Path) -> str:
+    """Return a document without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def _anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", _prose(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of a document names a file of the repository, and a heading where it names one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in _anchors(there), f"{path.name}: {target}"
+
+
+def _promises() -> list[list[str]]:
+    """Return the rows of the table of promises, by their cells."""
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    rows = [row for row in text[text.index(PROMISES) :].splitlines() if row.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split(" |")] for row in rows[1:]]
+
+
+def test_every_promise_has_a_test_that_exists() -> None:
+    """Each row names a test; every test, patch and kind of history that it names is there."""
+    rows = _promises()
+    assert len(rows) > 20
+    for row in rows:
+        assert len(row) == 4, row
+        promise, _, tests, histories = row
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
+        assert named, promise
+        for file, test in named:
+            path = ROOT / file if file.startswith("eventpump/") else ROOT / "tests" / file
+            assert re.search(rf"def {test}\(", path.read_text(encoding="utf-8")), f"{promise}: {file}::{test}"
+        for patch in re.findall(r"`(\w+)`", tests.partition("undone:")[2]):
+            assert (ROOT / f"tests/faults/undone/{patch}.patch").exists(), f"{promise}: {patch}"
+        for kind in re.findall(r"`([\w:-]+)`", histories):
+            assert kind in KINDS, f"{promise}: {kind}"
