@@ -30,7 +30,9 @@ class SuspendedTime:
     @property
     def since_start(self) -> float:
         """Seconds of suspension since this object was made. Never less than before."""
-        self._since_start = max(self._since_start, self._counting() - self._running() - self._at_start)
+        found = self._counting() - self._running() - self._at_start
+        if found > self._since_start:
+            self._since_start = found
         return self._since_start
 
     @property

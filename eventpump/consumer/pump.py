@@ -130,6 +130,9 @@ class PartitionPump:
         self._around = around
         self._settings = around.settings
         self._clock = around.clock
+        # What only this process measures goes by the loop: its time is read at each delivery, costs less than the clock
+        # that leases go by, and stands still while the machine is suspended, as timers and handlers do.
+        self._loop = asyncio.get_running_loop()
         self._silence = silence
         self._on_stolen = on_stolen
         self._on_lost = on_lost
@@ -563,7 +566,7 @@ class PartitionPump:
             if self._backoff.failures:
                 self._backoff.reset()
             if events:
-                tracker.events_handled(events[-1], len(events), self._clock.monotonic())
+                tracker.events_handled(events[-1], len(events), self._loop.time())
                 self._save_what_is_due()
             return
 
@@ -658,7 +661,7 @@ class PartitionPump:
         now, life = self._clock.monotonic(), self._life
         if life.state is PumpState.CLOSED:
             return
-        later = asyncio.get_running_loop().call_later
+        later = self._loop.call_later
         self._timers = [
             later(max(0.0, life.handler_until - now), self._cancel_handler),
             later(max(0.0, life.close_until - now), self._cancel_user),
@@ -707,7 +710,8 @@ class PartitionPump:
         :raises _Ended: it was cancelled by a deadline.
         """
         self._operation = operation
-        self._called_at = self._clock.monotonic()
+        now = self._loop.time
+        self._called_at = now()
         self._slow_at = self._called_at + self._settings.handler_timeout
         if self._slow_timer is None:
             self._time_call()
@@ -719,7 +723,6 @@ class PartitionPump:
             if not isinstance(work, Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
             around = self._around
-            now = asyncio.get_running_loop().time
             await Watched(work, now, around.blocked_after, self._blocked, around.turns.stepped)
         except GeneratorExit:
             # This coroutine is being closed, and may not wait any more.
@@ -752,14 +755,13 @@ class PartitionPump:
 
     def _time_call(self) -> None:
         # One timer, which calls that return in time leave as it is: it finds out by itself whose time is up, and when.
-        delay = max(0.0, self._slow_at - self._clock.monotonic())
-        self._slow_timer = asyncio.get_running_loop().call_later(delay, self._call_may_be_slow)
+        self._slow_timer = self._loop.call_at(self._slow_at, self._call_may_be_slow)
 
     def _call_may_be_slow(self) -> None:
         self._slow_timer = None
         if self._operation is None or self._is_over:
             return
-        now = self._clock.monotonic()
+        now = self._loop.time()
         if now >= self._slow_at:
             took = now - self._called_at
             # The same call is reported again when it has taken twice as long.
@@ -874,13 +876,12 @@ class PartitionPump:
         if not tracker.is_settled:
             writer.kick()
         if self._due_timer is None and not self._life.is_ending and (deadline := tracker.deadline) is not None:
-            delay = max(0.0, deadline - self._clock.monotonic())
-            self._due_timer = asyncio.get_running_loop().call_later(delay, self._due)
+            self._due_timer = self._loop.call_at(deadline, self._due)
 
     def _due(self) -> None:
         self._due_timer = None
         if self._tracker is not None and not self._life.is_ending:
-            self._tracker.due(self._clock.monotonic())
+            self._tracker.due(self._loop.time())
             self._save_what_is_due()
 
     # -------------------------------------------------------------------------------------------------- reports
@@ -905,7 +906,7 @@ class PartitionPump:
         self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
 
     def _lag(self) -> int | None:
-        feed, tracker, now = self._feed, self._tracker, asyncio.get_running_loop().time()
+        feed, tracker, now = self._feed, self._tracker, self._loop.time()
         if feed is None or tracker is None:
             return None
         # Not by the context: what it had last may be of a hub that was made again since.
@@ -921,7 +922,7 @@ class PartitionPump:
         )
 
     def _blocked(self, duration: float) -> None:
-        now = self._clock.monotonic()
+        now = self._loop.time()
         if now >= self._blocked_again_after:
             self._blocked_again_after = now + self._around.renew_interval
             self._report(LoopBlocked, duration, self._operation)
