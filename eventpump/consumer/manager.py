@@ -394,18 +394,22 @@ class PartitionManager:
         if slot.lease is not None or self._is_barred(slot, self._clock.monotonic()):
             return None
         slot.is_taking = True
-        return self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
+        task = self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
+        task.add_done_callback(lambda _: self._taken(slot))
+        return task
+
+    @staticmethod
+    def _taken(slot: _Slot) -> None:
+        # Here, because a task that is cancelled before its first step runs no `finally`.
+        slot.is_taking = False
 
     async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
         owner = self._around.host_name
-        try:
-            if snapshot is None:
-                call = self._store.acquire_lease(slot.partition_id, owner)
-            else:
-                call = self._store.steal_lease(snapshot, owner)
-            lease = await self._stored("acquire" if snapshot is None else "steal", slot.partition_id, call)
-        finally:
-            slot.is_taking = False
+        if snapshot is None:
+            call = self._store.acquire_lease(slot.partition_id, owner)
+        else:
+            call = self._store.steal_lease(snapshot, owner)
+        lease = await self._stored("acquire" if snapshot is None else "steal", slot.partition_id, call)
         if lease is None or isinstance(lease, _Failed):
             return
         self._own(slot, lease)
@@ -482,44 +486,45 @@ class PartitionManager:
     def _renew(self, slot: _Slot) -> None:
         if not slot.is_renewing:
             slot.is_renewing = True
-            self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
+            task = self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
+            task.add_done_callback(lambda _: self._renewal_ended(slot))
+
+    def _renewal_ended(self, slot: _Slot) -> None:
+        slot.is_renewing = False
+        lease = slot.lease if slot.pump is not None else None
+        if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
+            # Taken anew meanwhile, and due while the renewal of the lease before was not over.
+            self._renew_later(slot, lease)
 
     async def _renew_one(self, slot: _Slot) -> None:
         """Renew a lease, and again while that fails and the lease lives."""
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
-        try:
-            # A lease without a pump is never kept, however the pump ended.
-            while (lease := slot.lease) is not None and slot.pump is not None:
-                if self._clock.monotonic() >= lease.expires_at:
-                    # Before the timer for it: timers stand still while the machine is suspended.
-                    self._lost(slot, "it was not renewed in time")
-                    return
-                stolen = slot.stolen
-                renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
-                if slot.lease is not lease:
-                    return
-                if isinstance(renewed, _Failed):
-                    await asyncio.sleep(backoff.next(self._around.rng))
-                    continue
-                if renewed is None:
-                    self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
-                    return
-                self._own(slot, renewed)
-                self._renew_later(slot, renewed)
-                if slot.pump is not None:
-                    slot.pump.renewed(renewed)
-                if slot.stolen is None:
-                    return
-                if slot.stolen is stolen:
-                    self._leave_to_outsider(slot, stolen)
-                    return
-                # The link was stolen while we asked: the answer may be older than that. Ask again.
-        finally:
-            slot.is_renewing = False
-            lease = slot.lease if slot.pump is not None else None
-            if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
-                # Taken anew meanwhile, and due while the renewal of the lease before was not over.
-                self._renew_later(slot, lease)
+        # A lease without a pump is never kept, however the pump ended.
+        while (lease := slot.lease) is not None and slot.pump is not None:
+            if self._clock.monotonic() >= lease.expires_at:
+                # Before the timer for it: timers stand still while the machine is suspended.
+                self._lost(slot, "it was not renewed in time")
+                return
+            stolen = slot.stolen
+            renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
+            if slot.lease is not lease:
+                return
+            if isinstance(renewed, _Failed):
+                await asyncio.sleep(backoff.next(self._around.rng))
+                continue
+            if renewed is None:
+                self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
+                return
+            self._own(slot, renewed)
+            self._renew_later(slot, renewed)
+            if slot.pump is not None:
+                slot.pump.renewed(renewed)
+            if slot.stolen is None:
+                return
+            if slot.stolen is stolen:
+                self._leave_to_outsider(slot, stolen)
+                return
+            # The link was stolen while we asked: the answer may be older than that. Ask again.
 
     def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
         """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
@@ -561,7 +566,15 @@ class PartitionManager:
             on_overdue=lambda: self._overdue(slot, pump),
         )
         self._start_of_host.tried(slot.partition_id)
-        self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
+        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
+        task.add_done_callback(lambda _: self._pump_ended(slot, pump))
+
+    def _pump_ended(self, slot: _Slot, pump: PartitionPump) -> None:
+        if slot.pump is pump:
+            # Cancelled before its first step, by code that cancels whatever task it finds.
+            slot.pump = None
+            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+            self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
 
     def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
         if slot.pump is pump and slot.lease is not None:

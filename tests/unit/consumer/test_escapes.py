@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -457,6 +457,32 @@ def test_a_loop_that_goes_on_keeps_no_lease_without_a_pump() -> None:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+@pytest.mark.parametrize("kind", ["pump", "taking", "renewal"])
+async def test_a_task_cancelled_before_its_first_step_blocks_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever task of a partition a stranger cancels as soon as it is made: no lease is kept without a pump."""
+    spawn, cancelled = TaskSet.spawn, [1]
+
+    def spawned(self: TaskSet, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = spawn(self, work, name)
+        if name.startswith(f"eventpump {kind} of partition") and cancelled:
+            cancelled.pop()
+            task.cancel()
+        return task
+
+    monkeypatch.setattr(TaskSet, "spawn", spawned)
+    async with _fleet() as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(120)
+        assert not cancelled
+        assert len(fleet.told("a", UnexpectedFailure)) == 1
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(60)
+        assert fleet.record.numbers("0")[-1] == 3
+        _nothing_is_kept_without_a_pump(fleet)
 
 
 async def test_a_task_that_a_stranger_cancels_is_reported() -> None:
