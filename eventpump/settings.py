@@ -842,16 +842,6 @@ class HostSettings(FeedSettings):
         configured = self.initial_position
         return [] if isinstance(configured, EventPosition) else sorted(set(configured) - set(partition_ids))
 
-    def position_of(self, partition_id: str) -> EventPosition:
-        """Give the place where a partition without a checkpoint begins."""
-        configured = self.initial_position
-        if isinstance(configured, EventPosition):
-            return configured
-        assert isinstance(configured, Mapping)
-        position = configured.get(partition_id, EventPosition.earliest())
-        assert isinstance(position, EventPosition)
-        return position
-
 
 class BufferSettings(SettingsModel):
     """How a buffered producer fills its batches, and how much it holds.

@@ -33,7 +33,6 @@ class _Watched:
     :ivar batches: how many times it had received something when it was looked at last.
     :ivar check: the check under way.
     :ivar next_at: when the next check may begin, on the loop's clock.
-    :ivar baseline: which link the partition was looked at on first, and its last sequence number then.
     :ivar withheld: up to which sequence number the hub held events when the connection was dropped for them.
     """
 
@@ -41,7 +40,6 @@ class _Watched:
     batches: int = 0
     check: asyncio.Task[None] | None = None
     next_at: float = 0.0
-    baseline: tuple[int, int] | None = None
     withheld: int | None = None
 
 
@@ -140,7 +138,7 @@ class SilenceWatch:
                     # Kept for both looks, so that the second comes right after the first.
                     holds_turn = await self._turn.acquire()
                 elif check.step is Step.ASK:
-                    ahead = await self._look(feed, partition_id, watched)
+                    ahead = await self._look(feed, partition_id)
                     if _mark(feed) == seen and feed.link is link:
                         check.looked(ahead)
                 elif check.step is Step.REOPEN:
@@ -178,8 +176,8 @@ class SilenceWatch:
         on_silent(judged)
         link.drop_connection(f"links over it are silent: {judged.evidence}")
 
-    async def _look(self, feed: PartitionFeed, partition_id: str, watched: _Watched) -> bool | None:
-        """Ask management, when it may be asked again. None where it does not say whether the hub is ahead."""
+    async def _look(self, feed: PartitionFeed, partition_id: str) -> bool | None:
+        """Ask management, when it may be asked again. None where it does not answer, or too late to count."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._look_at - loop.time())
         now, seen = loop.time(), _mark(feed)
@@ -192,18 +190,14 @@ class SilenceWatch:
             self._look_at = loop.time() + LOOK_INTERVAL
         if _mark(feed) != seen:
             return None
-        links, baseline = (0, None) if watched.baseline is None else watched.baseline
         ahead = is_ahead(
             received=None if feed.newest is None else ReceivedEvent(feed.newest).sequence_number,
             position=feed.position,
-            baseline=baseline if links == feed.links else None,
             last=found.last_enqueued_sequence_number,
             last_offset=found.last_enqueued_offset,
             last_time=found.last_enqueued_time.timestamp(),
             is_empty=found.is_empty,
         )
-        if links != feed.links:
-            watched.baseline = feed.links, found.last_enqueued_sequence_number
         feed.look = Look(now, found.last_enqueued_sequence_number, ahead)
         return ahead
 

@@ -196,10 +196,6 @@ class SilenceCheck:
         else:
             self.step = Step.PROBE if is_attached else self._dropped()
 
-    def rest(self) -> None:
-        """End the check: the link is not silent any more, or the check is over."""
-        self.step = Step.REST
-
     def _dropped(self) -> Step:
         return Step.DROP if self._may_drop else Step.REST
 
@@ -210,29 +206,27 @@ class Look:
 
     :param at: when it was asked, on the loop's clock.
     :param last: the sequence number of the newest event; -1 where there never was one.
-    :param is_ahead: whether the hub holds events beyond what was received; None where that cannot be told.
+    :param is_ahead: whether the hub holds events beyond what was received.
     """
 
     at: float
     last: int
-    is_ahead: bool | None
+    is_ahead: bool
 
 
 def is_ahead(
     *,
     received: int | None,
     position: EventPosition,
-    baseline: int | None,
     last: int,
     last_offset: str,
     last_time: float,
     is_empty: bool,
-) -> bool | None:
-    """Compare a partition with what was received of it; None where that cannot be told yet.
+) -> bool:
+    """Return whether a partition holds events beyond what was received of it.
 
     :param received: the sequence number of the last event received; None where none was.
-    :param position: where the link began, which counts where nothing was received.
-    :param baseline: what `last` was at an earlier look on the same link; None where there was none.
+    :param position: where the link began, which counts where nothing was received; never "@latest".
     :param last: the sequence number of the partition's newest event; the next two are its offset and when it was
         enqueued, in seconds since the Unix epoch.
     :param is_empty: whether the partition holds no event now.
@@ -246,8 +240,6 @@ def is_ahead(
     if position.enqueued_time is not None:
         begin = position.enqueued_time.timestamp()
         return last_time >= begin if position.inclusive else last_time > begin
-    if position.offset == "@latest":
-        return None if baseline is None else last > baseline
     return position.inclusive or position.offset != last_offset
 
 

@@ -281,7 +281,7 @@ async def test_without_a_checkpoint_the_initial_position_counts(position: Any, f
 
 async def test_by_default_it_begins_at_the_start_of_the_stream() -> None:
     """Nothing that the hub keeps is passed over."""
-    assert HostSettings(hub="h").position_of("0") == EventPosition.earliest()
+    assert HostSettings(hub="h").initial_position == EventPosition.earliest()
 
 
 # ----------------------------------------------------------------------------------------------------- checkpoints

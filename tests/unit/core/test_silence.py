@@ -168,9 +168,6 @@ MOMENT = datetime(2024, 1, 1, tzinfo=UTC)
         ({"received": 4, "is_empty": True}, False),
         ({"position": EventPosition.earliest()}, True),
         ({"position": EventPosition.earliest(), "is_empty": True}, False),
-        ({"position": EventPosition.latest()}, None),
-        ({"position": EventPosition.latest(), "baseline": 5}, False),
-        ({"position": EventPosition.latest(), "baseline": 4}, True),
         ({"position": EventPosition.at_offset("five")}, False),
         ({"position": EventPosition.at_offset("five", inclusive=True)}, True),
         ({"position": EventPosition.at_offset("four")}, True),
@@ -188,7 +185,6 @@ def test_ahead(facts: dict[str, Any], expected: bool | None) -> None:
     known: dict[str, Any] = {
         "received": None,
         "position": EventPosition.earliest(),
-        "baseline": None,
         "last": 5,
         "last_offset": "five",
         "last_time": MOMENT.timestamp(),
@@ -213,7 +209,6 @@ def test_ahead(facts: dict[str, Any], expected: bool | None) -> None:
         ({"delivered": None}, None),
         ({"delivered": None, "look": Look(99.0, 5, is_ahead=False)}, 0),
         ({"delivered": None, "look": Look(99.0, 5, is_ahead=True)}, None),
-        ({"delivered": None, "look": Look(99.0, 5, is_ahead=None)}, None),
     ],
 )
 def test_lag(facts: dict[str, Any], expected: int | None) -> None:
