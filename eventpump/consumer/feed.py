@@ -211,7 +211,7 @@ class PartitionFeed:
         self._adjust_credit()
 
     def reopen(self, error: ServiceError) -> None:
-        """Give the link up with an error of ours, and open another. Does nothing where there is none."""
+        """Close the link with an error of ours, and open another. Do nothing where there is none."""
         if self._link is not None and self._link_error is not None and not self._link_error.done():
             self._is_given_up = True
             self._link = None

@@ -214,7 +214,7 @@ class SilenceWatch:
 
 
 def _mark(feed: PartitionFeed) -> tuple[int, int]:
-    """Give what changes when a feed receives something, or has another link."""
+    """Return a value that changes when a feed receives something, or has another link."""
     return feed.links, feed.batches
 
 

@@ -19,7 +19,7 @@ class Turns:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def stepped(self, seconds: float) -> None:
-        """Note a step of a handler that has just ended, and was long enough to count."""
+        """Record a step of a handler that has just ended. :param seconds: its length, above `NOTED_STEP`."""
         if self.ledger.stepped(self._clock.monotonic() - seconds):
             asyncio.get_running_loop().call_soon(self._turned)
 
