@@ -42,6 +42,8 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 MIN_MAX_FRAME_SIZE = 512
 MIN_IDLE_TIME_OUT = 20
 """Milliseconds; a peer that asks for more heartbeats than this gives is refused."""
+FRAME_COST = 32
+"""What a frame that takes the general decoder, and perhaps an answer, counts in a turn; a plain transfer counts 1."""
 SASL_FRAME_LIMIT = 4096
 """SASL frames are bounded apart: nothing is known of the peer yet."""
 
@@ -51,6 +53,7 @@ _TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _from_bytes = int.from_bytes
 _MAX_FORMS = 1024
 _ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
+_UNLIMITED = 1 << 62
 
 _Form = tuple[bytes, int, bytes, int, bytes, int, int, int, int]
 """How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
@@ -249,6 +252,7 @@ class Connection:
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0
+        self._turn = _UNLIMITED
         self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
@@ -381,25 +385,51 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------ receiving
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the peer, split anywhere. :returns: what they mean, in order. Raises nothing."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes wait here that could be read by now, so that further ones would only pile up.
+
+        They wait for the end of a turn (call :meth:`receive` with no bytes), or for :meth:`sasl_outcome`. A caller that
+        reads nothing meanwhile bounds what waits here by what one `receive` was given and less than a frame before it.
+        """
+        if not self._pending or self.state is ConnectionState.CLOSED:
+            return False
+        return self._turn <= 0 or self.state is ConnectionState.SASL_ANSWER
+
+    def receive(self, data: bytes, turn: int = _UNLIMITED) -> list[Event]:
+        """Take bytes from the peer, split anywhere.
+
+        :param turn: how many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
+            them. What is left waits for the next call: see `is_behind`.
+        :returns: what they mean, in order. Raises nothing.
+        """
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
             return self._take_events()
-        if self._pending:
-            # A large frame that comes in many pieces is put together once.
-            self._pending.append(data)
-            self._pending_size += len(data)
-            if self._pending_size < self._wanted:
-                return []
-            data = b"".join(self._pending)
+        self._turn = turn
         pos = 0
         try:
+            if self._pending:
+                self._check_backlog(len(data))
+                # A large frame that comes in many pieces is put together once.
+                self._pending.append(data)
+                self._pending_size += len(data)
+                if self._pending_size < self._wanted:
+                    return []
+                data = b"".join(self._pending)
             while (after := self._receive_step(data, pos)) > pos:
                 pos = after
+                if self._turn <= 0:
+                    break
             self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
         return self._take_events()
+
+    def _check_backlog(self, size: int) -> None:
+        """Bound what a caller reads on while the SASL answer is due, and while it should not (`is_behind`)."""
+        is_due = self.state is ConnectionState.SASL_ANSWER
+        if is_due and size and self._pending_size + size > self.config.max_frame_size:
+            raise ProtocolError("amqp:connection:framing-error", "too much was sent before the SASL outcome")
 
     def _keep(self, data: bytes, pos: int) -> None:
         """Keep what is not whole yet."""
@@ -408,9 +438,6 @@ class Connection:
         size = len(data) - pos
         if size == 0 or self.state is ConnectionState.CLOSED:
             return
-        if size > self.config.max_frame_size:
-            # Only while the SASL answer is due: a frame, or its size, would have been looked at.
-            raise ProtocolError("amqp:connection:framing-error", "too much was sent before the SASL outcome")
         self._pending.append(data[pos:])
         self._pending_size = size
         if self.state in _FRAMED and size >= 8:
@@ -487,6 +514,7 @@ class Connection:
         is_opened = self.state is ConnectionState.OPENED
         limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
         forms = self._forms
+        turn = self._turn
         # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
         # no decoding, and the link's counters move once, when the run ends.
         link: Link | None = None
@@ -510,8 +538,11 @@ class Connection:
                 continue
             if link is not None:
                 self._end_run(link, run)
+                turn -= run
                 link = None
                 run = room = 0
+                if turn <= 0:
+                    break
             if size < 8 or size > limit:
                 raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
             if after > end:
@@ -521,7 +552,7 @@ class Connection:
                 if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
                     prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at = form[:7]
                     largest = min((link.max_message_size or self.config.max_message_size) + payload_at, limit)
-                    room = link.allowance if self.config.enforce_credit else 1 << 62
+                    room = min(link.allowance, turn) if self.config.enforce_credit else turn
                     inbox = self._inbox(link, is_settled=True).payloads
                     inbox.append(data[pos + payload_at : after])
                     run = 1
@@ -529,11 +560,14 @@ class Connection:
                     continue
             self._receive_frame(data, pos, after)
             pos = after
-            if self.state not in _FRAMED:
-                return pos
+            turn -= FRAME_COST
+            if turn <= 0 or self.state not in _FRAMED:
+                break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
             self._end_run(link, run)
+            turn -= run
+        self._turn = turn
         return pos
 
     def _plain_link(self, form: _Form, data: bytes, pos: int, size: int) -> Link | None:
