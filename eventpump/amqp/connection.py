@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpump.amqp.codec import skip
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -348,20 +349,34 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send_frame(self, channel: int, performative: Composite) -> None:
-        """Queue one performative as a frame."""
+    def send_frame(self, channel: int, performative: Composite) -> bool:
+        """Queue one performative as a frame that the peer takes (2.4.1).
+
+        One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
+
+        :returns: False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
+        """
         body = performative.encode()
         if isinstance(performative, End | Close) and performative.error is None:
             assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (wire reference, 13)
+        room = self.remote_max_frame_size - 8
+        if len(body) > room:
+            shortened = shorten(performative, len(body) - room)
+            body = shortened.encode()
+            if len(body) > room:
+                return False
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
+        return True
 
     def _send_sasl(self, performative: Composite) -> None:
         body = performative.encode()
+        if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
+            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
 
     def _send_open(self) -> None:
         config = self.config
-        self.send_frame(
+        is_sent = self.send_frame(
             0,
             Open(
                 container_id=config.container_id,
@@ -372,6 +387,8 @@ class Connection:
                 properties=dict(config.properties) or None,
             ),
         )
+        if not is_sent:
+            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
 
     def _new_session(self, *, is_remote_initiated: bool) -> Session:
         assert self.remote is not None
@@ -501,11 +518,11 @@ class Connection:
                 self.output.append(SASL_HEADER)
                 self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
         else:
-            self.state = ConnectionState.OPENING
             if self.role is Role.SERVER:
                 self.output.append(AMQP_HEADER)
             else:
                 self._send_open()
+            self.state = ConnectionState.OPENING
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
