@@ -240,6 +240,7 @@ class Connection:
     """One end of a connection, in either role.
 
     :ivar output: what waits to be sent; links and sessions append to it.
+    :ivar links: the links that both ends have attached, by name and whether this end receives (2.6.1).
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -249,6 +250,7 @@ class Connection:
         self.remote: Open | None = None
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.sessions: dict[int, Session] = {}
+        self.links: dict[tuple[str, bool], Link] = {}
         self.output: list[bytes | memoryview] = []
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
@@ -732,6 +734,7 @@ class Connection:
             case Attach():
                 link, is_told = session.on_attach(performative)
                 if is_told:
+                    self._take_name(link)
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
@@ -788,7 +791,7 @@ class Connection:
         link = session.links_by_remote_handle.get(transfer.handle)
         if link is None:
             raise ProtocolError("amqp:session:unattached-handle", f"handle {transfer.handle} is not attached")
-        if link.state is not LinkState.ATTACHED:
+        if link.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return  # detached or refused here: what was on its way is dropped (2.6.6)
         if not link.is_receiver:
             raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
@@ -827,6 +830,14 @@ class Connection:
         if inbox.formats is not None:
             inbox.formats.append(link.partial_format)
         inbox.payloads.append(b"".join((partial, payload)) if partial else payload)
+
+    def _take_name(self, link: Link) -> None:
+        """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
+        key = link.name, link.is_receiver
+        first = self.links.get(key)
+        if first is not None and link.is_remote_initiated:
+            self._detach(first, "amqp:link:stolen", "the link was attached again under its name")
+        self.links[key] = link
 
     def _detach(self, link: Link, condition: str, description: str) -> None:
         """Detach a link because of what the peer did on it."""

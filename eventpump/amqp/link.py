@@ -169,6 +169,9 @@ class Link:
     def over(self, state: LinkState) -> None:
         """Let go of what the link holds: nothing more is sent or received on it."""
         self.state = state
+        named = self.session.connection.links
+        if named.get((self.name, self.is_receiver)) is self:
+            del named[self.name, self.is_receiver]
         self.partial = None
         self.credit = self.allowance = 0
         self.drain = False
