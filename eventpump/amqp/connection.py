@@ -42,7 +42,7 @@ SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 MIN_MAX_FRAME_SIZE = 512
 MIN_IDLE_TIME_OUT = 20
-"""Milliseconds; a peer that asks for more heartbeats than this gives is refused."""
+"""Milliseconds; a peer that asks for more heartbeats than this gives is refused: more than a hundred a second."""
 FRAME_COST = 32
 """What a frame that takes the general decoder, and perhaps an answer, counts in a turn; a plain transfer counts 1."""
 SASL_FRAME_LIMIT = 4096
@@ -78,6 +78,8 @@ class ConnectionConfig:
 
     :param idle_timeout: seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
     :param max_message_size: bytes; bounds arriving messages on links that advertise no limit of their own.
+    :param min_idle_time_out: milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
+        bounds how often a peer can make this end send heartbeats: every half of it.
     :param enforce_credit: detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
     :param mechanism: client: the SASL mechanism to use.
     :param initial_response: client: its initial response; never shown.
@@ -92,6 +94,7 @@ class ConnectionConfig:
     incoming_window: int = 65_535
     outgoing_window: int = 65_535
     idle_timeout: float | None = 60.0
+    min_idle_time_out: int = MIN_IDLE_TIME_OUT
     max_message_size: int = 64 * 1024 * 1024
     enforce_credit: bool = True
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -378,6 +381,10 @@ class Connection:
 
     def _send_open(self) -> None:
         config = self.config
+        idle: int | None = None
+        if config.idle_timeout is not None:
+            # Peers need not support one below a second (2.4.5): then less time is left for heartbeats that are late.
+            idle = int(max(config.idle_timeout * 500, min(config.idle_timeout * 1000, 1000)))
         is_sent = self.send_frame(
             0,
             Open(
@@ -385,7 +392,7 @@ class Connection:
                 hostname=config.hostname,
                 max_frame_size=config.max_frame_size,
                 channel_max=config.channel_max,
-                idle_time_out=None if config.idle_timeout is None else int(config.idle_timeout * 500),
+                idle_time_out=idle,
                 properties=dict(config.properties) or None,
             ),
         )
@@ -695,9 +702,10 @@ class Connection:
     def _on_open(self, open_: Open) -> None:
         if open_.max_frame_size < MIN_MAX_FRAME_SIZE:
             raise ProtocolError("amqp:invalid-field", f"a max-frame-size below {MIN_MAX_FRAME_SIZE}")
-        if open_.idle_time_out and open_.idle_time_out < MIN_IDLE_TIME_OUT:
+        least = self.config.min_idle_time_out
+        if open_.idle_time_out and open_.idle_time_out < least:
             # 2.4.5: no peer must support an arbitrarily short one; it would be a flood of heartbeats.
-            raise ProtocolError("amqp:not-allowed", f"an idle-time-out below {MIN_IDLE_TIME_OUT} ms")
+            raise ProtocolError("amqp:not-allowed", f"an idle-time-out of {open_.idle_time_out} ms, below {least}")
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
         self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)

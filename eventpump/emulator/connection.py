@@ -70,6 +70,8 @@ _numbers = itertools.count(1)
 
 CLOSE_GRACE = 1.0
 """Seconds a client has to answer the service's close."""
+_MIN_IDLE_TIME_OUT = 1000
+"""Milliseconds. The service's AMQP library has such a limit too, a higher one, and answers with the same condition."""
 _ARGUMENT_ERROR = "com.microsoft:argument-error"
 
 
@@ -91,6 +93,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
         incoming_window=5_000,
         outgoing_window=5_000,
         idle_timeout=480.0,
+        min_idle_time_out=_MIN_IDLE_TIME_OUT,
         # Larger messages are rejected one by one up to this size; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
         enforce_credit=False,

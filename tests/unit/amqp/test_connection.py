@@ -168,7 +168,7 @@ def test_a_turn_of_plain_transfers() -> None:
 
 
 def test_too_much_before_the_answer() -> None:
-    """What a client may send before the SASL outcome is bounded."""
+    """A caller that reads on, though the engine is behind, is stopped: what waits for the SASL outcome is bounded."""
     server = Connection(config(max_frame_size=1000), Role.SERVER)
     server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + b"x" * 900)
     assert condition(server.receive(b"x" * 101)) == "amqp:connection:framing-error"
@@ -274,6 +274,36 @@ def test_time_out() -> None:
     assert condition(pair.client.time_out()) == "amqp:resource-limit-exceeded"
     assert pair.client.time_out() == []
     assert condition(pair.run()[1]) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize("idle", [1, 999, 1000, 0, None])
+def test_the_least_idle_time_out(idle: int | None) -> None:
+    """An idle time-out below the least that is supported is refused at the open, in words that state both."""
+    server = Connection(config(min_idle_time_out=1000), Role.SERVER)
+    server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1))
+    server.sasl_outcome(ok=True)
+    events = server.receive(AMQP_HEADER + frame(0, Open("x", idle_time_out=idle)))
+    if idle not in (1, 999):
+        only(events, Opened)
+        return
+    error = only(events, Closed).error
+    assert error == AmqpError("amqp:not-allowed", f"an idle-time-out of {idle} ms, below 1000")
+
+
+@pytest.mark.parametrize(("own", "advertised"), [(60.0, 30_000), (2.0, 1000), (1.5, 1000), (1.0, 1000), (0.5, 500)])
+def test_the_idle_time_out_that_is_advertised(own: float, advertised: int) -> None:
+    """Half of the own one is advertised (2.4.5), but not less than a second of what there is: peers refuse less."""
+    pair = opened(config(idle_timeout=own))
+    assert only(pair.server_events, Opened).open.idle_time_out == advertised
+
+
+def test_heartbeats_are_bounded() -> None:
+    """Whatever a service asks for, a client sends a hundred heartbeats a second at most, or closes the connection."""
+    pair = opened(server=config(idle_timeout=0.02))
+    assert pair.client.heartbeat_interval == 0.01
+    pair = Pair(server=config(idle_timeout=0.019))
+    pair.client.start()
+    assert condition(pair.run()[0]) == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize("bad", [Open("x", max_frame_size=511), Open("x", idle_time_out=1)])
