@@ -498,7 +498,8 @@ class ConnectionSettings(SettingsModel):
     :param auth_timeout: seconds to wait for the service to take a token.
     :param sas_lifetime: seconds a token signed with a key lives; another is put after three quarters of them.
     :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
-    :param idle_timeout: seconds of silence after which the peer is dead; advertised to it.
+    :param idle_timeout: seconds of silence after which the peer is dead; half of it is advertised, or a second where
+        that is more. A service may refuse less than a second, as the emulator does.
     :param transport: the AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
     """
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpump.amqp.codec import skip
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -41,7 +42,9 @@ SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 MIN_MAX_FRAME_SIZE = 512
 MIN_IDLE_TIME_OUT = 20
-"""Milliseconds; a peer that asks for more heartbeats than this gives is refused."""
+"""Milliseconds; a peer that asks for more heartbeats than this gives is refused: more than a hundred a second."""
+FRAME_COST = 32
+"""What a frame that takes the general decoder, and perhaps an answer, counts in a turn; a plain transfer counts 1."""
 SASL_FRAME_LIMIT = 4096
 """SASL frames are bounded apart: nothing is known of the peer yet."""
 
@@ -51,6 +54,7 @@ _TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _from_bytes = int.from_bytes
 _MAX_FORMS = 1024
 _ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
+_UNLIMITED = 1 << 62
 
 _Form = tuple[bytes, int, bytes, int, bytes, int, int, int, int]
 """How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
@@ -74,6 +78,8 @@ class ConnectionConfig:
 
     :param idle_timeout: seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
     :param max_message_size: bytes; bounds arriving messages on links that advertise no limit of their own.
+    :param min_idle_time_out: milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
+        bounds how often a peer can make this end send heartbeats: every half of it.
     :param enforce_credit: detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
     :param mechanism: client: the SASL mechanism to use.
     :param initial_response: client: its initial response; never shown.
@@ -88,6 +94,7 @@ class ConnectionConfig:
     incoming_window: int = 65_535
     outgoing_window: int = 65_535
     idle_timeout: float | None = 60.0
+    min_idle_time_out: int = MIN_IDLE_TIME_OUT
     max_message_size: int = 64 * 1024 * 1024
     enforce_credit: bool = True
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -236,6 +243,7 @@ class Connection:
     """One end of a connection, in either role.
 
     :ivar output: what waits to be sent; links and sessions append to it.
+    :ivar links: the links that both ends have attached, by name and whether this end receives (2.6.1).
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -245,10 +253,12 @@ class Connection:
         self.remote: Open | None = None
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.sessions: dict[int, Session] = {}
+        self.links: dict[tuple[str, bool], Link] = {}
         self.output: list[bytes | memoryview] = []
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0
+        self._turn = _UNLIMITED
         self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
@@ -344,30 +354,50 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send_frame(self, channel: int, performative: Composite) -> None:
-        """Queue one performative as a frame."""
+    def send_frame(self, channel: int, performative: Composite) -> bool:
+        """Queue one performative as a frame that the peer takes (2.4.1).
+
+        One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
+
+        :returns: False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
+        """
         body = performative.encode()
         if isinstance(performative, End | Close) and performative.error is None:
             assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (wire reference, 13)
+        room = self.remote_max_frame_size - 8
+        if len(body) > room:
+            shortened = shorten(performative, len(body) - room)
+            body = shortened.encode()
+            if len(body) > room:
+                return False
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
+        return True
 
     def _send_sasl(self, performative: Composite) -> None:
         body = performative.encode()
+        if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
+            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
 
     def _send_open(self) -> None:
         config = self.config
-        self.send_frame(
+        idle: int | None = None
+        if config.idle_timeout is not None:
+            # Peers need not support one below a second (2.4.5): then less time is left for heartbeats that are late.
+            idle = int(max(config.idle_timeout * 500, min(config.idle_timeout * 1000, 1000)))
+        is_sent = self.send_frame(
             0,
             Open(
                 container_id=config.container_id,
                 hostname=config.hostname,
                 max_frame_size=config.max_frame_size,
                 channel_max=config.channel_max,
-                idle_time_out=None if config.idle_timeout is None else int(config.idle_timeout * 500),
+                idle_time_out=idle,
                 properties=dict(config.properties) or None,
             ),
         )
+        if not is_sent:
+            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
 
     def _new_session(self, *, is_remote_initiated: bool) -> Session:
         assert self.remote is not None
@@ -381,25 +411,51 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------ receiving
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the peer, split anywhere. :returns: what they mean, in order. Raises nothing."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes wait here that could be read by now, so that further ones would only pile up.
+
+        They wait for the end of a turn (call :meth:`receive` with no bytes), or for :meth:`sasl_outcome`. A caller that
+        reads nothing meanwhile bounds what waits here by what one `receive` was given and less than a frame before it.
+        """
+        if not self._pending or self.state is ConnectionState.CLOSED:
+            return False
+        return self._turn <= 0 or self.state is ConnectionState.SASL_ANSWER
+
+    def receive(self, data: bytes, turn: int = _UNLIMITED) -> list[Event]:
+        """Take bytes from the peer, split anywhere.
+
+        :param turn: how many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
+            them. What is left waits for the next call: see `is_behind`.
+        :returns: what they mean, in order. Raises nothing.
+        """
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
             return self._take_events()
-        if self._pending:
-            # A large frame that comes in many pieces is put together once.
-            self._pending.append(data)
-            self._pending_size += len(data)
-            if self._pending_size < self._wanted:
-                return []
-            data = b"".join(self._pending)
+        self._turn = turn
         pos = 0
         try:
+            if self._pending:
+                self._check_backlog(len(data))
+                # A large frame that comes in many pieces is put together once.
+                self._pending.append(data)
+                self._pending_size += len(data)
+                if self._pending_size < self._wanted:
+                    return []
+                data = b"".join(self._pending)
             while (after := self._receive_step(data, pos)) > pos:
                 pos = after
+                if self._turn <= 0:
+                    break
             self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
         return self._take_events()
+
+    def _check_backlog(self, size: int) -> None:
+        """Bound what a caller reads on while the SASL answer is due, and while it should not (`is_behind`)."""
+        is_due = self.state is ConnectionState.SASL_ANSWER
+        if is_due and size and self._pending_size + size > self.config.max_frame_size:
+            raise ProtocolError("amqp:connection:framing-error", "too much was sent before the SASL outcome")
 
     def _keep(self, data: bytes, pos: int) -> None:
         """Keep what is not whole yet."""
@@ -408,9 +464,6 @@ class Connection:
         size = len(data) - pos
         if size == 0 or self.state is ConnectionState.CLOSED:
             return
-        if size > self.config.max_frame_size:
-            # Only while the SASL answer is due: a frame, or its size, would have been looked at.
-            raise ProtocolError("amqp:connection:framing-error", "too much was sent before the SASL outcome")
         self._pending.append(data[pos:])
         self._pending_size = size
         if self.state in _FRAMED and size >= 8:
@@ -474,11 +527,11 @@ class Connection:
                 self.output.append(SASL_HEADER)
                 self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
         else:
-            self.state = ConnectionState.OPENING
             if self.role is Role.SERVER:
                 self.output.append(AMQP_HEADER)
             else:
                 self._send_open()
+            self.state = ConnectionState.OPENING
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
@@ -487,6 +540,7 @@ class Connection:
         is_opened = self.state is ConnectionState.OPENED
         limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
         forms = self._forms
+        turn = self._turn
         # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
         # no decoding, and the link's counters move once, when the run ends.
         link: Link | None = None
@@ -510,8 +564,11 @@ class Connection:
                 continue
             if link is not None:
                 self._end_run(link, run)
+                turn -= run
                 link = None
                 run = room = 0
+                if turn <= 0:
+                    break
             if size < 8 or size > limit:
                 raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
             if after > end:
@@ -521,7 +578,7 @@ class Connection:
                 if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
                     prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at = form[:7]
                     largest = min((link.max_message_size or self.config.max_message_size) + payload_at, limit)
-                    room = link.allowance if self.config.enforce_credit else 1 << 62
+                    room = min(link.allowance, turn) if self.config.enforce_credit else turn
                     inbox = self._inbox(link, is_settled=True).payloads
                     inbox.append(data[pos + payload_at : after])
                     run = 1
@@ -529,11 +586,14 @@ class Connection:
                     continue
             self._receive_frame(data, pos, after)
             pos = after
-            if self.state not in _FRAMED:
-                return pos
+            turn -= FRAME_COST
+            if turn <= 0 or self.state not in _FRAMED:
+                break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
             self._end_run(link, run)
+            turn -= run
+        self._turn = turn
         return pos
 
     def _plain_link(self, form: _Form, data: bytes, pos: int, size: int) -> Link | None:
@@ -642,9 +702,10 @@ class Connection:
     def _on_open(self, open_: Open) -> None:
         if open_.max_frame_size < MIN_MAX_FRAME_SIZE:
             raise ProtocolError("amqp:invalid-field", f"a max-frame-size below {MIN_MAX_FRAME_SIZE}")
-        if open_.idle_time_out and open_.idle_time_out < MIN_IDLE_TIME_OUT:
+        least = self.config.min_idle_time_out
+        if open_.idle_time_out and open_.idle_time_out < least:
             # 2.4.5: no peer must support an arbitrarily short one; it would be a flood of heartbeats.
-            raise ProtocolError("amqp:not-allowed", f"an idle-time-out below {MIN_IDLE_TIME_OUT} ms")
+            raise ProtocolError("amqp:not-allowed", f"an idle-time-out of {open_.idle_time_out} ms, below {least}")
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
         self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
@@ -681,6 +742,7 @@ class Connection:
             case Attach():
                 link, is_told = session.on_attach(performative)
                 if is_told:
+                    self._take_name(link)
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
@@ -737,7 +799,7 @@ class Connection:
         link = session.links_by_remote_handle.get(transfer.handle)
         if link is None:
             raise ProtocolError("amqp:session:unattached-handle", f"handle {transfer.handle} is not attached")
-        if link.state is not LinkState.ATTACHED:
+        if link.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return  # detached or refused here: what was on its way is dropped (2.6.6)
         if not link.is_receiver:
             raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
@@ -776,6 +838,14 @@ class Connection:
         if inbox.formats is not None:
             inbox.formats.append(link.partial_format)
         inbox.payloads.append(b"".join((partial, payload)) if partial else payload)
+
+    def _take_name(self, link: Link) -> None:
+        """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
+        key = link.name, link.is_receiver
+        first = self.links.get(key)
+        if first is not None and link.is_remote_initiated:
+            self._detach(first, "amqp:link:stolen", "the link was attached again under its name")
+        self.links[key] = link
 
     def _detach(self, link: Link, condition: str, description: str) -> None:
         """Detach a link because of what the peer did on it."""

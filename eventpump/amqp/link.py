@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventpump.amqp.codec import encode
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
 from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target
 from eventpump.amqp.types import UInt
 from eventpump.errors import ClosedError, EventTooLargeError
@@ -119,29 +120,31 @@ class Link:
     ) -> None:
         """Answer the peer's attach. Source and target default to what the peer sent.
 
-        Does nothing where the peer has detached meanwhile.
+        Does nothing where the peer has detached meanwhile. Where the peer's max-frame-size leaves no room for the
+        answer, the link is detached for it, or the session is ended (`Session.send`).
         """
         if self.state is not LinkState.ATTACH_RECEIVED:
             return
         assert self.remote is not None
         remote = self.remote
+        answer = Attach(
+            name=self.name,
+            handle=self.handle,
+            role=self.is_receiver,
+            snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+            rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
+            source=source or remote.source or Source(),
+            target=target or remote.target or Target(),
+            initial_delivery_count=None if self.is_receiver else self.delivery_count,
+            max_message_size=max_message_size,
+            offered_capabilities=list(offered_capabilities) if offered_capabilities else None,  # type: ignore[arg-type]  # symbols are made when encoding
+            properties=dict(properties) if properties else None,
+        )
+        if self.session.is_open and not self.session.connection.send_frame(self.session.channel, answer):
+            self.detach(AmqpError(FRAME_SIZE_TOO_SMALL, "The answer to the attach does not fit into a frame."))
+            return
         self.max_message_size = max_message_size or 0
         self.state = LinkState.ATTACHED
-        self.session.send(
-            Attach(
-                name=self.name,
-                handle=self.handle,
-                role=self.is_receiver,
-                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
-                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
-                source=source or remote.source or Source(),
-                target=target or remote.target or Target(),
-                initial_delivery_count=None if self.is_receiver else self.delivery_count,
-                max_message_size=max_message_size,
-                offered_capabilities=list(offered_capabilities) if offered_capabilities else None,  # type: ignore[arg-type]  # symbols are made when encoding
-                properties=dict(properties) if properties else None,
-            )
-        )
 
     def refuse(self, error: AmqpError) -> None:
         """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
@@ -166,6 +169,9 @@ class Link:
     def over(self, state: LinkState) -> None:
         """Let go of what the link holds: nothing more is sent or received on it."""
         self.state = state
+        named = self.session.connection.links
+        if named.get((self.name, self.is_receiver)) is self:
+            del named[self.name, self.is_receiver]
         self.partial = None
         self.credit = self.allowance = 0
         self.drain = False

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
 from eventpump.amqp.link import UINT, Link, LinkState
 from eventpump.amqp.performatives import (
     Accepted,
@@ -106,27 +107,31 @@ class Session:
         """Attach a link (2.6.3). The answer is told as `LinkAttached`, or `LinkDetached` where it is refused.
 
         :raises ClosedError: the session is not mapped.
+        :raises ProtocolError: the peer's max-frame-size leaves no room for the attach; there is no link.
         """
         if not self.is_open:
             raise ClosedError("session")
         assert self.free_handles > 0, "the caller spreads links over sessions"
         link = self._new_link(name, is_receiver=is_receiver, is_remote_initiated=False)
         link.max_message_size = max_message_size or 0
-        self.send(
-            Attach(
-                name=name,
-                handle=link.handle,
-                role=is_receiver,
-                snd_settle_mode=snd_settle_mode,
-                rcv_settle_mode=rcv_settle_mode,
-                source=source,
-                target=target,
-                initial_delivery_count=None if is_receiver else 0,
-                max_message_size=max_message_size,
-                desired_capabilities=list(desired_capabilities) or None,  # type: ignore[arg-type]  # symbols are made when encoding
-                properties=dict(properties) if properties else None,
-            )
+        attach = Attach(
+            name=name,
+            handle=link.handle,
+            role=is_receiver,
+            snd_settle_mode=snd_settle_mode,
+            rcv_settle_mode=rcv_settle_mode,
+            source=source,
+            target=target,
+            initial_delivery_count=None if is_receiver else 0,
+            max_message_size=max_message_size,
+            desired_capabilities=list(desired_capabilities) or None,  # type: ignore[arg-type]  # symbols are made when encoding
+            properties=dict(properties) if properties else None,
         )
+        if not self.connection.send_frame(self.channel, attach):
+            del self.links[link.handle]
+            raise ProtocolError(
+                FRAME_SIZE_TOO_SMALL, f"the attach does not fit into {self.connection.remote_max_frame_size} bytes"
+            )
         return link
 
     def end(self, error: AmqpError | None = None) -> None:
@@ -159,9 +164,16 @@ class Session:
     # ------------------------------------------------------------------------------------------- sending
 
     def send(self, performative: Composite) -> None:
-        """Queue one performative on this session's channel; after an end or close nothing more may follow."""
-        if self.state in (SessionState.BEGIN_SENT, SessionState.MAPPED) and self.connection.is_open:
-            self.connection.send_frame(self.channel, performative)
+        """Queue one performative on this session's channel; after an end or close nothing more may follow.
+
+        Where it does not fit into the peer's max-frame-size, the session is ended: without it, the two ends would not
+        agree any more.
+        """
+        if self.state not in (SessionState.BEGIN_SENT, SessionState.MAPPED) or not self.connection.is_open:
+            return
+        if not self.connection.send_frame(self.channel, performative):
+            what = type(performative).__name__.lower()
+            self.end(AmqpError(FRAME_SIZE_TOO_SMALL, f"The {what} that is due does not fit into a frame."))
 
     def send_begin(self) -> None:
         """Queue this end's begin."""

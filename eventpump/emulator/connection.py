@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from eventpump.amqp.connection import (
     Closed,
@@ -66,10 +67,16 @@ if TYPE_CHECKING:
     from eventpump.emulator.service import Service
     from eventpump.wire.stream import ConnectionProtocol
 
+_P = ParamSpec("_P")
+
+_logger = logging.getLogger("eventpump.emulator")
+
 _numbers = itertools.count(1)
 
 CLOSE_GRACE = 1.0
 """Seconds a client has to answer the service's close."""
+_MIN_IDLE_TIME_OUT = 1000
+"""Milliseconds. The service's AMQP library has such a limit too, a higher one, and answers with the same condition."""
 _ARGUMENT_ERROR = "com.microsoft:argument-error"
 
 
@@ -91,6 +98,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
         incoming_window=5_000,
         outgoing_window=5_000,
         idle_timeout=480.0,
+        min_idle_time_out=_MIN_IDLE_TIME_OUT,
         # Larger messages are rejected one by one up to this size; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
         enforce_credit=False,
@@ -116,6 +124,7 @@ class ServiceConnection:
         self._is_open = True
         self._had_link = False
         self._had_token = False
+        self._has_failed = False
         self._began = self._last_change = self._loop.time()
         self.closed = self._loop.create_future()
 
@@ -129,12 +138,18 @@ class ServiceConnection:
 
     def on_events(self, events: list[Event]) -> None:
         """Take what the engine says the client did."""
+        self.guard(self._take_events, events)
+
+    def _take_events(self, events: list[Event]) -> None:
         for event in events:
             match event:
                 case Messages(link, payloads, delivery_ids, formats):
                     end = self._ends.get(link)
                     if isinstance(end, ReceivingEnd):
                         end.on_messages(payloads, delivery_ids, formats)
+                    elif link.state is LinkState.ATTACH_RECEIVED:
+                        # Before credit is one thing (wire reference 7.5); before the link has an end, another.
+                        link.detach(AmqpError("amqp:link:transfer-limit-exceeded", "The link is not attached yet."))
                 case CreditChanged(link):
                     end = self._ends.get(link)
                     if end is not None:
@@ -158,16 +173,37 @@ class ServiceConnection:
 
     def on_writable(self) -> None:
         """Go on sending."""
-        self._give_turns()
+        self.guard(self._give_turns)
 
     def on_closed(self, _error: BaseException | None) -> None:
         """The connection is gone."""
-        self._let_go()
+        self.guard(self._let_go)
         if self._deadline is not None:
             self._deadline.cancel()
         self.service.connections.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
+
+    # ------------------------------------------------------------------------------------- the last resort
+
+    def guard(self, call: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Make a call on behalf of this connection, and of no other.
+
+        What nobody expected to be raised closes this connection, with `amqp:internal-error`, and is logged. Everything
+        that the event loop, the store or a fault calls goes through here; what is no `Exception` passes.
+        """
+        try:
+            call(*args, **kwargs)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._has_failed:  # that was logged, and the client was told what could be
+            self.abort()
+            return
+        self._has_failed = True
+        _logger.error("the emulator failed: it closes one connection, and serves the others", exc_info=error)
+        self.guard(self.close, AmqpError("amqp:internal-error", "The service failed, and closes the connection."))
 
     # --------------------------------------------------------------------------------------- the links' calls
 
@@ -244,7 +280,7 @@ class ServiceConnection:
     def _ask_for_turns(self) -> None:
         if not self._is_turn_due and self._is_open:
             self._is_turn_due = True
-            self._loop.call_soon(self._take_turns)
+            self._loop.call_soon(self.guard, self._take_turns)
 
     def _take_turns(self) -> None:
         self._is_turn_due = False
@@ -299,9 +335,9 @@ class ServiceConnection:
             case Refuse() as action:
                 link.refuse(error_of(action))
             case Delay(seconds):
-                self._loop.call_later(seconds, self._attach_later, link, address, target)
+                self._loop.call_later(seconds, self.guard, self._attach_later, link, address, target)
             case Hold():
-                fault.when_removed(lambda: self._attach_later(link, address, target))
+                fault.when_removed(lambda: self.guard(self._attach_later, link, address, target))
             case CloseConnection() as action:
                 self.close(error_of(action))
             case DetachLink() as action:
@@ -441,7 +477,8 @@ class ServiceConnection:
         for eviction in admission:
             loser = eviction.reader.key
             assert isinstance(loser, LinkEnd)
-            loser.detach(AmqpError(eviction.refusal.condition, eviction.refusal.description))
+            stolen = AmqpError(eviction.refusal.condition, eviction.refusal.description)
+            loser.connection.guard(loser.detach, stolen)
         self._accept(link)
         return end
 
@@ -514,7 +551,7 @@ class ServiceConnection:
         ends, self._ends = list(self._ends.values()), {}
         self._turns.clear()
         for end in ends:
-            end.closed()
+            self.guard(end.closed)
 
     def _changed(self) -> None:
         self._last_change = self._loop.time()
@@ -528,7 +565,7 @@ class ServiceConnection:
             return
         due = min((when for when, _ in self._deadlines()), default=None)
         if due is not None:
-            self._deadline = self._loop.call_at(due, self._on_deadline)
+            self._deadline = self._loop.call_at(due, self.guard, self._on_deadline)
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
         """Say what is due when, on the loop's clock (wire reference 2.4)."""

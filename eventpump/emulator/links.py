@@ -86,11 +86,11 @@ class LinkEnd:
         """Commit a fault that does the same on every link. :returns: whether the link goes on, later."""
         match fault.action:
             case Delay(seconds):
-                asyncio.get_running_loop().call_later(seconds, self.resume)
+                asyncio.get_running_loop().call_later(seconds, self.connection.guard, self.resume)
                 return True
             case Hold(answers_echo):
                 self.link.answers_echo = answers_echo
-                fault.when_removed(self._let_go)
+                fault.when_removed(partial(self.connection.guard, self._let_go))
                 return True
             case CloseConnection() as action:
                 self.connection.close(error_of(action))
@@ -165,7 +165,7 @@ class ReceivingEnd(LinkEnd):
                 self.take(item, drops=True)
             elif isinstance(fault.action, StoreLate):
                 late = item._replace(delivery_id=None)
-                fault.when_removed(partial(self.take, late))
+                fault.when_removed(partial(self.connection.guard, self.take, late))
                 self.connection.abort()
             elif self.strike(fault):
                 self._is_blocked = True

@@ -332,7 +332,10 @@ def _check_key(name: str, key: str) -> None:
 
 
 class _ServedProtocol(ConnectionProtocol):
-    """A shell that tells its connection when it is up: over TLS that is later than accepted, or never."""
+    """A shell that tells its connection when it is up: over TLS that is later than accepted, or never.
+
+    Whatever its engine raises on what a client sends is for the connection's last resort.
+    """
 
     def __init__(self, served: ServiceConnection) -> None:
         super().__init__(served.engine, served)
@@ -341,3 +344,6 @@ class _ServedProtocol(ConnectionProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._served.on_connected(self)
+
+    def take(self, data: bytes) -> None:
+        self._served.guard(super().take, data)

@@ -257,7 +257,7 @@ class Service:
                 self._grown(entry.batch.size)
             elif entry.producer is not None:
                 entry.partition.publishing.committed(entry.producer)
-            ticket.stored()
+            ticket.end.connection.guard(ticket.stored)
             ends[ticket.end] = None
         self._answer(ends)
 
@@ -266,13 +266,13 @@ class Service:
         ends: dict[ProducerEnd, None] = {}
         for entry in entries:
             ticket = cast("Ticket", entry.ticket)
-            ticket.failed(reason)
+            ticket.end.connection.guard(ticket.failed, reason)
             ends[ticket.end] = None
         self._answer(ends)
 
     def _answer(self, ends: dict[ProducerEnd, None]) -> None:
         for end in ends:
-            end.worked()
+            end.connection.guard(end.worked)
         for connection in {end.connection: None for end in ends}:
             connection.flush()
 

@@ -32,6 +32,7 @@ from eventpump.errors import (
     ProtocolError,
     QuotaExceededError,
     Recovery,
+    RequestRefusedError,
     ServiceError,
 )
 from eventpump.settings import ConnectionSettings
@@ -111,16 +112,21 @@ class ClientConnection(BaseConnection):
             session = next((each for each in self._sessions if each.free_handles > 0), None)
             if session is None:
                 session = await self._begin()
-            link = session.attach(
-                spec.name,
-                is_receiver=is_receiver,
-                snd_settle_mode=snd_settle_mode(is_receiver=is_receiver),
-                source=spec.source,
-                target=spec.target,
-                max_message_size=spec.max_message_size,
-                properties=spec.properties,
-                desired_capabilities=spec.desired_capabilities,
-            )
+            try:
+                link = session.attach(
+                    spec.name,
+                    is_receiver=is_receiver,
+                    snd_settle_mode=snd_settle_mode(is_receiver=is_receiver),
+                    source=spec.source,
+                    target=spec.target,
+                    max_message_size=spec.max_message_size,
+                    properties=spec.properties,
+                    desired_capabilities=spec.desired_capabilities,
+                )
+            except ProtocolError as error:
+                raise RequestRefusedError(
+                    f"no link can be attached: {error.description}", condition=error.condition
+                ) from None
         link.context = owner
         self.flush_soon()
         return link

@@ -15,6 +15,12 @@ CLOSE_TIMEOUT = 5.0
 _WRITE_BUFFER = 512 * 1024
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either: it could make the answers grow for ever."""
+_TURN = 2048
+"""How many plain transfers a connection may send before others have their turn; 64 of other frames.
+
+That is about ten milliseconds of work on a slow machine. What one read brings of events of 100 bytes or more fits into
+one turn.
+"""
 
 
 def reason_of(error: BaseException) -> str:
@@ -56,6 +62,8 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_flush_due = False
         self._is_finishing = False
         self._is_reading = True
+        self._is_glutted = False
+        self._is_turn_due = False
         self._received_at = self._sent_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
@@ -109,15 +117,42 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()
-        events = self.connection.receive(data)
+        self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Give bytes to the engine, for one turn, and what comes of them to the handler and the peer."""
+        connection = self.connection
+        events = connection.receive(data, _TURN)
         if events:
             self._tell(events)
-        if self.connection.output:
+        if connection.output:
             self.flush()
+        if self._is_paused or connection.is_behind or not self._is_reading:
+            self._pace()
+
+    def _pace(self) -> None:
+        """Read from the peer only while it takes its answers, and while nothing that it sent waits for a turn."""
         transport = self._transport
-        if self._is_paused and transport is not None and transport.get_write_buffer_size() > _READ_STOP:
-            self._is_reading = False
-            transport.pause_reading()
+        if transport is None or self._is_finishing or transport.is_closing():
+            return
+        if self._is_paused and transport.get_write_buffer_size() > _READ_STOP:
+            self._is_glutted = True
+        is_behind = self.connection.is_behind
+        if is_behind and not self._is_glutted and not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._take_turn)
+        may_read = not is_behind and not self._is_glutted
+        if may_read is not self._is_reading:
+            self._is_reading = may_read
+            if may_read:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
+
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
+        if self._transport is not None and not self._is_finishing and not self._is_glutted:
+            self.take(b"")
 
     def eof_received(self) -> bool:
         self.finish()  # connection_lost tells the rest
@@ -127,10 +162,9 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        if not self._is_reading and self._transport is not None:
-            self._is_reading = True
-            self._transport.resume_reading()
+        self._is_paused = self._is_glutted = False
+        if not self._is_reading:
+            self._pace()
         self._handler.on_writable()
         self.flush()
 
@@ -160,7 +194,7 @@ class ConnectionProtocol(asyncio.Protocol):
             if not any(isinstance(event, SaslRequested) for event in events):
                 return
             # A client that did not wait for the SASL outcome has sent more already.
-            events = self.connection.receive(b"")
+            events = self.connection.receive(b"", _TURN)
 
     def finish(self) -> None:
         """Send the last bytes, then close the stream; a peer that does not take them is not waited for."""

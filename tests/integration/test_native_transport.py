@@ -233,15 +233,15 @@ async def test_many_links_on_one_connection(emulator: Emulator) -> None:
 async def test_a_silent_peer_is_noticed(emulator: Emulator) -> None:
     """A peer that goes silent without a word ends the links within the idle time-out."""
     async with FaultProxy(emulator.port) as proxy:
-        transport = transport_to(emulator, custom_endpoint_address=proxy.address, idle_timeout=0.4)
+        transport = transport_to(emulator, custom_endpoint_address=proxy.address, idle_timeout=1.0)
         sink = RecordingSink()
         await transport.open_receive_link(reading(), sink)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sink.until(lambda: bool(sink.errors)), 1.0)  # heartbeats keep it
+            await asyncio.wait_for(sink.until(lambda: bool(sink.errors)), 2.0)  # heartbeats keep it
         proxy.half_open()
-        error = await asyncio.wait_for(sink.ended(), 2.0)
+        error = await asyncio.wait_for(sink.ended(), 3.0)
         assert isinstance(error, ConnectionLostError)
-        assert "silent for 0.4 seconds" in str(error)
+        assert "silent for 1.0 seconds" in str(error)
         await transport.aclose()
 
 

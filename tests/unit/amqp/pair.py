@@ -17,7 +17,7 @@ from eventpump.amqp.connection import (
     SessionBegun,
 )
 from eventpump.amqp.link import Link
-from eventpump.amqp.performatives import Composite, Source, Target
+from eventpump.amqp.performatives import Composite, Source, Target, decode_performative
 from eventpump.amqp.session import Session
 
 _T = TypeVar("_T")
@@ -32,6 +32,26 @@ def frame(channel: int, performative: Composite, payload: bytes = b"", *, kind: 
     """Write a frame by hand."""
     body = performative.encode() + payload
     return (len(body) + 8).to_bytes(4, "big") + bytes([2, kind]) + channel.to_bytes(2, "big") + body
+
+
+def frames(data: bytes) -> list[tuple[Any, int]]:
+    """Return the performatives of a flight of whole frames, with the sizes of their frames; headers are left out."""
+    found = []
+    pos = 0
+    while pos < len(data):
+        if data[pos : pos + 4] == b"AMQP":
+            pos += 8
+            continue
+        size = int.from_bytes(data[pos : pos + 4], "big")
+        if size > 8:
+            found.append((decode_performative(data, pos + 8, pos + size)[0], size))
+        pos += size
+    return found
+
+
+def sent(data: bytes, kind: type[_T]) -> list[_T]:
+    """Return the performatives of one kind in a flight of whole frames."""
+    return [each for each, _ in frames(data) if isinstance(each, kind)]
 
 
 class Pair:

@@ -7,6 +7,7 @@ import pytest
 from eventpump.amqp.connection import (
     AMQP_HEADER,
     EMPTY_FRAME,
+    FRAME_COST,
     SASL_HEADER,
     Closed,
     Connection,
@@ -105,8 +106,69 @@ def test_pipelining_client() -> None:
     assert [type(event) for event in server.receive(b"")] == [Opened, SessionBegun, SessionEnded, Closed]
 
 
+@pytest.mark.parametrize("first", [1, 500, 65_536, 65_600, 100_000, 150_000])
+def test_pipelining_however_it_is_cut(first: int) -> None:
+    """More than a frame's worth of valid frames behind the SASL choice is served, wherever the stream is cut.
+
+    The engine says that it is behind until it may go on: then nothing more should be read.
+    """
+    server = Connection(config(max_frame_size=65_536), Role.SERVER)
+    flows = frame(0, Flow(0, 10, 0, 10)) * 7000
+    begin = frame(0, Begin(None, 0, 10, 10))
+    pipelined = frame(0, SaslInit("ANONYMOUS"), kind=1) + AMQP_HEADER + frame(0, Open("me")) + begin + flows
+    assert len(pipelined) > 160_000
+    server.receive(SASL_HEADER)
+    assert not server.is_behind
+    events = []
+    for data in (pipelined[:first], pipelined[first:] + frame(0, Close())):
+        came = server.receive(data)
+        if any(isinstance(event, SaslRequested) for event in came):
+            assert server.is_behind is (len(data) > len(frame(0, SaslInit("ANONYMOUS"), kind=1)))
+            server.sasl_outcome(ok=True)
+            came += server.receive(b"")
+        assert not server.is_behind
+        events += came
+    assert [type(event) for event in events] == [SaslRequested, Opened, SessionBegun, Closed]
+    assert only(events, Closed) == Closed(None)
+
+
+def test_a_turn() -> None:
+    """A turn ends after so many frames; what is left waits, and the engine says so until it is done."""
+    pair = opened()
+    data = b"".join(frame(channel, Begin(None, 0, 10, 10)) for channel in range(10))
+    assert len(pair.server.receive(data, 3 * FRAME_COST)) == 3
+    assert pair.server.is_behind
+    assert len(pair.server.receive(b"", 4 * FRAME_COST)) == 4
+    assert pair.server.is_behind
+    assert len(pair.server.receive(frame(10, Begin(None, 0, 10, 10)), 100 * FRAME_COST)) == 4
+    assert not pair.server.is_behind
+
+
+def test_a_turn_of_plain_transfers() -> None:
+    """A plain transfer counts one, in runs and between other frames, and a run ends with its turn."""
+    pair = opened()
+    session, theirs = pair.session()
+    sender, receiver = pair.link(session, is_receiver=False)
+    receiver.set_credit(100)
+    pair.run()
+    sender.send_run([b"%d" % number for number in range(50)])
+    data = pair.client.data_to_send()
+    came = payloads(pair.server.receive(data, 8))  # the first is decoded in whole, to know the form
+    assert came == [b"0"]
+    for turn, total in ((10, 11), (1, 12), (30, 42)):
+        came += payloads(pair.server.receive(b"", turn))
+        assert pair.server.is_behind
+        assert came == [b"%d" % number for number in range(total)]
+        assert receiver.delivery_count == total
+        assert theirs.next_incoming_id == total
+    came += payloads(pair.server.receive(b"", 8))
+    assert len(came) == 50
+    assert not pair.server.receive(b"")
+    assert not pair.server.is_behind
+
+
 def test_too_much_before_the_answer() -> None:
-    """What a client may send before the SASL outcome is bounded."""
+    """A caller that reads on, though the engine is behind, is stopped: what waits for the SASL outcome is bounded."""
     server = Connection(config(max_frame_size=1000), Role.SERVER)
     server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + b"x" * 900)
     assert condition(server.receive(b"x" * 101)) == "amqp:connection:framing-error"
@@ -212,6 +274,36 @@ def test_time_out() -> None:
     assert condition(pair.client.time_out()) == "amqp:resource-limit-exceeded"
     assert pair.client.time_out() == []
     assert condition(pair.run()[1]) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize("idle", [1, 999, 1000, 0, None])
+def test_the_least_idle_time_out(idle: int | None) -> None:
+    """An idle time-out below the least that is supported is refused at the open, in words that state both."""
+    server = Connection(config(min_idle_time_out=1000), Role.SERVER)
+    server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1))
+    server.sasl_outcome(ok=True)
+    events = server.receive(AMQP_HEADER + frame(0, Open("x", idle_time_out=idle)))
+    if idle not in (1, 999):
+        only(events, Opened)
+        return
+    error = only(events, Closed).error
+    assert error == AmqpError("amqp:not-allowed", f"an idle-time-out of {idle} ms, below 1000")
+
+
+@pytest.mark.parametrize(("own", "advertised"), [(60.0, 30_000), (2.0, 1000), (1.5, 1000), (1.0, 1000), (0.5, 500)])
+def test_the_idle_time_out_that_is_advertised(own: float, advertised: int) -> None:
+    """Half of the own one is advertised (2.4.5), but not less than a second of what there is: peers refuse less."""
+    pair = opened(config(idle_timeout=own))
+    assert only(pair.server_events, Opened).open.idle_time_out == advertised
+
+
+def test_heartbeats_are_bounded() -> None:
+    """Whatever a service asks for, a client sends a hundred heartbeats a second at most, or closes the connection."""
+    pair = opened(server=config(idle_timeout=0.02))
+    assert pair.client.heartbeat_interval == 0.01
+    pair = Pair(server=config(idle_timeout=0.019))
+    pair.client.start()
+    assert condition(pair.run()[0]) == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize("bad", [Open("x", max_frame_size=511), Open("x", idle_time_out=1)])

@@ -16,6 +16,7 @@ from eventpump.amqp.connection import (
     Closed,
     Connection,
     ConnectionConfig,
+    ConnectionState,
     CreditChanged,
     Event,
     LinkAttached,
@@ -36,6 +37,16 @@ class General(Connection):
 
     def _learn_form(self, *_: Any) -> None:
         return
+
+
+class InTurns(Connection):
+    """Reads in turns of one frame."""
+
+    def receive(self, data: bytes, turn: int = 1) -> list[Event]:
+        events = super().receive(data, turn)
+        while self.is_behind and self.state is not ConnectionState.SASL_ANSWER:
+            events += super().receive(b"", turn)
+        return events
 
 
 def react(engine: Connection, events: list[Event]) -> list[Event]:
@@ -212,6 +223,16 @@ def test_byte_by_byte(recording: Recording) -> None:
     """Single bytes mean the same as all at once."""
     _, events = recording.replay(lambda flight: (flight[at : at + 1] for at in range(len(flight))))
     assert story(events) == story(recording.replay(whole)[1])
+
+
+@BOTH
+def test_turns(recording: Recording) -> None:
+    """However little is read in one turn, the events are the same, and what is left behind is too."""
+    whole_turn, expected = recording.replay(whole)
+    in_turns, events = recording.replay(whole, InTurns)
+    assert story(events) == story(expected)
+    assert len(events) > len(expected)
+    assert whole_turn._forms.keys() == in_turns._forms.keys()
 
 
 @BOTH

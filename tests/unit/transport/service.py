@@ -44,6 +44,7 @@ class MemoryStream(asyncio.Transport):
     """One end of a stream in memory.
 
     :ivar is_stalled: whether what is written stays here, as when the peer does not read.
+    :ivar is_read: whether this end takes what the other one writes.
     :ivar is_mute: whether what is written is lost, as on a half-open connection.
     :ivar is_lost: whether it is gone.
     """
@@ -52,6 +53,7 @@ class MemoryStream(asyncio.Transport):
         super().__init__()
         self.peer: MemoryStream
         self.is_stalled = False
+        self.is_read = True
         self.is_mute = False
         self._protocol = protocol
         self._buffer: list[bytes] = []
@@ -75,8 +77,15 @@ class MemoryStream(asyncio.Transport):
         self.is_stalled = False
         self._deliver()
 
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+        self._loop.call_soon(self.peer._deliver)
+
     def _deliver(self) -> None:
-        if self.is_stalled:
+        if self.is_stalled or not self.peer.is_read:
             return
         data, self._buffer = b"".join(self._buffer), []
         if data and not self.peer.is_lost:

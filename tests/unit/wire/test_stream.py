@@ -10,18 +10,21 @@ import pytest
 from eventpump.amqp.connection import (
     AMQP_HEADER,
     EMPTY_FRAME,
+    FRAME_COST,
     SASL_HEADER,
     Closed,
     Connection,
     Event,
+    LinkAttached,
+    LinkDetached,
     Opened,
     Role,
 )
-from eventpump.amqp.performatives import Begin, Close, Flow, Open, SaslInit
+from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Open, SaslInit, Source, Target
 from eventpump.testing.clock import VirtualClock
 from eventpump.wire import stream
 from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol
-from tests.unit.amqp.pair import config, frame, only
+from tests.unit.amqp.pair import config, frame, only, sent
 from tests.unit.wire.ends import Recorder
 
 
@@ -29,6 +32,7 @@ class MemoryTransport(asyncio.Transport):
     """A byte stream to a peer that takes bytes, or not.
 
     :ivar written: what the peer has taken.
+    :ivar reading: set while this end reads.
     :ivar ended: when the stream was gone, and whether it was cut; None before.
     """
 
@@ -37,7 +41,8 @@ class MemoryTransport(asyncio.Transport):
         self.written = b""
         self.is_peer_reading = True
         self.ended: tuple[float, bool] | None = None
-        self.is_reading_here = True
+        self.reading = asyncio.Event()
+        self.reading.set()
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._held = bytearray()
@@ -77,11 +82,15 @@ class MemoryTransport(asyncio.Transport):
             else:
                 self._protocol.resume_writing()
 
+    @property
+    def is_reading_here(self) -> bool:
+        return self.reading.is_set()
+
     def pause_reading(self) -> None:
-        self.is_reading_here = False
+        self.reading.clear()
 
     def resume_reading(self) -> None:
-        self.is_reading_here = True
+        self.reading.set()
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -291,15 +300,93 @@ async def test_answers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol.data_received(frame(0, Begin(None, 0, 10, 10)))
     transport.read(on=False)
     question = frame(0, Flow(0, 10, 0, 10, echo=True)) * 2000
-    for _ in range(100):
+    for _ in range(1000):
         if transport.is_reading_here:
             protocol.data_received(question)
-    assert 600_000 < transport.get_write_buffer_size() < 900_000
+        await asyncio.sleep(0)
+    assert 600_000 < transport.get_write_buffer_size() < 650_000
     transport.read()
-    assert transport.is_reading_here
+    async with asyncio.timeout(1):
+        await transport.reading.wait()
     assert protocol.connection.is_open
     protocol.abort()
     await protocol.wait_closed()
+
+
+ECHO = frame(0, Flow(0, 10, 0, 10, echo=True))
+BEGIN = frame(0, Begin(None, 0, 10, 10))
+FRAMES = stream._TURN // FRAME_COST
+"""What is worked off in one turn."""
+
+
+async def test_turns_are_fair() -> None:
+    """A read full of small frames is worked off in turns: others are served meanwhile, and no more of it is read."""
+    flooding, flooded, _ = serve()
+    other, answered, _ = serve()
+    flooding.data_received(BEGIN)
+    other.data_received(BEGIN)
+    flooded.written = answered.written = b""
+    flooding.data_received(ECHO * 6000)
+    turns = 0
+    while not flooded.is_reading_here:
+        taken = len(sent(flooded.written, Flow))
+        assert 0 < taken <= FRAMES
+        flooded.written = b""
+        other.data_received(ECHO)
+        assert len(sent(answered.written, Flow)) == turns + 1
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns == 6000 // FRAMES
+    assert len(sent(flooded.written, Flow)) == 6000 % FRAMES
+    for protocol in (flooding, other):
+        protocol.abort()
+        await protocol.wait_closed()
+
+
+async def test_attaches_and_detaches_take_turns_too() -> None:
+    """What a flood asks of the handler is bounded by the same turns, in order."""
+    protocol, transport, handler = serve()
+    protocol.data_received(BEGIN)
+    pair = frame(0, Attach("x", 0, True, source=Source("a"), target=Target("b"))) + frame(0, Detach(0, closed=True))
+    handler.events.clear()
+    protocol.data_received(pair * 1000)
+    turns = [len(handler.events)]
+    while not transport.is_reading_here:
+        await asyncio.sleep(0)
+        turns.append(len(handler.events) - sum(turns))
+    assert max(turns) == FRAMES
+    assert [type(event) for event in handler.events] == [LinkAttached, LinkDetached] * 1000
+    protocol.abort()
+    await protocol.wait_closed()
+
+
+async def test_what_is_worked_off_ends_with_its_stream() -> None:
+    """A stream that is lost, or finished, in the middle of a read's turns: the rest is not read."""
+    protocol, transport, handler = serve()
+    protocol.data_received(BEGIN + ECHO * 2000)
+    assert not transport.is_reading_here
+    protocol.abort()
+    await protocol.wait_closed()
+    assert only(handler.events, Closed).is_local
+    protocol, transport, handler = serve()
+    protocol.data_received(BEGIN + ECHO * 300 + frame(0, Close()) + ECHO * 300)
+    await protocol.wait_closed()
+    assert only(handler.events, Closed) == Closed(None)
+    assert len(sent(transport.written, Flow)) == 300
+
+
+@pytest.mark.parametrize("piece", [100, 4096, 65_536, 1 << 20])
+async def test_pipelining_beyond_a_frame_is_served(piece: int) -> None:
+    """Valid frames behind the SASL choice are all answered, however the stream is cut and however many there are."""
+    protocol, transport, _ = serve(opened=False)
+    data = OPENING + frame(0, Open("peer")) + BEGIN + ECHO * 8000 + frame(0, Close())
+    assert len(data) > 200_000
+    for start in range(0, len(data), piece):
+        await transport.reading.wait()
+        protocol.data_received(data[start : start + piece])
+    await protocol.wait_closed()
+    assert len(sent(transport.written, Flow)) == 8000
+    assert [each.error for each in sent(transport.written, Close)] == [None]
 
 
 async def test_flush_soon() -> None:

@@ -1,0 +1,214 @@
+"""Frames are never larger than the peer takes, whatever they carry (2.4.1, 2.7.1, 5.3.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eventpump.amqp.connection import MIN_MAX_FRAME_SIZE, Connection, LinkAttached, LinkDetached, Role, SessionEnded
+from eventpump.amqp.performatives import (
+    AmqpError,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Modified,
+    Open,
+    Rejected,
+    SaslMechanisms,
+    Source,
+    Target,
+)
+from eventpump.amqp.types import Symbol
+from eventpump.errors import ProtocolError
+from tests.unit.amqp.pair import Pair, condition, config, frame, frames, only, opened, payloads, sent
+
+TOO_SMALL = "amqp:frame-size-too-small"
+LIMIT = MIN_MAX_FRAME_SIZE
+
+
+def small() -> Pair:
+    """Return an open pair whose client takes the smallest frames."""
+    return opened(config(max_frame_size=LIMIT))
+
+
+def told_by(server: Connection) -> bytes:
+    """Take what a server sends. No frame may be too large for its client."""
+    data = server.data_to_send()
+    assert all(size <= LIMIT for _, size in frames(data))
+    return data
+
+
+def attached(pair: Pair, name: str, **options: Any) -> bytes:
+    """Attach by hand, and have it accepted. :returns: what the server answers."""
+    attach = Attach(name=name, handle=0, role=True, **{"source": Source("a"), "target": Target("b"), **options})
+    pair.server.receive(frame(0, Begin(None, 0, 10, 10)))
+    pair.server.data_to_send()
+    link = only(pair.server.receive(frame(0, attach)), LinkAttached).link
+    link.accept()
+    return told_by(pair.server)
+
+
+@pytest.mark.parametrize("length", range(250, 500, 5))
+def test_names_up_to_what_fits(length: int) -> None:
+    """An attach is answered where its answer fits; a name too long for that is refused, by link or by session."""
+    pair = small()
+    data = attached(pair, "n" * length)
+    attach, end, detach = sent(data, Attach), sent(data, End), sent(data, Detach)
+    if attach:
+        assert attach[0].name == "n" * length
+        assert (attach[0].source is None) is bool(detach)
+        assert not end
+    else:
+        assert end
+        assert end[0].error is not None
+        assert end[0].error.condition == TOO_SMALL
+    assert [each.error.condition for each in detach if each.error] == [TOO_SMALL] * len(detach)
+
+
+def test_a_name_that_cannot_be_answered_ends_the_session() -> None:
+    """Not even the refusal of such an attach fits: its session ends, with its links, and the connection goes on."""
+    pair = small()
+    data = attached(pair, "n" * 2000)
+    (end,) = sent(data, End)
+    assert end.error is not None
+    assert end.error.condition == TOO_SMALL
+    assert [link.name for link in only(pair.server.receive(frame(0, End())), SessionEnded).links] == ["n" * 2000]
+    assert pair.server.is_open
+    assert pair.server.sessions == {}
+    assert pair.server.links == {}
+
+
+def test_an_answer_that_does_not_fit_refuses_the_link() -> None:
+    """An attach whose answer is too large is refused: null termini, then a detach that says why."""
+    pair = small()
+    data = attached(pair, "link", source=Source("a" * 600))
+    (attach,), (detach,) = sent(data, Attach), sent(data, Detach)
+    assert (attach.source, attach.target) == (None, None)
+    assert detach.error is not None
+    assert detach.error.condition == TOO_SMALL
+    assert only(pair.server.receive(frame(0, Detach(0, closed=True))), LinkDetached).link.name == "link"
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "close", "reject"])
+@pytest.mark.parametrize("text", ["x" * 100, "x" * 395, "x" * 5000, "€" * 5000, ""])
+@pytest.mark.parametrize("info", [None, {Symbol("why"): "y" * 5000}])
+def test_errors_are_shortened(end: str, text: str, info: dict[Any, Any] | None) -> None:
+    """An error whose description is too long arrives shortened, with its condition; the info goes first."""
+    pair = small()
+    session, theirs = pair.session()
+    _, link = pair.link(session, is_receiver=False)
+    error = AmqpError("amqp:internal-error", text, info)
+    if end == "detach":
+        link.detach(error)
+    elif end == "end":
+        theirs.end(error)
+    elif end == "close":
+        pair.server.close(error)
+    else:
+        link.settle(0, 0, Rejected(error))
+    (performative,) = [each for each, _ in frames(told_by(pair.server))]
+    found = performative.state.error if isinstance(performative, Disposition) else performative.error
+    assert found.condition == "amqp:internal-error"
+    assert found.info is None
+    if len(text) <= 395:
+        assert (found.description or "") == text
+    else:
+        assert found.description.endswith("...")
+        assert text.startswith(found.description[:-3])
+        assert len(found.description.encode()) > 400
+
+
+@pytest.mark.parametrize("length", range(380, 480))
+def test_no_error_is_shortened_without_need(length: int) -> None:
+    """What fits exactly is sent as it is."""
+    pair = small()
+    error = AmqpError("amqp:internal-error", "x" * length)
+    is_fitting = len(Close(error=error).encode()) + 8 <= LIMIT
+    pair.server.close(error)
+    ((close, size),) = frames(told_by(pair.server))
+    assert (close.error == error) is is_fitting
+    assert is_fitting or size > LIMIT - 8
+
+
+def test_a_condition_that_does_not_fit() -> None:
+    """Whatever an error is, a close is sent."""
+    pair = small()
+    pair.server.close(AmqpError("x" * 1000, "y"))
+    (close,) = sent(told_by(pair.server), Close)
+    assert close.error == AmqpError("amqp:internal-error")
+
+
+def test_a_state_is_not_echoed_at_any_length() -> None:
+    """The state that a receiver settles with is echoed to it (2.6.12) without the annotations it cannot take back."""
+    pair = small()
+    session, _ = pair.session()
+    mine, theirs = pair.link(session, is_receiver=True)
+    mine.set_credit(1)
+    pair.run()
+    delivery_id = theirs.send(b"x")
+    pair.server.data_to_send()
+    state = Modified(delivery_failed=True, message_annotations={Symbol("why"): "x" * 5000})
+    pair.server.receive(frame(0, Disposition(role=True, first=delivery_id, state=state)))
+    (answer,) = sent(told_by(pair.server), Disposition)
+    assert answer.settled
+    assert answer.state == Modified(delivery_failed=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 440, 448, 460, 470, 480, 512, 1000, 5000])
+@pytest.mark.parametrize("is_run", [True, False])
+def test_transfers_fit(size: int, is_run: bool) -> None:
+    """A message of any size takes as many frames as it needs."""
+    pair = small()
+    session, _ = pair.session()
+    mine, theirs = pair.link(session, is_receiver=True)
+    mine.set_credit(10)
+    pair.run()
+    if is_run:
+        theirs.send_run([b"x" * size])
+    else:
+        theirs.send(b"x" * size)
+    assert payloads(pair.client.receive(told_by(pair.server))) == [b"x" * size]
+
+
+def test_an_own_attach_that_does_not_fit() -> None:
+    """A link whose attach the peer would not take is not made; its handle is free again."""
+    pair = opened(server=config(max_frame_size=LIMIT))
+    session, _ = pair.session()
+    free = session.free_handles
+    with pytest.raises(ProtocolError, match="512 bytes") as caught:
+        session.attach("n" * 600, is_receiver=True, source=Source("a"), target=Target("b"))
+    assert caught.value.condition == TOO_SMALL
+    assert session.free_handles == free
+    assert pair.client.data_to_send() == b""
+    pair.link(session, is_receiver=True)
+
+
+def test_an_open_fits_into_what_every_peer_takes() -> None:
+    """Before the peer's open its limit is 512 bytes: properties that make the own one larger are left out."""
+    pair = Pair(config(properties={"user-agent": "x" * 200}))
+    pair.open()
+    assert [each.properties for each in sent(pair.to_server[-1], Open)] == [{"user-agent": "x" * 200}]
+    pair = Pair(config(properties={"user-agent": "x" * 500}))
+    pair.open()
+    assert [each.properties for each in sent(pair.to_server[-1], Open)] == [None]
+
+
+@pytest.mark.parametrize("options", [{"initial_response": b"x" * 512}, {"container_id": "x" * 600}])
+def test_what_cannot_be_said_to_anybody(options: dict[str, Any]) -> None:
+    """A SASL response or a name that no frame of 512 bytes holds ends the attempt, before it is sent."""
+    pair = Pair(config(**options))
+    pair.client.start()
+    client, _ = pair.run()
+    assert condition(client) == TOO_SMALL
+    assert all(size <= LIMIT for data in pair.to_server for _, size in frames(data))
+
+
+def test_the_offer_of_mechanisms_fits() -> None:
+    """SASL frames of a server have the same limit."""
+    server = Connection(config(mechanisms=tuple(f"MECHANISM-{number}" for number in range(100))), Role.SERVER)
+    assert condition(server.receive(b"AMQP\x03\x01\x00\x00")) == TOO_SMALL
+    assert sent(server.data_to_send(), SaslMechanisms) == []

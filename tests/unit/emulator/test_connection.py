@@ -1,0 +1,381 @@
+"""One connection of the emulator: its last resort, and clients that do not wait or do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from eventpump.amqp.connection import ConnectionConfig, SaslRequested
+from eventpump.amqp.message import Data, Message
+from eventpump.amqp.performatives import (
+    Accepted,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    Flow,
+    Source,
+    Target,
+    Transfer,
+)
+from eventpump.dialect import cbs
+from eventpump.dialect.names import JWT_TOKEN_TYPE
+from eventpump.emulator.auth import Right, VerifiedToken
+from eventpump.emulator.connection import CLOSE_GRACE
+from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
+from eventpump.emulator.service import Service
+from eventpump.testing.peer import AmqpPeer, LinkRefusedError
+from tests.unit.amqp.pair import frame, sent
+from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve
+
+EVENT = Message(body=Data((b"x",))).encode()
+SECRET = "c2VjcmV0IG9mIGEgdG9rZW4="
+
+
+class Broken:
+    """A part of the user's that does what nobody expects. :ivar error: what it raises; None while it works."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def verify(self, _token: str) -> VerifiedToken | None:
+        """See `TokenVerifier`."""
+        if self.error is not None:
+            raise self.error
+        return VerifiedToken(rights=Right.ALL, expires_at=time.time() + 100)
+
+    def now(self) -> float:
+        """Return the time."""
+        if self.error is not None:
+            raise self.error
+        return time.time()
+
+
+async def ask(peer: AmqpPeer) -> None:
+    """Put a token that the service's verifier looks at, without waiting for what comes of it."""
+    session = await peer.begin()
+    link = await peer.attach(session, source="$cbs", target="$cbs", is_receiver=False)
+    link.send(cbs.put_token_request("token", JWT_TOKEN_TYPE, AUDIENCE, message_id="1").encode())
+    peer.flush()
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("path", ["read", "delay", "removal"])
+async def test_the_last_resort(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What nobody expected to be raised closes one connection with a condition, and is logged once, with its traceback.
+
+    That holds for what the client's bytes lead to at once, and after a fault's delay or removal. Others are served.
+    """
+    broken = Broken()
+    service = await serve(verifier=broken.verify)
+    other = await connect(service)
+    peer = await connect(service)
+    fault = None
+    if path == "delay":
+        service.faults.add(Delay(1.0), role=LinkRole.CBS)
+    elif path == "removal":
+        fault = service.faults.add(Hold(), role=LinkRole.CBS)
+    broken.error = ValueError(f"unexpected {SECRET}")
+    await ask(peer)
+    if fault is not None:
+        await fault.until_fired()
+        fault.remove()
+    await peer.until(lambda: peer.closed is not None)
+    assert peer.closed is not None
+    error = peer.closed.error
+    assert error is not None
+    assert error.condition == "amqp:internal-error"
+    assert SECRET not in (error.description or "")
+    assert "Traceback" not in (error.description or "")
+    (record,) = failures(caplog)
+    assert record.name == "eventpump.emulator"
+    assert record.exc_info is not None
+    assert record.exc_info[1] is broken.error
+    broken.error = None
+    assert await other.put_token(AUDIENCE) == 202
+    await asyncio.sleep(CLOSE_GRACE)
+    assert len(service.connections) == 1
+    assert len(failures(caplog)) == 1
+    await other.aclose()
+    await peer.aclose()
+
+
+async def test_the_last_resort_of_deadlines(caplog: pytest.LogCaptureFixture) -> None:
+    """The connection's own timer has the same last resort."""
+    broken = Broken()
+    service = await serve(now=broken.now)
+    peer = await connect(service)
+    assert await peer.put_token(AUDIENCE, lifetime=1000) == 202
+    await asyncio.sleep(1)  # its links are gone: only the timer is left
+    broken.error = RuntimeError("no clock")
+    await asyncio.wait_for(asyncio.shield(next(iter(service.connections)).closed), 2000)
+    assert peer.closed is not None
+    assert peer.closed.error is not None
+    assert peer.closed.error.condition == "amqp:internal-error"
+    assert len(failures(caplog)) == 1
+    await peer.aclose()
+
+
+async def test_events_are_never_answered_with_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+    """The shell's calls do not raise, whatever they are given: here an event that cannot be, on an open connection."""
+    service = await serve()
+    peer = await connect(service)
+    (served,) = service.connections
+    served.on_events([SaslRequested("PLAIN", b"", None)])
+    await peer.until(lambda: peer.closed is not None)
+    assert peer.closed is not None
+    assert peer.closed.error is not None
+    assert peer.closed.error.condition == "amqp:internal-error"
+    assert len(failures(caplog)) == 1
+    await peer.aclose()
+
+
+async def test_the_last_resort_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that fails again while it is closed is cut, and logs no more."""
+    service = await serve()
+    peer = await connect(service)
+    (served,) = service.connections
+
+    def fail() -> None:
+        raise RuntimeError("unexpected")
+
+    served.guard(fail)
+    served.guard(fail)
+    await served.closed
+    assert len(failures(caplog)) == 1
+    await peer.aclose()
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+async def test_what_is_no_exception_passes(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """A cancellation, or the end of the program, is nothing that the last resort keeps."""
+    broken = Broken()
+    service = await serve(verifier=broken.verify)
+    protocol, sink = by_hand(service)
+    protocol.data_received(
+        OPENING
+        + frame(0, Begin(None, 0, 10, 10))
+        + frame(0, Attach("in", 0, False, source=Source("$cbs"), target=Target("$cbs")))
+    )
+    broken.error = kind()
+    request = cbs.put_token_request("token", JWT_TOKEN_TYPE, AUDIENCE, message_id="1").encode()
+    with pytest.raises(kind):
+        protocol.data_received(frame(0, Transfer(0, 0, b"0", 0), request))
+    assert sent(sink.written, Close) == []
+    assert not failures(caplog)
+    protocol.connection_lost(None)
+
+
+async def test_a_failing_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """What the engine itself raises on a client's bytes is for the last resort too."""
+    service = await serve()
+    protocol, sink = by_hand(service)
+    protocol.data_received(OPENING + frame(0, Begin(None, 0, 10, 10)))
+    protocol.data_received(None)  # type: ignore[arg-type]  # no bytes: nothing the engine expects
+    (close,) = sent(sink.written, Close)
+    assert close.error is not None
+    assert close.error.condition == "amqp:internal-error"
+    assert len(failures(caplog)) == 1
+    protocol.connection_lost(None)
+    assert not service.connections
+
+
+# ---------------------------------------------------------------------------------------- clients that do not wait
+
+
+def stored(service: Service) -> int:
+    hub = service.hub("telemetry")
+    assert hub is not None
+    return sum(partition.end - partition.beginning for partition in hub.partitions)
+
+
+def sending(count: int) -> bytes:
+    """Write a begin, a producer's attach and its transfers in one flight."""
+    return (
+        frame(0, Begin(None, 0, 1000, 1000))
+        + frame(0, Attach("out", 0, False, source=Source("me"), target=Target("telemetry/Partitions/0")))
+        + b"".join(frame(0, Transfer(0, number, b"%d" % number, 0), EVENT) for number in range(count))
+    )
+
+
+async def test_events_in_one_read_with_their_attach_are_stored() -> None:
+    """The service bears transfers before credit (wire reference 7.5), also before its answer to the attach."""
+    service = await serve()
+    protocol, sink = by_hand(service)
+    protocol.data_received(OPENING + sending(3))
+    accepted = sent(sink.written, Disposition)
+    assert [(each.first, each.last, each.settled, each.state) for each in accepted] == [(0, 2, True, Accepted())]
+    assert stored(service) == 3
+    protocol.connection_lost(None)
+
+
+async def test_a_token_in_one_read_with_everything() -> None:
+    """A client that opens, attaches its pair of links and puts its token in one write gets its answer."""
+    service = await serve(verifier=Broken().verify)
+    protocol, sink = by_hand(service)
+    request = cbs.put_token_request("token", JWT_TOKEN_TYPE, AUDIENCE, message_id="1").encode()
+    protocol.data_received(
+        OPENING
+        + frame(0, Begin(None, 0, 10, 10))
+        + frame(0, Attach("in", 0, True, source=Source("$cbs"), target=Target("$cbs")))
+        + frame(0, Attach("out", 1, False, source=Source("$cbs"), target=Target("$cbs")))
+        + frame(0, Flow(0, 10, 0, 10, handle=0, delivery_count=0, link_credit=1))
+        + frame(0, Transfer(1, 0, b"0", 0), request)
+    )
+    assert b"Accepted" in sink.written
+    assert [each.state for each in sent_before_answer(sink.written)] == [Accepted()]
+    protocol.connection_lost(None)
+
+
+def sent_before_answer(data: bytes) -> list[Disposition]:
+    """Return the dispositions of a flight whose last frame is a transfer."""
+    cut = data.rindex(b"\x00\x53\x14") - 8
+    return sent(data[:cut], Disposition)
+
+
+async def test_events_for_a_link_that_waits_are_not_dropped_silently() -> None:
+    """Where the answer to the attach takes longer, the link is detached for them."""
+    service = await serve()
+    fault = service.faults.add(Hold(), on=Performative.ATTACH, role=LinkRole.PRODUCER)
+    protocol, sink = by_hand(service)
+    protocol.data_received(OPENING + sending(3))
+    (detach,) = sent(sink.written, Detach)
+    assert detach.error is not None
+    assert detach.error.condition == "amqp:link:transfer-limit-exceeded"
+    fault.remove()
+    protocol.data_received(frame(0, Detach(0, closed=True)))
+    assert len(sent(sink.written, Attach)) == len(sent(sink.written, Detach)) == 1
+    assert stored(service) == 0
+    protocol.connection_lost(None)
+
+
+async def test_events_for_a_link_that_is_refused() -> None:
+    """What comes with an attach that is refused is dropped with it."""
+    service = await serve()
+    protocol, sink = by_hand(service)
+    protocol.data_received(OPENING + sending(3).replace(b"Partitions/0", b"Partitions/9"))
+    assert sent(sink.written, Disposition) == []
+    assert len(sent(sink.written, Detach)) == 1
+    assert sent(sink.written, Close) == []
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("piece", [1000, 65_536, 1 << 20])
+async def test_pipelined_events_are_stored_however_they_are_cut(piece: int) -> None:
+    """More than 64 KiB behind the SASL choice, all valid, is served; the emulator reads on when it has caught up."""
+    service = await serve()
+    protocol, sink = by_hand(service)
+    data = OPENING + sending(3000)
+    assert len(data) > 100_000
+    for start in range(0, len(data), piece):
+        await sink.reading.wait()
+        protocol.data_received(data[start : start + piece])
+    await sink.reading.wait()
+    assert stored(service) == 3000
+    assert sent(sink.written, Close) == []
+    protocol.connection_lost(None)
+
+
+# ------------------------------------------------------------------------------------------------ open, frames, names
+
+
+async def test_short_idle_time_outs_are_refused() -> None:
+    """An idle-time-out below a second is refused at the open; a second is granted, with two heartbeats in it."""
+    service = await serve()
+    peer = await connect(service, ConnectionConfig(container_id="short", idle_timeout=0.999))
+    assert peer.closed is not None
+    assert peer.closed.error is not None
+    assert peer.closed.error.condition == "amqp:not-allowed"
+    assert "below 1000" in (peer.closed.error.description or "")
+    peer = await connect(service, ConnectionConfig(container_id="long", idle_timeout=1.0))
+    (served,) = service.connections
+    assert served.engine.heartbeat_interval == 0.5
+    await peer.put_token(AUDIENCE)
+    await asyncio.sleep(10)
+    assert peer.closed is None
+    await peer.aclose()
+
+
+async def test_the_smallest_frames_are_enough() -> None:
+    """A client that takes frames of 512 bytes can put a token, read, and send; what is too long for it is refused."""
+    service = await serve()
+    peer = await connect(service, ConnectionConfig(container_id="small", max_frame_size=512))
+    assert await peer.put_token(AUDIENCE) == 202
+    session = await peer.begin()
+    sender = await peer.attach(session, target="telemetry/Partitions/0")
+    assert await peer.send(sender, Message(body=Data((b"x" * 5000,))).encode()) == Accepted()
+    receiver = await peer.attach(session, source="telemetry/ConsumerGroups/$Default/Partitions/0", name="n" * 200)
+    receiver.set_credit(1)
+    peer.flush()
+    (raw,) = await peer.until(lambda: peer.received[receiver])
+    assert b"x" * 5000 in raw
+    with pytest.raises(LinkRefusedError) as refused:
+        await peer.attach(session, target="telemetry/Partitions/0", source="s" * 500)
+    assert refused.value.error.condition == "amqp:frame-size-too-small"
+    with pytest.raises(LinkRefusedError) as refused:
+        await peer.attach(session, target="telemetry/Partitions/0", name="n" * 2000)
+    assert refused.value.error.condition == "amqp:frame-size-too-small"
+    await asyncio.sleep(0)
+    assert not session.is_open
+    assert await peer.put_token(AUDIENCE) == 202
+    await peer.aclose()
+
+
+@pytest.mark.parametrize("is_receiver", [True, False])
+@pytest.mark.parametrize("is_same_session", [True, False])
+async def test_a_link_is_stolen_within_its_connection(is_receiver: bool, is_same_session: bool) -> None:
+    """The second attach of a name detaches the first as stolen, and works; other connections keep theirs.
+
+    Clients share names between connections (wire reference 7.1).
+    """
+    service = await serve()
+    peers = [await connect(service, ConnectionConfig(container_id="same")) for _ in range(2)]
+    address = "telemetry/ConsumerGroups/$Default/Partitions/0" if is_receiver else "telemetry/Partitions/0"
+    where = {"source": address} if is_receiver else {"target": address}
+    links = []
+    for peer in peers:
+        assert await peer.put_token(AUDIENCE) == 202
+        links.append(await peer.attach(await peer.begin(), name="x", **where))
+    peer = peers[0]
+    session = links[0].session if is_same_session else await peer.begin()
+    second = await peer.attach(session, name="x", **where)
+    stolen = await peer.until(lambda: peer.detached.get(links[0]))
+    assert stolen is not None
+    assert stolen.condition == "amqp:link:stolen"
+    assert second.is_attached
+    assert links[1].is_attached
+    if is_receiver:
+        sender = await peer.attach(session, target="telemetry/Partitions/0")
+        second.set_credit(1)
+        peer.flush()
+        assert await peer.send(sender, EVENT) == Accepted()
+        assert len(await peer.until(lambda: peer.received[second])) == 1
+        assert not peer.received[links[0]]
+    else:
+        assert await peer.send(second, EVENT) == Accepted()
+    for each in peers:
+        await each.aclose()
+
+
+async def test_a_flood_leaves_others_their_turns() -> None:
+    """While one client's read full of echoes is worked off, another's token is put, long before the flood is over."""
+    service = await serve()
+    peer = await connect(service)
+    protocol, sink = by_hand(service)
+    echo = frame(0, Flow(0, 10, 0, 10, echo=True))
+    protocol.data_received(OPENING + frame(0, Begin(None, 0, 10, 10)))
+    sink.written = b""
+    protocol.data_received(echo * 8000)
+    assert await peer.put_token(AUDIENCE) == 202
+    assert len(sent(sink.written, Flow)) < 8000
+    await sink.reading.wait()
+    assert len(sent(sink.written, Flow)) == 8000
+    protocol.connection_lost(None)
+    await peer.aclose()
