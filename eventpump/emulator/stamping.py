@@ -28,6 +28,9 @@ _PRODUCER_PREFIX = "com.microsoft:producer-"
 _WIDE = frozenset({0xD0, 0xD1, 0xB0})
 _NARROW = frozenset({0xC0, 0xC1, 0xA0})
 _TEXTS = frozenset({0xA1, 0xA3, 0xB1, 0xB3})
+_COMPOUND = 0xC0
+"""Lists, maps and arrays have codes from here on, but for the empty list."""
+_EMPTY_LIST = 0x45
 _PREFIX_SECTIONS = 3
 """Header, delivery annotations and message annotations."""
 _PLAIN_SECTIONS = frozenset(range(PROPERTIES, FOOTER + 1))
@@ -211,8 +214,11 @@ def _entries(raw: bytes, start: int, end: int, most: int) -> list[tuple[object, 
         raise DecodeError("a message has more annotations than are taken here")
     entries: list[tuple[object, bytes]] = []
     for _ in range(count // 2):
+        code = raw[pos] if pos < end else _COMPOUND
+        if code >= _COMPOUND or code == _EMPTY_LIST:
+            raise DecodeError("the message annotations have a key that is none")
         # Only texts are looked at: a key of another type may hold anything.
-        name, value = codec.decode(raw, pos, end) if raw[pos] in _TEXTS else (None, codec.skip(raw, pos, end))
+        name, value = codec.decode(raw, pos, end) if code in _TEXTS else (None, codec.skip(raw, pos, end))
         after = codec.skip(raw, value, end)
         entries.append((name, raw[pos:after]))
         pos = after

@@ -19,7 +19,7 @@ from eventpump.amqp.connection import Closed, Connection, LinkAttached, LinkDeta
 from eventpump.amqp.limits import ITEM_COST, LINK_COST, SESSION_COST, ConnectionLimits
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import MAX_ITEMS as MAX_PERFORMATIVE_ITEMS
-from eventpump.amqp.performatives import Attach, Begin, Close, Detach, End, Source, Target, Transfer
+from eventpump.amqp.performatives import Attach, Begin, Close, Detach, End, Flow, Source, Target, Transfer
 from eventpump.amqp.session import Session
 from eventpump.amqp.types import Array, Described, UByte
 from eventpump.wire.stream import ConnectionProtocol
@@ -126,8 +126,8 @@ def test_a_performative_of_too_many_values(is_client: bool, value: Any) -> None:
     pair = opened()
     pair.session()
     engine = pair.client if is_client else pair.server
-    attach = Attach("link", 0, source=Source("a"), target=Target("b"), properties={"x": [value] * 10})
-    assert condition(engine.receive(frame(0, attach))) == "amqp:decode-error"
+    flow = Flow(incoming_window=9, outgoing_window=9, properties={"x": [value] * 10})
+    assert condition(engine.receive(frame(0, flow))) == "amqp:decode-error"
 
 
 # ------------------------------------------------------------------------------------------ unfinished messages

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import DecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
-from eventpump.amqp.types import Int, Short, Symbol
+from eventpump.amqp.types import Described, Int, Short, Symbol
 from eventpump.dialect.envelope import decode_batch, encode_batch, partition_key_of
 from eventpump.dialect.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.emulator import bounds
@@ -26,6 +26,12 @@ def event(annotations: dict[Any, Any] | None = None) -> bytes:
 def many(count: int, **more: Any) -> dict[Any, Any]:
     """Give so many annotations of the smallest size."""
     return {Symbol(f"{number:x}"): None for number in range(count)} | more
+
+
+def annotated(*parts: bytes) -> bytes:
+    """Write an event whose annotations are said to be one entry."""
+    entry = b"".join(parts)
+    return b"\x00\x53\x72\xd1" + (len(entry) + 4).to_bytes(4, "big") + b"\0\0\0\2" + entry + event()
 
 
 def numbered(number: int, more: dict[Any, Any]) -> bytes:
@@ -77,12 +83,19 @@ def test_what_is_not_looked_at_costs_nothing() -> None:
     large = LISTS | {Symbol("y"): Symbol("z")}
     stored = stamp([event(large)], 0, 0, 0, None).payloads[0]
     assert len(stored) > MIB - 100
-    key = Message(body=Data((b"x",)), message_annotations={5: 6, PARTITION_KEY: "k"}).encode()
-    assert Message.decode(stamp([key], 0, 0, 0, None).payloads[0]).message_annotations["x-opt-partition-key"] == "k"  # type: ignore[index]  # it has some
+    key = encode(Described(Symbol("x"), [[]] * (2 * MIB)))  # of too many values to be decoded at all
+    assert stamp([annotated(key, b"\x40")], 0, 0, 0, None).payloads[0].endswith(key + b"\x40" + event())
     envelope = Message(
         properties=Properties(subject="s"), application_properties={"x": [[]] * MIB}, body=Data((event(),))
     ).encode()
     assert decode_batch(envelope) == [event()]
+
+
+@pytest.mark.parametrize("parts", [(b"\x45", b"\x40"), (encode([1]), b"\x40"), (encode("x"),), ()])
+def test_annotations_that_are_none(parts: tuple[bytes, ...]) -> None:
+    """A list as a key, which no reader takes, or entries that are counted and not there, are refused."""
+    with pytest.raises(DecodeError):
+        stamp([annotated(*parts)], 0, 0, 0, None)
 
 
 @pytest.mark.parametrize("body", [Data((b"a", b"bc")), AmqpValue(5)])
