@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from eventpump.amqp.codec import DecodeError, decode, skip
+from eventpump.amqp.codec import MAX_ITEMS, DecodeError, count_items, decode, skip
 from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message, data_head
 from eventpump.amqp.types import Described
 from eventpump.dialect.names import PARTITION_KEY
@@ -21,6 +21,8 @@ _LARGE = b"\x00\x53\x75\xb0"
 _unpack_size = struct.Struct(">I").unpack_from
 
 
+_LONGEST_CODE: Final = 10
+"""Bytes of a section's beginning with its code as a number, in the longest form."""
 REMEMBERED: Final = 8192
 """Sizes from this on are not remembered, in bytes."""
 
@@ -72,7 +74,7 @@ def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> b
 
 
 def decode_batch(payload: bytes) -> list[bytes]:
-    """Take an envelope apart into its encoded events, which are not looked into.
+    """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections.
 
     :raises DecodeError: it is no envelope, or holds no event.
     """
@@ -88,13 +90,14 @@ def decode_batch(payload: bytes) -> list[bytes]:
             start = pos + 8
             pos = start + unpack(payload, pos + 4)[0]
         else:
-            section, pos = decode(payload, pos)
-            code = section.descriptor if isinstance(section, Described) else None
+            section, pos = pos, skip(payload, pos, end)
+            start = skip(payload, section + 1, pos) if payload[section] == 0 else 0
+            code = decode(payload, section + 1, start)[0] if 0 < start - section <= _LONGEST_CODE else None
             if not isinstance(code, int):
                 raise DecodeError("a batch is not a run of sections")
-            if code == DATA and isinstance(section.value, bytes):
+            if code == DATA and payload[start] in (0xA0, 0xB0):
                 # A data section in a longer form than anybody writes.
-                append(section.value)
+                append(decode(payload, start, pos)[0])
             elif not (HEADER <= code < DATA and not events) and code != FOOTER:
                 raise DecodeError("a batch has a body of another kind than data sections")
             continue
@@ -106,17 +109,20 @@ def decode_batch(payload: bytes) -> list[bytes]:
     return events
 
 
-def partition_key_of(payload: bytes) -> str | None:
+def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
     """Read the partition key a message or envelope is routed by; a key that is no string counts as none.
 
-    :raises DecodeError: the bytes before the body are no sections.
+    :param max_items: how many values its annotations may hold.
+    :raises DecodeError: the bytes before the body are no sections, or the annotations hold more values.
     """
     pos, end = 0, len(payload)
     while pos < end and not payload.startswith(b"\x00\x53\x75", pos):
         if payload.startswith(b"\x00\x53", pos) and payload[pos + 2 : pos + 3] != bytes((MESSAGE_ANNOTATIONS,)):
             pos = skip(payload, pos, end)
             continue
-        section, pos = decode(payload, pos)
+        after = skip(payload, pos, end)
+        max_items -= count_items(payload, pos, after, max_items)
+        section, pos = decode(payload, pos, after)
         if not isinstance(section, Described):
             raise DecodeError("a message is not a run of sections")
         if section.descriptor == MESSAGE_ANNOTATIONS:

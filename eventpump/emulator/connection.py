@@ -38,6 +38,7 @@ from eventpump.dialect.names import (
     RECEIVER_NAME,
     RUNTIME_METRIC,
 )
+from eventpump.emulator import bounds
 from eventpump.emulator.auth import Grant, Grants, Right
 from eventpump.emulator.faults import (
     CloseConnection,
@@ -92,7 +93,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
     """Give the open and begin fields of the service (wire reference 2.3)."""
     return ConnectionConfig(
         container_id=f"{uuid.uuid4().hex}_G{next(_numbers)}",
-        max_frame_size=65_536,
+        max_frame_size=bounds.MAX_FRAME_SIZE,
         channel_max=4_999,
         handle_max=255,
         incoming_window=5_000,
@@ -101,6 +102,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
         min_idle_time_out=_MIN_IDLE_TIME_OUT,
         # Larger messages are rejected one by one up to this size; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
+        limits=bounds.without_token(),
         enforce_credit=False,
     )
 
@@ -109,12 +111,14 @@ class ServiceConnection:
     """The service's end of one connection.
 
     :ivar grants: the rights its tokens gave it.
+    :ivar waiting_answers: bytes of the nodes' answers that wait for credit, on all links.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.engine = Connection(service_config(service.max_message_size), Role.SERVER)
         self.grants = Grants()
+        self.waiting_answers = 0
         self._protocol: ConnectionProtocol | None = None
         self._loop = asyncio.get_running_loop()
         self._ends: dict[Link, LinkEnd] = {}
@@ -181,6 +185,7 @@ class ServiceConnection:
         if self._deadline is not None:
             self._deadline.cancel()
         self.service.connections.discard(self)
+        self._protocol = None
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -255,7 +260,13 @@ class ServiceConnection:
         """Take over the rights of a token."""
         self.grants.put(grant)
         self._had_token = True
+        self.engine.limits = bounds.with_token(self.service.max_message_size)
         self._set_deadline()
+
+    @property
+    def max_waiting_answers(self) -> int:
+        """How many bytes of answers may wait for credit."""
+        return bounds.ANSWERS if self._had_token else bounds.ANSWERS_WITHOUT_TOKEN
 
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
         """Find the link a node's answer goes out on.
@@ -391,7 +402,13 @@ class ServiceConnection:
     def _attach_node(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
         if address.kind is AddressKind.MANAGEMENT and not self.grants:
             raise self._unauthorized(address, "Manage,EventHub-Read")
-        self._accept(link)
+        if not self._had_token and len(self._ends) >= bounds.LINKS_WITHOUT_TOKEN:
+            raise _RefusedError(
+                "amqp:resource-limit-exceeded",
+                f"A connection has {bounds.LINKS_WITHOUT_TOKEN} links at most before it has put a token.",
+            )
+        limit = bounds.REQUEST if self._had_token else bounds.REQUEST_WITHOUT_TOKEN
+        self._accept(link, max_request_size=limit)
         if link.is_receiver:
             return RequestEnd(self, link, address, target)
         return AnswerEnd(self, link, address, target)
@@ -488,11 +505,13 @@ class ServiceConnection:
         *,
         properties: dict[str, object] | None = None,
         offered_capabilities: list[str] | None = None,
+        max_request_size: int | None = None,
     ) -> None:
+        """Accept a link. :param max_request_size: for requests; a larger one ends the link."""
         remote = link.remote
         assert remote is not None
         source, target = remote.source or Source(), remote.target or Target()
-        limit = self.service.max_message_size
+        limit = self.service.max_message_size if max_request_size is None else max_request_size
         if link.is_receiver:
             target.expiry_policy = target.expiry_policy or "session-end"
             offered = min(remote.max_message_size or limit, limit)
@@ -503,8 +522,9 @@ class ServiceConnection:
                 properties=properties,
                 offered_capabilities=offered_capabilities,
             )
-            # The engine's own limit is looser, so that one message too large is rejected and the link stays.
-            link.max_message_size = 0
+            if max_request_size is None:
+                # The engine's own limit is looser, so that one message too large is rejected and the link stays.
+                link.max_message_size = 0
         else:
             # The service settles what it sends, whatever was asked for (wire reference 5.1).
             link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)

@@ -18,6 +18,7 @@ from eventpump.amqp import codec
 from eventpump.amqp.message import MESSAGE_ANNOTATIONS, section_spans
 from eventpump.amqp.types import Int, Short
 from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal
 
 NUMBERS = 1 << 31
@@ -228,9 +229,10 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
 
     :param events: encoded messages, one at least.
     :returns: the run, and the events, without their annotations where these are nothing but the run's.
-    :raises DecodeError: one of them is no AMQP message.
+    :raises DecodeError: one of them is no AMQP message, or their annotations are too many.
     """
-    first = _annotations_of(events[0])
+    left = bounds.ANNOTATION_ITEMS
+    first, left = _annotations_of(events[0], left)
     if isinstance(first, Refusal):
         return first
     producer_id, epoch, number = first
@@ -243,7 +245,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
             # The same bytes but for the number: nothing else needs to be read.
             number = int.from_bytes(raw[split : split + 4], "big", signed=True)
         elif index:
-            found = _annotations_of(raw)
+            found, left = _annotations_of(raw, left)
             if isinstance(found, Refusal):
                 return found
             if found[:2] != (producer_id, epoch):
@@ -266,25 +268,32 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
     return run, events
 
 
-def _annotations_of(raw: bytes) -> tuple[int, int, int] | Refusal:
-    """Read the id, epoch and sequence number of one event."""
+def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refusal, int]:
+    """Read the id, epoch and sequence number of one event.
+
+    :param left: how many values its annotations may hold.
+    :returns: them, or why it is refused; and how many values are left for the other events of the message.
+    """
     annotations: Mapping[Any, Any] = {}
     for code, start, end in section_spans(raw):
         if code == MESSAGE_ANNOTATIONS:
+            left -= codec.count_items(raw, start, end, left)
             section, _ = codec.decode(raw, start, end)
             annotations = section.value if isinstance(section.value, dict) else {}
         elif code > MESSAGE_ANNOTATIONS:
             break
     producer_id, epoch, number = (annotations.get(key) for key in _KEYS)
     if type(producer_id) is not int or type(epoch) is not Short or type(number) is not Int:
-        return Refusal(
+        refusal = Refusal(
             _NOT_ALLOWED,
             "An event on an idempotent producer's link is annotated with its id (long), epoch (short) and sequence "
             "number (int).",
         )
+        return refusal, left
     if producer_id < 0 or epoch < 0 or number < 0:
-        return Refusal(_OUT_OF_RANGE, "An event's producer id, epoch and sequence number must be zero or positive.")
-    return producer_id, epoch, number
+        refusal = Refusal(_OUT_OF_RANGE, "An event's producer id, epoch and sequence number must be zero or positive.")
+        return refusal, left
+    return (producer_id, epoch, number), left
 
 
 class _Layout(NamedTuple):

@@ -22,6 +22,7 @@ from eventpump.dialect.names import (
     LAST_ENQUEUED_TIME,
     RUNTIME_INFO_RETRIEVAL_TIME,
 )
+from eventpump.emulator import bounds
 from eventpump.emulator.auth import Right
 from eventpump.emulator.faults import (
     CloseConnection,
@@ -130,6 +131,11 @@ class ReceivingEnd(LinkEnd):
         self._waiting: deque[Incoming] = deque()
         self._is_blocked = False
         self._may_pass = False
+
+    def closed(self) -> None:
+        """Drop the messages that wait."""
+        super().closed()
+        self._waiting.clear()
 
     def on_messages(self, payloads: list[bytes], delivery_ids: list[int], formats: list[int] | None) -> None:
         """Take what arrived."""
@@ -253,7 +259,7 @@ class ProducerEnd(ReceivingEnd):
             self._turn_down(item, error, drops=drops)
             return
         try:
-            key = partition_key_of(payload)
+            key = partition_key_of(payload, bounds.ANNOTATION_ITEMS)
             if item.message_format == BATCH_MESSAGE_FORMAT:
                 events, batch_key = decode_batch(payload), key
             else:

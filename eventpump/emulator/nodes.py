@@ -6,7 +6,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import DecodeError, count_items
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
@@ -14,10 +14,12 @@ from eventpump.amqp.types import Symbol
 from eventpump.dialect import cbs, management
 from eventpump.dialect.addresses import Address, AddressKind
 from eventpump.dialect.requests import BadRequestError, answer, reply_to
+from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
 from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
 from eventpump.emulator.log import entity_not_found, invalid_partition
+from eventpump.errors import EventTooLargeError
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
@@ -51,18 +53,35 @@ class AnswerEnd(LinkEnd):
 
     def answer(self, message: Message) -> None:
         """Send an answer as soon as there is credit for it."""
-        if len(self._waiting) >= MAX_WAITING_ANSWERS:
-            self.detach(AmqpError("amqp:resource-limit-exceeded", "too many answers wait for credit"))
-            return
         self._waiting.append(message.encode())
+        self.connection.waiting_answers += len(self._waiting[-1])
         self.on_credit()
+        if (
+            len(self._waiting) > MAX_WAITING_ANSWERS
+            or self.connection.waiting_answers > self.connection.max_waiting_answers
+        ):
+            self.detach(AmqpError("amqp:resource-limit-exceeded", "Too many answers wait for credit."))
+
+    def closed(self) -> None:
+        """Drop the answers that wait."""
+        super().closed()
+        self.connection.waiting_answers -= sum(map(len, self._waiting))
+        self._waiting.clear()
 
     def on_credit(self) -> None:
-        """Send what waits."""
-        while self._waiting and self.is_open and self.link.credit > 0:
-            self.link.send(self._waiting.popleft(), settled=True)
+        """Send what waits, as far as credit and the session window go: the engine, too, would keep what they stop."""
+        try:
+            while self._waiting and self.is_open and self.link.send_run((self._waiting[0],)):
+                self.connection.waiting_answers -= len(self._waiting.popleft())
+        except EventTooLargeError as error:
+            self.detach(AmqpError("amqp:link:message-size-exceeded", str(error)))
         if self.is_open and self.link.drain:
             self.link.drained()
+
+
+def _decode(payload: bytes) -> Message:
+    count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
+    return Message.decode(payload)
 
 
 class RequestEnd(ReceivingEnd):
@@ -74,7 +93,7 @@ class RequestEnd(ReceivingEnd):
     def take(self, item: Incoming, *, drops: bool = False) -> None:
         """Settle the request, do it, and answer."""
         try:
-            request = Message.decode(item.payload)
+            request = _decode(item.payload)
         except DecodeError as error:
             self._settle(item, AmqpError("amqp:decode-error", error.description))
             return
@@ -88,7 +107,7 @@ class RequestEnd(ReceivingEnd):
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Answer with the status of an error."""
         try:
-            request = Message.decode(item.payload)
+            request = _decode(item.payload)
         except DecodeError:
             self._settle(item, error)
             return

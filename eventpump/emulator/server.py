@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
+from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
 from eventpump.emulator.config import HubSpec, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
@@ -143,7 +144,9 @@ class Emulator:
                 from eventpump.wire.websocket import WebSocketServer  # aiohttp takes long to import
 
                 with self._listening("ws_port", ws_port):
-                    ws_server = await WebSocketServer.start(make, self._host, ws_port, tls=self._tls)
+                    ws_server = await WebSocketServer.start(
+                        make, self._host, ws_port, tls=self._tls, max_message=WEBSOCKET_MESSAGE
+                    )
         except BaseException:
             if server is not None:
                 server.close()

@@ -14,6 +14,7 @@ from eventpump.amqp import codec
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import FOOTER, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, section_spans
 from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+from eventpump.emulator import bounds
 
 _LONG = struct.Struct(">q")
 _SEQUENCE = codec.encode(SEQUENCE_NUMBER) + b"\x81"
@@ -26,6 +27,12 @@ _OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLIS
 _PRODUCER_PREFIX = "com.microsoft:producer-"
 _WIDE = frozenset({0xD0, 0xD1, 0xB0})
 _NARROW = frozenset({0xC0, 0xC1, 0xA0})
+_TEXTS = frozenset({0xA1, 0xA3, 0xB1, 0xB3})
+_COMPOUND = 0xC0
+"""Lists, maps and arrays have codes from here on, but for the empty list."""
+_EMPTY_LIST = 0x45
+_PREFIX_SECTIONS = 3
+"""Header, delivery annotations and message annotations."""
 _PLAIN_SECTIONS = frozenset(range(PROPERTIES, FOOTER + 1))
 
 
@@ -53,8 +60,9 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     :param offset: of the first; every event advances it by its stored size.
     :param time_ms: the enqueued time of all, milliseconds since the Unix epoch.
     :param batch_key: the envelope's partition key, for events that carry none themselves.
-    :raises DecodeError: one of them is no AMQP message; nothing was numbered then.
+    :raises DecodeError: one of them is no AMQP message, or their annotations are too many; nothing was numbered then.
     """
+    left = bounds.ANNOTATION_ITEMS // 2
     out: list[bytes] = []
     offsets = array("q")
     start_offset = offset
@@ -75,7 +83,8 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             prefix = raw[:pos]
             known = prefixes.get(prefix)
             if known is None:
-                known = prefixes[prefix] = _split_prefix(prefix, plain_extra)
+                known = prefixes[prefix] = _split_prefix(prefix, plain_extra, left)
+                left -= known[2]
             header, extra, count = known
             rest = raw[pos:]
         # The sections that stay are walked by their lengths, so that nothing that is no message is ever kept.
@@ -152,37 +161,45 @@ def _general_prefix_end(raw: bytes) -> int:
     return end
 
 
-def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]:
+def _split_prefix(prefix: bytes, plain_extra: bytes, most: int) -> tuple[bytes, bytes, int]:
     """Read the header and annotations once: the header section, the annotations to keep, encoded, and the map's count.
 
     Delivery annotations are for this hop only and go no further.
+
+    :param most: how many annotations there may be.
+    :raises DecodeError: the sections are broken, or there are more annotations.
     """
     header = b""
-    extra = b""
+    extra: list[bytes] = []
     count = 3
     has_key = False
-    for code, start, end in section_spans(prefix):
+    spans = section_spans(prefix)
+    if len(spans) > _PREFIX_SECTIONS:
+        raise DecodeError("a message has a section twice")
+    for code, start, end in spans:
         value = codec.skip(prefix, start + 1, end)
         if code == HEADER:
             # Readers index by the one-byte descriptor (Python's official client), however the sender spelt it.
             header = b"\x00\x53\x70" + prefix[value:end]
         elif code == MESSAGE_ANNOTATIONS:
-            for name, entry in _entries(prefix, value, end):
+            for name, entry in _entries(prefix, value, end, most):
                 if isinstance(name, str) and (name in _OWN or name.startswith(_PRODUCER_PREFIX)):
                     continue
                 if name == PARTITION_KEY:
-                    if type(codec.decode(entry, codec.skip(entry, 0, len(entry)))[0]) is not str:
+                    text = codec.skip(entry, 0, len(entry))
+                    if entry[text] not in (0xA1, 0xB1):
                         continue
+                    codec.decode(entry, text)  # or no reader could
                     has_key = True
-                extra += entry
+                extra.append(entry)
                 count += 1
     if plain_extra and not has_key:
-        extra += plain_extra
+        extra.append(plain_extra)
         count += 1
-    return header, extra, count
+    return header, b"".join(extra), count
 
 
-def _entries(raw: bytes, start: int, end: int) -> list[tuple[object, bytes]]:
+def _entries(raw: bytes, start: int, end: int, most: int) -> list[tuple[object, bytes]]:
     """Split an encoded map into its keys and the bytes of each entry."""
     code = raw[start]
     if code == 0x40:
@@ -193,9 +210,15 @@ def _entries(raw: bytes, start: int, end: int) -> list[tuple[object, bytes]]:
         pos, count = start + 9, int.from_bytes(raw[start + 5 : start + 9], "big")
     else:
         raise DecodeError("the message annotations are no map")
+    if count > 2 * most:
+        raise DecodeError("a message has more annotations than are taken here")
     entries: list[tuple[object, bytes]] = []
     for _ in range(count // 2):
-        name, value = codec.decode(raw, pos, end)
+        code = raw[pos] if pos < end else _COMPOUND
+        if code >= _COMPOUND or code == _EMPTY_LIST:
+            raise DecodeError("the message annotations have a key that is none")
+        # Only texts are looked at: a key of another type may hold anything.
+        name, value = codec.decode(raw, pos, end) if code in _TEXTS else (None, codec.skip(raw, pos, end))
         after = codec.skip(raw, value, end)
         entries.append((name, raw[pos:after]))
         pos = after

@@ -63,7 +63,11 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
         # Only this needs aiohttp, which takes long to import.
         from eventpump.wire import websocket
 
-        return await websocket.connect(lambda: ConnectionProtocol(connection, handler), route)
+        return await websocket.connect(
+            lambda: ConnectionProtocol(connection, handler),
+            route,
+            max_message=websocket.FRAMES_PER_MESSAGE * connection.config.max_frame_size,
+        )
     return await open_stream(lambda: ConnectionProtocol(connection, handler), route)
 
 

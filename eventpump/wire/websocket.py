@@ -29,8 +29,11 @@ PATH: Final = "/$servicebus/websocket"
 SUBPROTOCOL: Final = "AMQPWSB10"
 _MESSAGE: Final = 256 * 1024
 """Bytes of a message sent, at most."""
-_LARGEST: Final = 64 * 1024 * 1024
-"""Bytes of a message taken, at most."""
+FRAMES_PER_MESSAGE: Final = 4
+"""How many of the largest frames that a client offers to take may come in one message: its boundaries mean nothing, so
+a service may put several into one."""
+_LARGEST: Final = 4 * 1024 * 1024
+"""Bytes of a message taken, where nothing else is asked for."""
 _SHUTDOWN_TIMEOUT: Final = 1.0
 """Seconds that a request which is no WebSocket has to end."""
 
@@ -77,6 +80,7 @@ class WebSocketTransport(asyncio.Transport):
                 self._has_work.set()
         finally:
             self._is_closing = True
+            self._output.clear()
             # Both ends have said all they had to, or one of them never will.
             self._stream.abort()
             try:
@@ -226,9 +230,10 @@ class _Connector(aiohttp.BaseConnector):
             self.observed.stream.abort()
 
 
-async def connect(make: Callable[[], _P], route: Route) -> _P:
+async def connect(make: Callable[[], _P], route: Route, *, max_message: int = _LARGEST) -> _P:
     """Connect a client. Cancelled, no stream is left.
 
+    :param max_message: bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
     :raises ServiceError: no connection, or no WebSocket for AMQP.
     """
 
@@ -251,7 +256,7 @@ async def connect(make: Callable[[], _P], route: Route) -> _P:
     try:
         try:
             socket = await session.ws_connect(
-                f"{scheme}://{host}:{route.port}{PATH}", protocols=(SUBPROTOCOL,), max_msg_size=_LARGEST
+                f"{scheme}://{host}:{route.port}{PATH}", protocols=(SUBPROTOCOL,), max_msg_size=max_message
             )
         except aiohttp.ClientError as error:
             raise _no_websocket(route, error) from error
@@ -295,8 +300,9 @@ class WebSocketServer:
     :ivar port: the port it listens on.
     """
 
-    def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, make: Callable[[], asyncio.Protocol], max_message: int) -> None:
         self._make = make
+        self._max_message = max_message
         # An access log would be one line per connection, of no more than the emulator knows.
         self._http = web.Server(self._answer, access_log=None)
         self._streams: set[asyncio.Transport] = set()
@@ -305,15 +311,22 @@ class WebSocketServer:
 
     @classmethod
     async def start(
-        cls, make: Callable[[], asyncio.Protocol], host: str, port: int, *, tls: ssl.SSLContext | None
+        cls,
+        make: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None,
+        max_message: int = _LARGEST,
     ) -> Self:
         """Listen.
 
         :param make: makes the protocol of a connection.
         :param port: 0 takes a free one.
+        :param max_message: bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
         :raises OSError: it cannot.
         """
-        server = cls(make)
+        server = cls(make, max_message)
         server._listening = await asyncio.get_running_loop().create_server(
             server._http, host, port, ssl=tls, backlog=1024
         )
@@ -335,7 +348,7 @@ class WebSocketServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.rstrip("/") != PATH:
             return web.Response(status=404, text=f"AMQP is at {PATH}\n")
-        socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), compress=False, max_msg_size=_LARGEST)
+        socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), compress=False, max_msg_size=self._max_message)
         ready = socket.can_prepare(request)
         if not ready.ok or ready.protocol != SUBPROTOCOL:
             return web.Response(status=400, text=f"a WebSocket of the subprotocol {SUBPROTOCOL} is expected\n")

@@ -396,3 +396,74 @@ async def test_the_server_cuts_what_is_left() -> None:
             await service.gone.wait()
         with pytest.raises(ConnectionLostError, match="refused"):
             await connect(End, Route("127.0.0.1", server.port, is_websocket=True))
+
+
+# --------------------------------------------------------------------------------------------------- bounds
+
+LIMIT = 300_000
+
+
+async def to_the_server(pieces: list[bytes], *, is_last: bool) -> tuple[bytes, End]:
+    """Send one message in fragments. :returns: the server's close frame, empty where there is none, and its end."""
+    ends: list[End] = []
+
+    def serve() -> End:
+        ends.append(End())
+        return ends[0]
+
+    server = await WebSocketServer.start(serve, "127.0.0.1", 0, tls=None, max_message=LIMIT)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        f"GET {PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: {SUBPROTOCOL}\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    for index, piece in enumerate(pieces):
+        start = (0 if index else 2) | (0x80 if is_last and index == len(pieces) - 1 else 0)
+        writer.write(bytes((start, 0xFF)) + len(piece).to_bytes(8, "big") + bytes(4) + piece)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            if is_last and sum(map(len, pieces)) < LIMIT:
+                await ends[0].until(lambda: len(ends[0].received) == sum(map(len, pieces)))
+                return b"", ends[0]
+            return await reader.readexactly(4), ends[0]
+    finally:
+        writer.close()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait([ends[0].lost])
+            await server.aclose()
+
+
+@pytest.mark.parametrize("pieces", [[bytes(LIMIT + 1)], [bytes(100_000)] * 4], ids=["one frame", "fragments"])
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_the_server_bounds_a_message(pieces: list[bytes], is_last: bool) -> None:
+    """A larger message closes the socket with code 1009, whole or not, and no byte of it reaches the engine."""
+    answer, end = await to_the_server(pieces, is_last=is_last)
+    assert answer[0] == 0x88
+    assert int.from_bytes(answer[2:4], "big") == 1009
+    assert not end.received
+
+
+async def test_the_server_takes_a_message_within_the_bound() -> None:
+    """In several fragments, too."""
+    answer, end = await to_the_server([bytes(90_000)] * 3, is_last=True)
+    assert (answer, len(end.received)) == (b"", 270_000)
+
+
+async def test_the_client_bounds_a_message() -> None:
+    """A larger message ends the connection, and says why; one of four of the largest frames is taken."""
+    engine = config(max_frame_size=50_000)
+
+    async def send(_: web.BaseRequest, socket: web.WebSocketResponse) -> None:
+        await socket.send_bytes(bytes(8) + bytes(4 * engine.max_frame_size))
+        await socket.receive()
+
+    async with http(upgrading(send)) as route:
+        client = Recorder(Connection(engine, Role.CLIENT))
+        client.engine.start()
+        await dial(client.engine, client, route)
+        async with asyncio.timeout(PATIENCE):
+            await client.gone.wait()
+    error = only(client.events, Closed).error
+    assert error is not None
+    assert "size" in (error.description or "")
