@@ -46,6 +46,11 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
     add("--retention-bytes", metavar="N", help="keep at most so many bytes of events, over all partitions")
     add("--retention-seconds", metavar="S", help="keep events at most so long")
+    add(
+        "--refuse-long-keys",
+        action="store_true",
+        help="refuse partition keys of more than 128 characters, as eventpump's clients do",
+    )
     parser.set_defaults(run=run)
 
 
@@ -77,6 +82,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         data=args.data,
         fsync=args.fsync,
         tls=_tls(args.tls_cert, args.tls_key),
+        refuse_long_keys=args.refuse_long_keys,
         retention=_retention(args.retention_bytes, args.retention_seconds, is_durable=args.data is not None),
     )
 

@@ -56,6 +56,8 @@ class Emulator:
     :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
     :param nothing_published: the last sequence number an idempotent producer is told before its first event. Of the
         real service both are reported; a client should bear both.
+    :param refuse_long_keys: refuse partition keys of more than 128 characters, as the clients here and the JavaScript
+        client do; what the real service does is not known. By default a key may be as long as a message allows.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -78,6 +80,7 @@ class Emulator:
         deadlines: Deadlines | None = None,
         now: Callable[[], float] = time.time,
         nothing_published: Literal[0, -1] = 0,
+        refuse_long_keys: bool = False,
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
@@ -101,6 +104,7 @@ class Emulator:
         self._deadlines = deadlines or Deadlines()
         self._now = now
         self._nothing_published = nothing_published
+        self._refuse_long_keys = refuse_long_keys
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._ws_server: WebSocketServer | None = None
@@ -126,6 +130,7 @@ class Emulator:
             max_message_size=self._max_message_size,
             now=self._now,
             nothing_published=self._nothing_published,
+            refuses_long_keys=self._refuse_long_keys,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         server: asyncio.Server | None = None
