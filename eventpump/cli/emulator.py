@@ -37,6 +37,13 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--hub", action="append", default=[], metavar="NAME:PARTITIONS", help="a hub to serve; may be repeated")
     add("--config", metavar="FILE", help="the official emulator's Config.json")
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    add(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a further host name that clients use, which their signatures are for; may be repeated",
+    )
     add("--port", default="5672", help="the port; 0 takes a free one (default: %(default)s)")
     add("--ws-port", metavar="PORT", help="serve AMQP over WebSockets on this port too; 0 takes a free one")
     add("--data", metavar="DIR", help="keep the hubs in this directory (default: in memory)")
@@ -83,6 +90,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         fsync=args.fsync,
         tls=_tls(args.tls_cert, args.tls_key),
         refuse_long_keys=args.refuse_long_keys,
+        names=args.name,
         retention=_retention(args.retention_bytes, args.retention_seconds, is_durable=args.data is not None),
     )
 

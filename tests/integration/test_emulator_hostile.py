@@ -136,3 +136,20 @@ async def test_long_keys_are_refused_by_a_switch() -> None:
             assert isinstance(await peer.send(sender, keyed("k" * 128, b"x")), Accepted)
             outcome = await peer.send(sender, keyed("k" * 129, b"x"))
             assert isinstance(outcome, Rejected if refuses else Accepted)
+
+
+async def test_signatures_for_other_hosts_are_refused() -> None:
+    """Signatures are for a host that the emulator answers to: itself, its loopback names, and the names it was given."""
+    async with Emulator({"h": 1}, names=["Given.Example"]) as emulator, await AmqpPeer.connect(emulator) as peer:
+        assert await peer.put_token("sb://localhost/h", resource="sb://127.0.0.1/h") == 202
+        assert await peer.put_token("sb://given.example/h") == 202
+        assert await peer.put_token("sb://evil.example/h") == 401
+        assert await peer.put_token("sb://localhost/h", resource="sb://evil.example/h") == 401
+        assert await peer.put_token("sb://localhost/h", resource="h") == 401
+    async with Emulator({"h": 1}, host="0.0.0.0") as emulator, await AmqpPeer.connect(emulator) as peer:  # noqa: S104 - the case
+        assert await peer.put_token("sb://container/h") == 202
+        assert await peer.put_token("sb://container/h", resource="sb://evil.example/h") == 401
+    everywhere = Emulator({"h": 1}, host="0.0.0.0", names=["container"])  # noqa: S104 - the case
+    async with everywhere as emulator, await AmqpPeer.connect(emulator) as peer:
+        assert await peer.put_token("sb://container/h", resource="sb://localhost/h") == 202
+        assert await peer.put_token("sb://other/h") == 401
