@@ -582,21 +582,23 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
     return _decode(data, offset, len(data) if end is None else end, MAX_DEPTH)
 
 
-def skip(data: bytes, pos: int, end: int) -> int:
+def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
     """Give the position after the value that stands at `pos`, without decoding it.
 
+    A descriptor may be any value, a described one too (1.2).
+
+    :param depth: how deeply descriptions may nest from here on.
     :raises DecodeError: it runs past `end`, or its type is unknown.
     """
-    for _ in range(MAX_DEPTH):
+    while True:
         if pos >= end:
             raise _short_of_bytes()
-        code = data[pos]
-        if code:
-            break
-        pos = skip_plain(data, pos + 1, end)
-    else:
-        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
-    return skip_plain(data, pos, end)
+        if depth <= 0:
+            raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+        if data[pos]:
+            return skip_plain(data, pos, end)
+        depth -= 1
+        pos = skip(data, pos + 1, end, depth)
 
 
 def skip_plain(data: bytes, pos: int, end: int) -> int:

@@ -170,12 +170,13 @@ def audience(
 def parse_audience(text: str) -> Audience:
     """Take an audience, or the resource of a signature, apart. Any scheme will do, or none.
 
-    :raises ValueError: it names no host, or its path is none of the known forms.
+    :raises ValueError: it names no host, or its path is none of the known forms. A bare name, without scheme, dot, port
+        or path, may as well be a hub's, and is no host.
     """
     _scheme, separator, rest = text.partition("://")
-    authority, _, path = (rest if separator else text).partition("/")
+    authority, slash, path = (rest if separator else text).partition("/")
     host = _host_of(authority)
-    if not host:
+    if not host or not (separator or slash or {".", ":"} & set(authority)):
         raise ValueError(f"the audience {text!r} names no host")
     segments = path.strip("/").split("/") if path.strip("/") else []
     if not all(segments):

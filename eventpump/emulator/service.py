@@ -18,6 +18,7 @@ from eventpump.emulator.faults import Faults
 from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerState, Repeat, Run
 from eventpump.emulator.links import ProducerEnd, Ticket
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
+from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
 
@@ -49,6 +50,7 @@ class Deadlines:
 class Service:
     """The state of one emulator, apart from its sockets. Used from its event loop only.
 
+    :ivar refuses_long_keys: whether a partition key that the clients here would not send is refused.
     :ivar connections: those that are up.
     """
 
@@ -61,8 +63,11 @@ class Service:
         max_message_size: int,
         now: Callable[[], float] = time.time,
         nothing_published: int = NOTHING_PUBLISHED,
+        refuses_long_keys: bool = False,
     ) -> None:
         self.keys = keys
+        self.refuses_long_keys = refuses_long_keys
+        self.long_keys = LongKeys()
         self.faults = Faults()
         self.deadlines = deadlines
         self.max_message_size = max_message_size

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from eventpump.amqp import codec
 from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import FOOTER, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, section_spans
+from eventpump.amqp.message import (
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Message,
+    check_sections,
+    section_spans,
+)
 from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _LONG = struct.Struct(">q")
@@ -24,9 +31,20 @@ _FIXED = len(_SEQUENCE) + 8 + len(_OFFSET) + 1 + len(_TIME) + 8
 
 _OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER})
 _PRODUCER_PREFIX = "com.microsoft:producer-"
-_WIDE = frozenset({0xD0, 0xD1, 0xB0})
 _NARROW = frozenset({0xC0, 0xC1, 0xA0})
-_PLAIN_SECTIONS = frozenset(range(PROPERTIES, FOOTER + 1))
+_SIZED = {0x73: (0xC0, 0xD0), 0x74: (0xC1, 0xD1), 0x75: (0xA0, 0xB0), 0x76: (0xC0, 0xD0), 0x78: (0xC1, 0xD1)}
+_RANKS = {0x73: 1, 0x74: 2, 0x75: 3, 0x76: 3, 0x77: 3, 0x78: 4}
+_SMALL = {
+    bytes((0x00, 0x53, code, narrow)): _RANKS[code]
+    for code, (narrow, _) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
+}
+"""How a section begins that holds what it may, with a size of one byte, and the section's rank: each stands once, in
+the order of their ranks, in all but odd messages."""
+_LARGE = {
+    bytes((0x00, 0x53, code, wide)): _RANKS[code]
+    for code, (_, wide) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
+}
+"""The same with a size of four bytes."""
 
 
 @dataclass(slots=True)
@@ -62,6 +80,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     plain_extra = b"" if batch_key is None else _PARTITION_KEY + codec.encode(batch_key)
     prefixes: dict[bytes, tuple[bytes, bytes, int]] = {}
     pack = _LONG.pack
+    small, large = _SMALL.get, _LARGE.get
     head_for: tuple[int, bytes, int] | None = None
     head = offset_key = b""
     number = sequence_number
@@ -79,16 +98,20 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             header, extra, count = known
             rest = raw[pos:]
         # The sections that stay are walked by their lengths, so that nothing that is no message is ever kept.
+        last = 0
         while pos < size:
-            if size - pos > 4 and raw[pos] == 0 and raw[pos + 1] == 0x53 and raw[pos + 2] in _PLAIN_SECTIONS:
-                constructor = raw[pos + 3]
-                if constructor in _WIDE:
-                    pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
-                    continue
-                if constructor in _NARROW:
-                    pos += 5 + raw[pos + 4]
-                    continue
-            _check_sections(raw, pos)
+            head_of_section = raw[pos : pos + 4]
+            rank = small(head_of_section, 0)
+            if rank > last and pos + 4 < size:
+                last = rank
+                pos += 5 + raw[pos + 4]
+                continue
+            rank = large(head_of_section, 0)
+            if rank > last:
+                last = rank
+                pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
+                continue
+            _check_rest(rest)
             pos = size
         if pos != size or not size:
             raise DecodeError("the message ends inside a section")
@@ -118,11 +141,11 @@ def add_delivery_annotations(raw: bytes, section: bytes) -> bytes:
     return raw[:end] + section + raw[end:]
 
 
-def _check_sections(raw: bytes, pos: int) -> None:
-    """Walk the rest of a message the general way."""
-    for code, _, _ in section_spans(raw[pos:]):
-        if code in (HEADER, MESSAGE_ANNOTATIONS):
-            raise DecodeError("a header or message-annotations section is out of place")
+def _check_rest(rest: bytes) -> None:
+    """Walk what stands behind a message's header and annotations the general way."""
+    for code, _, _ in check_sections(rest):
+        if code <= MESSAGE_ANNOTATIONS:
+            raise DecodeError("a header or annotations section is out of place")
 
 
 def _prefix_end(raw: bytes) -> int:
@@ -157,6 +180,8 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
 
     Delivery annotations are for this hop only and go no further.
     """
+    # Readers decode them, so they are: one broken value there would leave an event without offset.
+    Message.decode(prefix)
     header = b""
     extra = b""
     count = 3
@@ -183,22 +208,12 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
 
 
 def _entries(raw: bytes, start: int, end: int) -> list[tuple[object, bytes]]:
-    """Split an encoded map into its keys and the bytes of each entry."""
-    code = raw[start]
-    if code == 0x40:
-        return []
-    if code == 0xC1:
-        pos, count = start + 3, raw[start + 2]
-    elif code == 0xD1:
-        pos, count = start + 9, int.from_bytes(raw[start + 5 : start + 9], "big")
-    else:
-        raise DecodeError("the message annotations are no map")
+    """Split an encoded map, which is sound, into its keys and the bytes of each entry."""
+    pos = start + (9 if raw[start] == 0xD1 else 3)
     entries: list[tuple[object, bytes]] = []
-    for _ in range(count // 2):
+    while pos < end:
         name, value = codec.decode(raw, pos, end)
         after = codec.skip(raw, value, end)
         entries.append((name, raw[pos:after]))
         pos = after
-    if pos != end or count % 2:
-        raise DecodeError("the message annotations are broken")
     return entries

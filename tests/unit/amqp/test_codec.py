@@ -285,3 +285,35 @@ def test_bad_values(wire: str) -> None:
     """Values that break a rule of their type are refused."""
     with pytest.raises(DecodeError):
         decode(bytes.fromhex(wire))
+
+
+def _described(*descriptors: bytes, value: bytes = b"\x45") -> bytes:
+    return b"".join(b"\x00" + each for each in descriptors) + value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        bytes.fromhex("00 00a30161 5401 5403"),
+        bytes.fromhex("00 00 00a30161 5401 5402 5403"),
+        _described(b"\x00" * 10 + b"\xa3\x01a" + b"\x54\x01" * 10, value=b"\x54\x03"),
+    ],
+)
+def test_a_descriptor_may_be_described(raw: bytes) -> None:
+    """Of a described descriptor (1.2) decoding and skipping agree on where the value ends."""
+    value, end = decode(raw)
+    assert end == len(raw) == skip(raw, 0, len(raw))
+    assert encode(value) == raw
+
+
+@given(st.lists(st.sampled_from([b"\x00", b"\xa3\x01a", b"\x54\x03", b"\x45"]), max_size=80).map(b"".join))
+def test_skip_agrees_with_decode_on_descriptions(raw: bytes) -> None:
+    """However descriptions nest, what can be decoded is skipped to the same end, and what is too deep is neither."""
+    try:
+        _, end = decode(raw)
+    except DecodeError as error:
+        if "nest" in error.description:
+            with pytest.raises(DecodeError):
+                skip(raw, 0, len(raw))
+        return
+    assert skip(raw, 0, len(raw)) == end
