@@ -1,7 +1,8 @@
 """The AMQP 1.0 type system, encoded and decoded (AMQP 1.0, part 1).
 
 The compact forms are chosen where there is a choice. Decoding is strict: every length and count is checked against
-the bytes that are there before anything is made, nesting is bounded, and bad data raises `DecodeError` only.
+the bytes that are there before anything is made, nesting is bounded, and so is the number of values that one value
+holds: few bytes make many objects. Bad data raises `DecodeError` only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ MAX_WEAK_KEYS = 256
 """How many keys of a map may be of a type whose hash a peer can foresee, and so make collide."""
 MAX_ZERO_WIDTH = 16
 """How long an array of values without bytes (nulls, say) may be: its count is not covered by its size."""
+MAX_ITEMS = 1 << 20
+"""How many values one value may hold, all levels together: as many as the largest event of a service that takes 1 MiB
+can hold. The object of a value that takes one byte takes 64 bytes and more, and about a microsecond."""
+_NEVER_COUNTED = MAX_ITEMS // MAX_DEPTH
+"""Bytes in which there is no room for `MAX_ITEMS`: one byte makes `MAX_DEPTH` objects at most, in an array whose
+constructor describes its values again and again."""
 
 
 class DecodeError(ProtocolError):
@@ -577,9 +584,91 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
     :param offset: where the value's constructor stands.
     :param end: where what may belong to it ends; None is the end of `data`.
     :returns: the value, and the position after it. Nothing in it aliases `data`.
-    :raises DecodeError: the bytes are no AMQP value.
+    :raises DecodeError: the bytes are no AMQP value, or one that holds more than `MAX_ITEMS` values.
     """
-    return _decode(data, offset, len(data) if end is None else end, MAX_DEPTH)
+    if end is None:
+        end = len(data)
+    if end - offset > _NEVER_COUNTED:
+        _count_value(data, offset, end, MAX_ITEMS - 1, MAX_DEPTH)
+    return _decode(data, offset, end, MAX_DEPTH)
+
+
+def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
+    """Count the values in a run of encoded values, those inside lists, maps, arrays and descriptions included.
+
+    To be called before :func:`decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
+    binary, and stops at the first count that is over the limit. That the values can be decoded it does not check.
+
+    :param pos: where the first value's constructor stands.
+    :param end: where the last value ends.
+    :param limit: how many values there may be.
+    :raises DecodeError: there are more, or a value runs past `end`.
+    """
+    left = limit
+    while pos < end:
+        pos, left = _count_value(data, pos, end, left - 1, MAX_DEPTH)
+    return limit - left
+
+
+def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
+    """Count what the value at `pos`, which is counted itself, holds.
+
+    :param left: how many more values there may be.
+    :returns: the position after it, and how many more values there may be then.
+    """
+    if left < 0:
+        raise _too_many()
+    if depth <= 0:
+        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+    if pos >= end:
+        raise _short_of_bytes()
+    code = data[pos]
+    if code == 0:
+        pos, left = _count_value(data, pos + 1, end, left - 2, depth - 1)
+        return _count_value(data, pos, end, left, depth - 1)
+    if code < 0xC0:
+        return skip_plain(data, pos, end), left
+    return _count_compound(data, code, pos + 1, end, left, depth - 1)
+
+
+def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
+    """Count what a list, map or array holds, whose size stands at `pos`."""
+    if depth < 0:
+        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+    count, pos, after = _frame(data, pos, end, 4 if code & 0x10 else 1)
+    layers = 1
+    if code >= 0xE0:
+        while pos < after and data[pos] == 0:
+            pos, left = _count_value(data, pos + 1, after, left - 1, depth - layers + 1)
+            layers += 1
+        if pos >= after:
+            raise _short_of_bytes()
+    left -= count * layers  # every value of an array is described anew
+    if left < 0:
+        raise _too_many()
+    if code < 0xE0:
+        widths = _WIDTHS
+        for _ in range(count):
+            if pos + 1 < after:
+                # Most values are plain, and short: their end is found here.
+                code = data[pos]
+                if 0x40 <= code < 0xA0:
+                    pos += 1 + widths[code >> 4]
+                    continue
+                if 0xA0 <= code < 0xB0:
+                    pos += 2 + data[pos + 1]
+                    continue
+            pos, left = _count_value(data, pos, after, left, depth)
+    elif data[pos] >= 0xC0:
+        code = data[pos]
+        pos += 1
+        for _ in range(count):
+            pos, left = _count_compound(data, code, pos, after, left, depth - layers)
+    return after, left
+
+
+def _too_many() -> DecodeError:
+    return DecodeError("a value holds more values than are taken here")
 
 
 def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:

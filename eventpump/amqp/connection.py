@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpump.amqp.codec import skip
+from eventpump.amqp.limits import LINK_COST, SESSION_COST, ConnectionLimits, cost_of
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -74,6 +75,7 @@ class ConnectionConfig:
 
     :param idle_timeout: seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
     :param max_message_size: bytes; bounds arriving messages on links that advertise no limit of their own.
+    :param limits: how much of what the peer sends is held for it, over all links.
     :param enforce_credit: detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
     :param mechanism: client: the SASL mechanism to use.
     :param initial_response: client: its initial response; never shown.
@@ -89,6 +91,7 @@ class ConnectionConfig:
     outgoing_window: int = 65_535
     idle_timeout: float | None = 60.0
     max_message_size: int = 64 * 1024 * 1024
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     enforce_credit: bool = True
     properties: Mapping[str, Any] = field(default_factory=dict)
     mechanism: str = "ANONYMOUS"
@@ -236,6 +239,9 @@ class Connection:
     """One end of a connection, in either role.
 
     :ivar output: what waits to be sent; links and sessions append to it.
+    :ivar limits: at first those of the config; the shell may put others here at any time.
+    :ivar unfinished: bytes of messages that have begun to arrive, over all links.
+    :ivar kept: what the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -253,6 +259,10 @@ class Connection:
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
         self._forms: dict[bytes, _Form] = {}
+        self.limits = config.limits
+        self.unfinished = 0
+        self.kept = 0
+        self._cost = 0
 
     @property
     def is_open(self) -> bool:
@@ -331,10 +341,12 @@ class Connection:
             self._stop(ConnectionState.CLOSED)
 
     def _stop(self, state: ConnectionState) -> None:
-        """Go to a state in which nothing more is sent on any link."""
+        """Go to a state in which nothing more is sent on any link, and drop what was held for them."""
         self.state = state
         for session in self.sessions.values():
             session.stop()
+        if state is ConnectionState.CLOSED:
+            self._pending = []
 
     def data_to_send(self) -> bytes:
         """Take what is to be sent now; empty when there is nothing."""
@@ -435,6 +447,7 @@ class Connection:
         :param reason: why, for whoever is told of it.
         :returns: `Closed`, unless that was told already.
         """
+        self.output.clear()
         if self.state is ConnectionState.CLOSED:
             return self._take_events()
         is_orderly = self.state is ConnectionState.CLOSE_SENT
@@ -442,6 +455,19 @@ class Connection:
         error = None if is_orderly else AmqpError("amqp:connection:forced", reason)
         self._events.append(Closed(error, is_local=True))
         return self._take_events()
+
+    def release(self) -> None:
+        """Drop the sessions and links of a connection that is closed, once the shell has handled its last event.
+
+        Connection, sessions and links refer to each other: without this they stay until the cyclic collector comes.
+        """
+        assert self.state is ConnectionState.CLOSED
+        for session in self.sessions.values():
+            session.release()
+        self.sessions.clear()
+        self._sessions_by_remote_channel.clear()
+        self._forms.clear()
+        self.kept = 0
 
     def _fail(self, condition: str, description: str) -> list[Event]:
         """Close because of what the peer did. :returns: what was told before it, and `Closed`."""
@@ -451,7 +477,6 @@ class Connection:
                 self._send_open()
             self.send_frame(0, Close(error=error))
         self._stop(ConnectionState.CLOSED)
-        self._pending = []
         self._events.append(Closed(error, is_local=True))
         return self._take_events()
 
@@ -598,12 +623,28 @@ class Connection:
                 return
             if not isinstance(performative, Open):
                 raise ProtocolError("amqp:illegal-state", "the first frame is not an open")
+            self._count_kept(cost_of(data, body, after))
             self._on_open(performative)
         elif isinstance(performative, Transfer):
             self._on_transfer(performative, data[payload:after], channel)
             self._learn_form(performative, data, pos, payload, channel)
         else:
+            if isinstance(performative, Attach | Begin):
+                self._cost = cost_of(data, body, after)
             self._on_performative(performative, channel)
+
+    def _keep_for(self, holder: Session | Link, cost: int) -> None:
+        """Count what the begin or attach that was just read takes while its session or link lives."""
+        holder.kept += cost + self._cost
+        self._count_kept(cost + self._cost)
+
+    def _count_kept(self, cost: int) -> None:
+        self.kept += cost
+        if self.kept > self.limits.kept:
+            raise ProtocolError(
+                "amqp:resource-limit-exceeded",
+                f"the sessions and links of one connection take more than {self.limits.kept} bytes",
+            )
 
     # ------------------------------------------------------------------------------------- SASL (part 5.3)
 
@@ -680,10 +721,12 @@ class Connection:
                 self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())
             case Attach():
                 link, is_told = session.on_attach(performative)
+                self._keep_for(link, LINK_COST)
                 if is_told:
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
+                self.kept -= link.kept
                 if not link.is_detach_told:
                     self._events.append(LinkDetached(link, performative.error, performative.closed))
             case _:
@@ -714,6 +757,7 @@ class Connection:
             if is_ending:
                 session.state = SessionState.END_SENT
         self._sessions_by_remote_channel[channel] = session
+        self._keep_for(session, SESSION_COST)
         if session.state is SessionState.MAPPED:
             self._events.append(SessionBegun(session))
 
@@ -723,7 +767,9 @@ class Connection:
         assert session.remote_channel is not None
         del self._sessions_by_remote_channel[session.remote_channel]
         del self.sessions[session.channel]
-        self._events.append(SessionEnded(session, session.on_end(), end.error))
+        links = session.on_end()
+        self.kept -= session.kept + sum(link.kept for link in links)
+        self._events.append(SessionEnded(session, links, end.error))
 
     def _on_transfer(self, transfer: Transfer, payload: bytes, channel: int) -> None:
         if self.state is ConnectionState.CLOSE_SENT:
@@ -758,16 +804,26 @@ class Connection:
             raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
         link.partial_settled = link.partial_settled or bool(transfer.settled)
         if transfer.aborted:
-            link.partial = None
+            link.drop_partial()
             return
         limit = link.max_message_size or self.config.max_message_size
         if len(link.partial) + len(payload) > limit:
             self._detach(link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
             return
         if transfer.more:
+            allowed = self.limits.unfinished
+            if allowed is not None and self.unfinished + len(payload) > allowed:
+                self._detach(
+                    link,
+                    "amqp:resource-limit-exceeded",
+                    f"the unfinished messages of one connection take more than {allowed} bytes",
+                )
+                return
             link.partial += payload
+            self.unfinished += len(payload)
             return
-        partial, link.partial = link.partial, None
+        partial = link.partial
+        link.drop_partial()
         inbox = self._inbox(link, is_settled=link.partial_settled)
         if not link.partial_settled:
             inbox.delivery_ids.append(link.partial_id)

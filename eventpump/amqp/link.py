@@ -54,6 +54,7 @@ class Link:
         what was on its way then still comes.
     :ivar is_probed: receiver: whether a flow of the peer is awaited in answer to `probe`.
     :ivar answers_echo: whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
+    :ivar kept: what the peer's attach takes here, in bytes, as `Connection.kept` counts it.
     :ivar context: free for the shell that owns the link.
     """
 
@@ -82,6 +83,7 @@ class Link:
         self.partial_id = 0
         self.partial_format = 0
         self.partial_settled = False
+        self.kept = 0
         self._pack: struct.Struct | None = None
         self._prefix = b""
 
@@ -166,10 +168,16 @@ class Link:
     def over(self, state: LinkState) -> None:
         """Let go of what the link holds: nothing more is sent or received on it."""
         self.state = state
-        self.partial = None
+        self.drop_partial()
         self.credit = self.allowance = 0
         self.drain = False
         self.session.unblock(self)
+
+    def drop_partial(self) -> None:
+        """Forget the delivery that is arriving: it is whole, aborted, or comes to nothing."""
+        if self.partial is not None:
+            self.session.connection.unfinished -= len(self.partial)
+            self.partial = None
 
     # ----------------------------------------------------------------------------------------- receiving
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from eventpump.amqp.codec import DecodeError, decode, encode
+from eventpump.amqp.codec import DecodeError, count_items, decode, encode, skip
 from eventpump.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
 
 # ------------------------------------------------------------------------------------------------ fields
@@ -183,9 +183,22 @@ def composite(value: Described) -> Any:
     return made
 
 
+MAX_ITEMS = 8192
+"""How many values a performative may hold: no list of the small form (255 bytes) can hold more."""
+
+
 def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
-    """Decode the performative that opens a frame's body. :returns: it, and the position after it."""
-    value, pos = decode(data, offset, end)
+    """Decode the performative that opens a frame's body. :returns: it, and the position after it.
+
+    :raises DecodeError: it is none that is known here, or holds more than `MAX_ITEMS` values.
+    """
+    head = data[offset : offset + 5]
+    if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":
+        own_end = min(offset + 5 + head[-1], end)
+    else:
+        own_end = skip(data, offset, end)
+        count_items(data, offset, own_end, MAX_ITEMS)
+    value, pos = decode(data, offset, own_end)
     if not isinstance(value, Described):
         raise DecodeError("a frame's body does not begin with a described list")
     return composite(value), pos

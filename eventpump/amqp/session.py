@@ -46,6 +46,7 @@ class Session:
 
     :ivar remote_incoming_window: transfers the peer takes now.
     :ivar is_starved: whether a sender was held back by the window since it last opened.
+    :ivar kept: what the peer's begin takes here, in bytes, as `Connection.kept` counts it.
     """
 
     def __init__(self, connection: Connection, channel: int, *, is_remote_initiated: bool) -> None:
@@ -64,6 +65,7 @@ class Session:
         self.incoming_window = connection.config.incoming_window
         self.remote_incoming_window = 0
         self.is_starved = False
+        self.kept = 0
         self._blocked: deque[tuple[Link, bytes, memoryview]] = deque()
         self._next_handle = 0
         self._initial_outgoing_id = 0
@@ -138,10 +140,17 @@ class Session:
         self.stop()
 
     def stop(self) -> None:
-        """Stop sending: what waits for the window goes nowhere any more, and no link has credit."""
+        """Stop: what waits for the window goes nowhere any more, what comes is dropped, and no link has credit."""
         self._blocked.clear()
+        self.unsettled.clear()
         for link in self.links.values():
             link.credit = 0
+            link.drop_partial()
+
+    def release(self) -> None:
+        """Drop the links, when the connection is over and nobody asks for them any more."""
+        self.links.clear()
+        self.links_by_remote_handle.clear()
 
     def _new_link(self, name: str, *, is_receiver: bool, is_remote_initiated: bool) -> Link:
         # Handles go round, so that a new link seldom gets one that was just given up; never above what the peer takes.

@@ -142,6 +142,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if events:
             self._handler.on_events(events)
         self._handler.on_closed(exc)
+        self.connection.release()
         if not self._lost.done():
             self._lost.set_result(None)
 

@@ -1,0 +1,428 @@
+"""How much of what a peer sends is decoded and held, in either role, and that it is dropped when it is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.amqp.codec import MAX_DEPTH, MAX_ITEMS, DecodeError, count_items, decode, encode
+from eventpump.amqp.connection import Closed, Connection, LinkAttached, LinkDetached
+from eventpump.amqp.limits import ITEM_COST, LINK_COST, SESSION_COST, ConnectionLimits
+from eventpump.amqp.link import Link
+from eventpump.amqp.performatives import MAX_ITEMS as MAX_PERFORMATIVE_ITEMS
+from eventpump.amqp.performatives import Attach, Begin, Close, Detach, End, Source, Target, Transfer
+from eventpump.amqp.session import Session
+from eventpump.amqp.types import Array, Described, UByte
+from eventpump.wire.stream import ConnectionProtocol
+from tests.unit.amqp.pair import Pair, condition, config, frame, only, opened, payloads
+from tests.unit.amqp.values import values
+from tests.unit.wire.ends import Recorder
+
+MIB = 1024 * 1024
+ROLES = pytest.mark.parametrize("is_client", [True, False], ids=["client", "server"])
+
+# --------------------------------------------------------------------------------------------------- values
+
+
+def number_of(value: Any) -> int:
+    """Count a decoded value's objects, as `count_items` says it does."""
+    match value:
+        case Described():
+            return 1 + number_of(value.descriptor) + number_of(value.value)
+        case Array():
+            # The descriptors stand once, the descriptions belong to every element.
+            total, elements = 1, list(value)
+            while elements and isinstance(elements[0], Described):
+                total += number_of(elements[0].descriptor) + len(elements)
+                elements = [each.value for each in elements]
+            return total + sum(map(number_of, elements))
+        case list():
+            return 1 + sum(map(number_of, value))
+        case dict():
+            return 1 + sum(number_of(key) + number_of(item) for key, item in value.items())
+        case _:
+            return 1
+
+
+@given(st.lists(values, max_size=4))
+def test_values_are_counted(several: list[Any]) -> None:
+    """The count is that of the objects that decoding makes; one fewer allowed is refused."""
+    raw = b"".join(map(encode, several))
+    count = count_items(raw, 0, len(raw), 1 << 40)
+    assert count == sum(map(number_of, several))
+    if count:
+        with pytest.raises(DecodeError):
+            count_items(raw, 0, len(raw), count - 1)
+
+
+@given(values, st.randoms(use_true_random=False))
+def test_what_can_be_decoded_can_be_counted(value: Any, rng: Any) -> None:
+    """Damaged bytes that still decode are counted, too, and never at less than they hold; no other error comes."""
+    raw = bytearray(encode(value))
+    for _ in range(2):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    data = bytes(raw)
+    try:
+        found, end = decode(data)
+    except DecodeError:
+        with contextlib.suppress(DecodeError):
+            count_items(data, 0, len(data), 1000)
+        return
+    assert number_of(found) <= count_items(data, 0, end, 1 << 40) <= MAX_DEPTH * end
+
+
+def empty_lists(count: int) -> bytes:
+    """Encode a list of so many empty lists, a byte each."""
+    return b"\xd0" + (count + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + b"\x45" * count
+
+
+def described_often(count: int, layers: int) -> bytes:
+    """Encode an array of so many bytes, each described so many times over."""
+    body = b"\x00\x44" * layers + b"\x50" + bytes(count)
+    return b"\xf0" + (len(body) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        empty_lists(MAX_ITEMS + 1),
+        b"\x00\x53\x77" + empty_lists(MAX_ITEMS + 1),
+        described_often(MAX_ITEMS // 20, 25),
+        b"\xd0" + (20 + 2 * (MAX_ITEMS // 2 + 9)).to_bytes(4, "big") + b"\0\0\0\2" + 2 * empty_lists(MAX_ITEMS // 2),
+    ],
+    ids=["flat", "described", "described often", "nested"],
+)
+def test_too_many_values(raw: bytes) -> None:
+    """A value that would make more objects than one may is refused before they are made."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            decode(raw)
+        assert tracemalloc.get_traced_memory()[1] < 1 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_event_is_decoded() -> None:
+    """What fits into an event of 1 MiB is decoded, however it is divided."""
+    count = MIB - 20
+    assert decode(empty_lists(count))[0] == [[]] * count
+    assert decode(encode(b"x" * 30 * MIB))[0] == b"x" * 30 * MIB
+
+
+@ROLES
+@pytest.mark.parametrize("value", [[[]] * MAX_PERFORMATIVE_ITEMS, Array([UByte(1)]) * 1000])
+def test_a_performative_of_too_many_values(is_client: bool, value: Any) -> None:
+    """A frame of many small values closes the connection."""
+    pair = opened()
+    pair.session()
+    engine = pair.client if is_client else pair.server
+    attach = Attach("link", 0, source=Source("a"), target=Target("b"), properties={"x": [value] * 10})
+    assert condition(engine.receive(frame(0, attach))) == "amqp:decode-error"
+
+
+# ------------------------------------------------------------------------------------------ unfinished messages
+
+
+def limited(**limits: Any) -> Any:
+    return config(limits=ConnectionLimits(**limits), max_message_size=10_000)
+
+
+class Receiving:
+    """An engine that receives on two links of two sessions each.
+
+    :ivar engine: it.
+    :ivar links: its ends of the links, by channel and handle.
+    """
+
+    def __init__(self, *, is_client: bool, **limits: Any) -> None:
+        settings = limited(**limits)
+        self.pair = opened(client=settings) if is_client else opened(server=settings)
+        self.engine = self.pair.client if is_client else self.pair.server
+        self.links: dict[tuple[int, int], Link] = {}
+        for channel in range(2):
+            session, _ = self.pair.session()
+            for handle in range(2):
+                mine, theirs = self.pair.link(session, is_receiver=is_client, name=f"{channel}/{handle}")
+                link = mine if is_client else theirs
+                link.set_credit(100)
+                self.links[channel, handle] = link
+        self.pair.run()
+
+    def part(self, channel: int, handle: int, size: int, *, more: bool = True, aborted: bool = False) -> list[Any]:
+        transfer = Transfer(handle, 0, b"t", more=more, aborted=aborted)
+        return self.engine.receive(frame(channel, transfer, bytes(size)))
+
+    @property
+    def held(self) -> int:
+        return sum(len(link.partial or b"") for link in self.links.values())
+
+
+@ROLES
+def test_unfinished_messages_are_bounded(is_client: bool) -> None:
+    """Over all links and sessions: the link that would exceed the bound is detached, and the others go on."""
+    receiving = Receiving(is_client=is_client, unfinished=1000)
+    for channel, handle in ((0, 0), (0, 1), (1, 0)):
+        assert receiving.part(channel, handle, 300) == []
+    told = only(receiving.part(1, 1, 101), LinkDetached)
+    assert told.link is receiving.links[1, 1]
+    assert told.error is not None
+    assert told.error.condition == "amqp:resource-limit-exceeded"
+    assert "1000 bytes" in (told.error.description or "")
+    assert receiving.held == receiving.engine.unfinished == 900
+    assert receiving.part(1, 1, 101) == []  # on its way before the detach arrived
+    assert receiving.engine.unfinished == 900
+    assert payloads(receiving.part(0, 0, 5000, more=False)) == [bytes(5300)]  # the last piece is held by nobody
+    assert receiving.part(1, 0, 400) == []
+    assert receiving.engine.unfinished == receiving.held == 1000
+    assert receiving.engine.is_open
+
+
+@ROLES
+@pytest.mark.parametrize("how", ["whole", "aborted", "too large", "detached", "detached here", "ended", "ended here"])
+def test_room_is_given_back(is_client: bool, how: str) -> None:
+    """However a delivery ends, its bytes count no more, and are held no more."""
+    receiving = Receiving(is_client=is_client, unfinished=1000)
+    engine, link = receiving.engine, receiving.links[0, 0]
+    receiving.part(1, 1, 100)
+    receiving.part(0, 0, 800)
+    assert engine.unfinished == 900
+    match how:
+        case "whole":
+            receiving.part(0, 0, 10, more=False)
+        case "aborted":
+            receiving.part(0, 0, 10, aborted=True)
+        case "too large":
+            receiving.part(0, 0, 9900)
+        case "detached":
+            engine.receive(frame(0, Detach(0)))
+        case "detached here":
+            link.detach()
+        case "ended":
+            engine.receive(frame(0, End()))
+        case _:
+            link.session.end()
+    assert engine.unfinished == receiving.held == 100
+    assert link.partial is None
+
+
+def test_a_client_is_bound_by_what_it_granted() -> None:
+    """Without a bound over all links, a peer can have no more under way than the max-message-sizes and credit allow."""
+    pair = opened()
+    session, _ = pair.session()
+    sizes = [1000, 2000, 4000]
+    links = [pair.link(session, is_receiver=True, name=str(size), max_message_size=size)[0] for size in (*sizes, 8000)]
+    for link in links[:-1]:
+        link.set_credit(1)
+    peak = 0
+    for _ in range(100):
+        for handle in range(4):
+            pair.client.receive(frame(0, Transfer(handle, 0, b"t", more=True), bytes(333)))
+            peak = max(peak, pair.client.unfinished)
+    assert peak <= sum(sizes)
+    assert pair.client.unfinished == 0
+    assert not any(link.is_attached for link in links)
+    assert pair.client.is_open
+
+
+# ------------------------------------------------------------------------------------------- begins and attaches
+
+
+def attaching(engine: Connection, start: int = 0) -> Iterator[list[Any]]:
+    """Attach link after link, each with 2,000 bytes of properties, on session after session."""
+    for number in range(start, 100_000):
+        channel, handle = divmod(number, 100)
+        if handle == 0:
+            engine.receive(frame(channel, Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9)))
+        attach = Attach(f"link {number}", handle, source=Source("a"), target=Target("b"), properties={"x": "y" * 2000})
+        yield engine.receive(frame(channel, attach))
+
+
+@pytest.mark.parametrize("detaches", [True, False])
+def test_attaches_are_bounded(detaches: bool) -> None:
+    """Links that stay take room until there is none, then the connection is closed; refused ones count as well."""
+    server = opened(server=config(limits=ConnectionLimits(kept=MIB))).server
+    number, events = 0, list[Any]()
+    for events in attaching(server):
+        number += 1
+        if server.is_closed:
+            break
+        if detaches:
+            only(events, LinkAttached).link.detach()
+    assert condition(events) == "amqp:resource-limit-exceeded"
+    assert "1048576 bytes" in (only(events, Closed).error.description or "")  # type: ignore[union-attr]  # it was seen
+    assert MIB / (LINK_COST + 2000 + 50 * ITEM_COST) < number < MIB / (LINK_COST + 2000)
+
+
+def test_sessions_and_the_open_are_bounded() -> None:
+    """Begins count as attaches do, and so does the open."""
+    server = opened(server=config(limits=ConnectionLimits(kept=20 * SESSION_COST))).server
+    events = list[Any]()
+    channel = 0
+    while server.is_open:
+        channel += 1
+        events = server.receive(frame(channel, Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9)))
+    assert condition(events) == "amqp:resource-limit-exceeded"
+    assert 5 < channel <= 20
+    pair = Pair(server=config(limits=ConnectionLimits(kept=10_000)), client=config(properties={"x": "y" * 10_000}))
+    pair.client.start()
+    pair.run()
+    assert condition(pair.server_events) == "amqp:resource-limit-exceeded"
+    assert pair.client.is_closed
+
+
+def test_links_and_sessions_that_end_take_nothing() -> None:
+    """A client that attaches and detaches for ever, or begins and ends, never meets the bound."""
+    server = opened(server=config(limits=ConnectionLimits(kept=100_000))).server
+    before = server.kept
+    begin = Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9)
+    server.receive(frame(0, begin))
+    for number in range(300):
+        link = only(server.receive(frame(0, Attach("x", 7, source=Source("a"), target=Target("b")))), LinkAttached).link
+        if number % 2:
+            link.accept()
+        else:
+            link.detach()
+        server.receive(frame(0, Detach(7)))
+        server.receive(frame(1, begin) + frame(1, Attach("y", 0, source=Source("a"), target=Target("b"))))
+        server.receive(frame(1, End()))
+    server.receive(frame(0, End()))
+    assert server.is_open
+    assert server.kept == before
+
+
+def test_a_client_bounds_what_a_service_attaches() -> None:
+    """A service that answers attaches with more than the bound loses the connection."""
+    pair = opened(client=config(limits=ConnectionLimits(kept=50_000)))
+    session, _ = pair.session()
+    mine = session.attach("link", is_receiver=True, source=Source("a"), target=Target("b"))
+    answer = Attach("link", 0, role=False, source=Source("a"), target=Target("b"), properties={"x": "y" * 60_000})
+    assert condition(pair.client.receive(frame(0, answer))) == "amqp:resource-limit-exceeded"
+    assert not mine.is_attached
+
+
+# -------------------------------------------------------------------------------------------------- endings
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The cyclic collector does not run; how much memory is in use can be asked of `tracemalloc`."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+def in_use() -> int:
+    return tracemalloc.get_traced_memory()[0]
+
+
+def loaded(*, is_client: bool) -> Connection:
+    """Give an engine that holds 3 MiB in a message that arrives, 2 MiB that wait for the window, and half a frame."""
+    pair = opened()
+    mine, theirs = pair.session()
+    engine = pair.client if is_client else pair.server
+    incoming = pair.link(mine, is_receiver=is_client, name="in")[0 if is_client else 1]
+    outgoing = pair.link(mine, is_receiver=not is_client, name="out")[0 if is_client else 1]
+    incoming.set_credit(1)
+    pair.run()
+    engine.receive(frame(0, Transfer(0, 0, b"t", more=True), bytes(900_000)) * 3)
+    session = mine if is_client else theirs
+    session.remote_incoming_window = 0
+    outgoing.credit = 5
+    for _ in range(2):
+        outgoing.send(bytes(MIB))
+    engine.data_to_send()
+    engine.receive(frame(0, Transfer(0, 0, b"t", more=True), bytes(900_000))[:-1])
+    return engine
+
+
+ENDINGS: dict[str, Callable[[Connection], object]] = {
+    "the stream ended": lambda engine: engine.receive_eof(),
+    "closed by the peer": lambda engine: engine.receive(b"\0" + frame(0, Close())),  # completes the half frame
+    "a broken rule": lambda engine: engine.receive(b"\0" + bytes(8)),
+    "silence": lambda engine: engine.time_out(),
+}
+
+
+@ROLES
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_a_dead_connection_holds_nothing(
+    is_client: bool, ending: Callable[[Connection], object], no_collector: None
+) -> None:
+    """When a connection ends, what it held goes at once, though connection, session and link refer to each other."""
+    before = in_use()
+    engine = loaded(is_client=is_client)
+    assert in_use() - before > 5 * MIB
+    ending(engine)
+    assert engine.is_closed
+    assert engine.unfinished == 0
+    assert not any(session.is_blocked or session.unsettled for session in engine.sessions.values())
+    assert in_use() - before < 200_000
+
+
+@ROLES
+def test_a_closing_connection_holds_nothing(is_client: bool, no_collector: None) -> None:
+    """From our own close on nothing more is sent or taken: what waited goes, and only the peer's close is read."""
+    before = in_use()
+    engine = loaded(is_client=is_client)
+    engine.receive(b"\0")
+    engine.close()
+    assert in_use() - before < 200_000
+    engine.receive(frame(0, Transfer(0, 0, b"t", more=True), bytes(900_000)))
+    assert in_use() - before < 200_000
+
+
+def test_output_that_nobody_takes_goes_with_the_stream() -> None:
+    """What was queued when the stream ended is dropped: there is nowhere to send it."""
+    pair = opened()
+    pair.session()
+    assert pair.server.output == []
+    pair.server.close()
+    assert pair.server.output
+    pair.server.receive_eof()
+    assert pair.server.output == []
+
+
+class _Stream(asyncio.Transport):
+    """A stream that takes everything and goes nowhere."""
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@ROLES
+async def test_nothing_is_left_to_the_collector(is_client: bool, no_collector: None) -> None:
+    """Once the stream is gone and its owner was told, sessions and links are freed, with what their attaches held."""
+    pair = opened()
+    engine = pair.client if is_client else pair.server
+    session, other = pair.session()
+    link, their_link = pair.link(session, is_receiver=True)
+    found: tuple[Session, Link] = (session, link) if is_client else (other, their_link)
+    references: list[weakref.ref[Any]] = [weakref.ref(found[0]), weakref.ref(found[1])]
+    protocol = ConnectionProtocol(engine, Recorder(engine))
+    protocol.connection_made(cast("asyncio.BaseTransport", _Stream()))
+    del pair, session, other, link, their_link, found
+    protocol.connection_lost(None)
+    assert [reference() for reference in references] == [None, None]
+    assert engine.kept == 0
