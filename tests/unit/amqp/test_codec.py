@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import MAX_DEPTH, MAX_WEAK_KEYS, DecodeError, EncodeError, decode, encode, skip
+from eventpump.amqp.codec import (
+    MAX_DEPTH,
+    MAX_DESCRIPTIONS,
+    MAX_WEAK_KEYS,
+    DecodeError,
+    EncodeError,
+    decode,
+    encode,
+    skip,
+)
 from eventpump.amqp.types import (
     Array,
     Char,
@@ -317,3 +326,16 @@ def test_skip_agrees_with_decode_on_descriptions(raw: bytes) -> None:
                 skip(raw, 0, len(raw))
         return
     assert skip(raw, 0, len(raw)) == end
+
+
+def test_values_of_an_array_are_described_a_few_times_over_at_most() -> None:
+    """A byte of an array does not make an object per descriptor of its constructor, of which there may be thirty."""
+    value: Any = 1
+    for _ in range(MAX_DESCRIPTIONS):
+        value = Described(Symbol("d"), value)
+    assert decode(encode(Array([value, value])))[0] == [value, value]
+    with pytest.raises(EncodeError):
+        encode(Array([Described(Symbol("d"), value)]))
+    head = b"\x00\x40" * (MAX_DESCRIPTIONS + 1) + b"\x50"
+    with pytest.raises(DecodeError, match="described more than"):
+        decode(b"\xe0" + bytes((len(head) + 3, 2)) + head + b"\x01\x02")
