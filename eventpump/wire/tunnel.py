@@ -61,9 +61,9 @@ class TunnelHandshake:
         if not b"HTTP/1."[: len(self._head)] == self._head[:7]:
             raise self._no_answer()
         end = _HEAD_END.search(self._head)
+        if (len(self._head) if end is None else end.end()) > _HEAD_LIMIT:
+            raise self._no_answer()
         if end is None:
-            if len(self._head) > _HEAD_LIMIT:
-                raise self._no_answer()
             return False
         status_line = _STATUS_LINE.match(self._head)
         if status_line is None:
