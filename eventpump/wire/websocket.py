@@ -87,7 +87,12 @@ class WebSocketTransport(asyncio.Transport):
     async def _receive(self) -> None:
         while True:
             await self._may_read.wait()
-            message = await self._socket.receive()
+            try:
+                message = await self._socket.receive()
+            except (OSError, aiohttp.ClientError) as error:
+                # It answers pings and closes by itself, on a stream that may be gone.
+                self._fail(f"the WebSocket failed: {reason_of(error)}")
+                return
             match message.type:
                 case aiohttp.WSMsgType.BINARY:
                     self._protocol.data_received(message.data)
@@ -336,7 +341,10 @@ class WebSocketServer:
         if request.path.rstrip("/") != PATH:
             return web.Response(status=404, text=f"AMQP is at {PATH}\n")
         socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), compress=False, max_msg_size=_LARGEST)
-        ready = socket.can_prepare(request)
+        try:
+            ready = socket.can_prepare(request)
+        except ValueError:  # aiohttp decodes the key without looking at it
+            return web.Response(status=400, text="a WebSocket key in base64 is expected\n")
         if not ready.ok or ready.protocol != SUBPROTOCOL:
             return web.Response(status=400, text=f"a WebSocket of the subprotocol {SUBPROTOCOL} is expected\n")
         await socket.prepare(request)
