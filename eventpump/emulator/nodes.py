@@ -13,7 +13,7 @@ from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.amqp.types import Symbol
 from eventpump.dialect import cbs, management
 from eventpump.dialect.addresses import Address, AddressKind
-from eventpump.dialect.requests import BadRequestError, answer, reply_to
+from eventpump.dialect.requests import BadRequestError, answer, message_id, reply_to
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
 from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
@@ -33,6 +33,15 @@ _STATUS = {
     "amqp:internal-error": 500,
     "amqp:resource-limit-exceeded": 403,
 }
+
+
+def _request_of(payload: bytes) -> Message:
+    """Decode a request. :raises DecodeError: it is none, or has a message id that no answer could repeat (3.2.4)."""
+    request = Message.decode(payload)
+    name = message_id(request)
+    if isinstance(name, int) and name < 0:
+        raise DecodeError("a message id is a ulong, a UUID, binary or a string")
+    return request
 
 
 class AnswerEnd(LinkEnd):
@@ -74,7 +83,7 @@ class RequestEnd(ReceivingEnd):
     def take(self, item: Incoming, *, drops: bool = False) -> None:
         """Settle the request, do it, and answer."""
         try:
-            request = Message.decode(item.payload)
+            request = _request_of(item.payload)
         except DecodeError as error:
             self._settle(item, AmqpError("amqp:decode-error", error.description))
             return
@@ -88,7 +97,7 @@ class RequestEnd(ReceivingEnd):
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Answer with the status of an error."""
         try:
-            request = Message.decode(item.payload)
+            request = _request_of(item.payload)
         except DecodeError:
             self._settle(item, error)
             return
