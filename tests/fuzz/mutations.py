@@ -175,9 +175,14 @@ def mutate_values(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         places = _nodes(root, [])
         if not places:
             break
+        way = rng.randrange(14)
+        texts = [place for place in places if place[0].items[place[1]].code >> 4 in (0xA, 0xB)]
+        if texts and rng.random() < 0.3:
+            # Names, addresses and positions decide more than most values do.
+            places, way = texts, 10
         holder, index = rng.choice(places)
         item = holder.items[index]
-        match rng.randrange(14):
+        match way:
             case 0 | 1:
                 holder.items[index] = _value(rng)
             case 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from eventpump.amqp.codec import encode
-from eventpump.amqp.message import AmqpValue, Message, encode_data, section
+from eventpump.amqp.message import PROPERTIES, AmqpValue, Message, Properties, encode_data, section
 from eventpump.amqp.performatives import Attach, Source, Target
 from eventpump.amqp.types import Described, Symbol
 from eventpump.dialect.management import partition_request
@@ -36,6 +36,13 @@ def _attach(address: str, *, is_receiver: bool) -> bytes:
         target=Target(address="here" if is_receiver else address),
         initial_delivery_count=None if is_receiver else 0,
     ).encode()
+
+
+def _request(*, properties: Properties) -> bytes:
+    """Make a request whose message id is no message id, which `Message` would not encode."""
+    plain = partition_request("telemetry", "0", message_id="1")
+    plain.properties = None
+    return section(PROPERTIES, [properties.message_id]) + plain.encode()
 
 
 _DIGITS: Final = "7" * 5000
@@ -80,6 +87,8 @@ REGRESSIONS: Final[dict[str, Regression]] = {
     "a read of a partition of 5,000 digits": Regression(
         "management", (partition_request("telemetry", _DIGITS, message_id="1").encode(),)
     ),
+    "a read whose message id is negative": Regression("management", (_request(properties=Properties(message_id=-1)),)),
+    "a token whose message id is a list": Regression("cbs", (_request(properties=Properties(message_id=[1])),)),
     "an answer to CONNECT with a head beyond its limit": Regression(
         "connect", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
     ),
