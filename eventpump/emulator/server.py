@@ -152,7 +152,9 @@ class Emulator:
                 from eventpump.wire.websocket import WebSocketServer  # aiohttp takes long to import
 
                 with self._listening("ws_port", ws_port):
-                    ws_server = await WebSocketServer.start(make, self._host, ws_port, tls=self._tls)
+                    ws_server = await WebSocketServer.start(
+                        make, self._host, ws_port, tls=self._tls, handshake_timeout=self._deadlines.no_token
+                    )
         except BaseException:
             if server is not None:
                 server.close()

@@ -21,12 +21,10 @@ from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retenti
 from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
+from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
-
-MAX_SHOWN = 256
-"""How much of a client's own text is given back to it: an answer must fit its smallest frame, more or less."""
 
 _logger = logging.getLogger("eventpump.emulator")
 
@@ -35,7 +33,8 @@ _logger = logging.getLogger("eventpump.emulator")
 class Deadlines:
     """How long the service puts up with idleness, in seconds (wire reference 2.4); None for ever.
 
-    :param no_token: a connection that has put no valid token is cut.
+    :param no_token: a connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket
+        after that time is, too.
     :param no_link: a connection that never had a link is closed.
     :param idle_connection: a connection whose links are all gone is closed.
     :param idle_producer: a producer's link without a transfer is detached.
@@ -143,7 +142,7 @@ class Service:
 
     def address_of(self, entity: str) -> str:
         """Spell an entity as the service's texts do."""
-        return f"sb://{self.authority}/{entity[:MAX_SHOWN]}"
+        return f"sb://{self.authority}/{excerpt(entity)}"
 
     # ----------------------------------------------------------------------------------------------- storing
 
