@@ -15,7 +15,7 @@ from eventpump.emulator.auth import KeyRing
 from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
 from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
-from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerState, Repeat, Run
+from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerRetention, ProducerState, Repeat, Run
 from eventpump.emulator.links import ProducerEnd, Ticket
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
 from eventpump.emulator.long_keys import LongKeys
@@ -63,8 +63,10 @@ class Service:
         now: Callable[[], float] = time.time,
         nothing_published: int = NOTHING_PUBLISHED,
         refuses_long_keys: bool = False,
+        producer_retention: ProducerRetention | None = None,
     ) -> None:
         self.keys = keys
+        self._producer_retention = producer_retention or ProducerRetention()
         self.refuses_long_keys = refuses_long_keys
         self.long_keys = LongKeys()
         self.faults = Faults()
@@ -110,6 +112,7 @@ class Service:
                 raise ConfigurationError("hub", f"none is declared, and {data} holds none")
         self._hubs = {hub.name.lower(): hub for hub in hubs}
         self._partitions = [partition for hub in hubs for partition in hub.partitions]
+        self._keep_producers(self._partitions)
         self._size = sum(partition.size for partition in self._partitions)
         self._check_age()
 
@@ -164,7 +167,8 @@ class Service:
         """
         producer: ProducerState | None = None
         if run is not None:
-            judgement = partition.publishing.judge(run)
+            judgement = partition.publishing.judge(run, now=self.now())
+            self._forget_expired(partition)
             if isinstance(judgement, Refusal):
                 return judgement
             if isinstance(judgement, Repeat):
@@ -188,7 +192,8 @@ class Service:
         :param ticket_for: makes the ticket from the producer's state and the number to answer.
         :returns: why it is not let in.
         """
-        admission = partition.publishing.attach(claim, self._rng, self._nothing_published)
+        admission = partition.publishing.attach(claim, self._rng, self._nothing_published, now=self.now())
+        self._forget_expired(partition)
         if isinstance(admission, Refusal):
             return admission
         self._remember(partition, admission.state, ticket_for(*admission))
@@ -211,6 +216,7 @@ class Service:
         added = [PartitionLog(hub.name, str(number)) for number in range(first, first + count)]
         if self._durable is not None:
             await self._durable.add_partitions(hub, added)
+        self._keep_producers(added)
         hub.partitions += added
         self._partitions += added
 
@@ -230,6 +236,7 @@ class Service:
             raise ConfigurationError("hub", f"{name} lies on disk, and can be recreated in memory only")
         spec = HubSpec(old.name, len(old.partitions) if partitions is None else partitions)
         logs = [PartitionLog(old.name, str(number)) for number in range(spec.partitions)]
+        self._keep_producers(logs)
         # A millisecond later at least, so that the two can be told apart.
         self._hubs[name.lower()] = Hub(old.name, max(self.now_ms(), old.created_ms + 1), dict(old.groups), logs)
         gone = {id(partition) for partition in old.partitions}
@@ -245,6 +252,17 @@ class Service:
             raise ConfigurationError("hub", f"{name} lies on disk, and forgets no producer")
         for partition in hub.partitions:
             partition.publishing.forget(takes_strangers=takes_strangers)
+
+    def _keep_producers(self, partitions: Sequence[PartitionLog]) -> None:
+        for partition in partitions:
+            partition.publishing.retention = self._producer_retention
+
+    def _forget_expired(self, partition: PartitionLog) -> None:
+        ledger = partition.publishing
+        if ledger.expired:
+            expired, ledger.expired = ledger.expired, []
+            if self._durable is not None:
+                self._durable.forget(partition, expired)
 
     def _existing(self, name: str) -> Hub:
         hub = self.hub(name)
