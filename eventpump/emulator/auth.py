@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from eventpump.dialect import sas
 from eventpump.dialect.addresses import Address, AddressKind, Audience, parse_audience
 from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.texts import excerpt
 
 DEFAULT_KEY_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
@@ -106,7 +107,7 @@ class KeyRing:
                 return Denial(401, "ExpiredToken: the token has expired.")
             return Grant(audience, verified.rights, verified.expires_at)
         if token_type != SAS_TOKEN_TYPE:
-            return Denial(400, f"the token type {token_type[:80]!r} is not supported")
+            return Denial(400, f"the token type '{excerpt(token_type)}' is not supported")
         return self._check_signature(token, audience, now)
 
     def _check_signature(self, token: str, audience: Audience, now: float) -> Grant | Denial:

@@ -16,6 +16,7 @@ from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, Acc
 from eventpump.emulator.config import HubSpec, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
+from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
@@ -61,6 +62,8 @@ class Emulator:
     :param names: further host names that clients reach it by, such as a namespace's or a container's. Signatures must
         be for one of them, for `host`, or for localhost, 127.0.0.1 or ::1. Where it listens on all interfaces and no
         name is given, a signature may be for any host, as long as the token is put for the same.
+    :param producer_retention: how long a partition remembers idempotent producers that nobody uses; by default a day,
+        and 10,000 of them. What the real service does is not known.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -85,6 +88,7 @@ class Emulator:
         nothing_published: Literal[0, -1] = 0,
         refuse_long_keys: bool = False,
         names: Iterable[str] = (),
+        producer_retention: ProducerRetention | None = None,
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
@@ -109,6 +113,7 @@ class Emulator:
         self._now = now
         self._nothing_published = nothing_published
         self._refuse_long_keys = refuse_long_keys
+        self._producer_retention = producer_retention
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._ws_server: WebSocketServer | None = None
@@ -135,6 +140,7 @@ class Emulator:
             now=self._now,
             nothing_published=self._nothing_published,
             refuses_long_keys=self._refuse_long_keys,
+            producer_retention=self._producer_retention,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         server: asyncio.Server | None = None
@@ -152,7 +158,9 @@ class Emulator:
                 from eventpump.wire.websocket import WebSocketServer  # aiohttp takes long to import
 
                 with self._listening("ws_port", ws_port):
-                    ws_server = await WebSocketServer.start(make, self._host, ws_port, tls=self._tls)
+                    ws_server = await WebSocketServer.start(
+                        make, self._host, ws_port, tls=self._tls, handshake_timeout=self._deadlines.no_token
+                    )
         except BaseException:
             if server is not None:
                 server.close()

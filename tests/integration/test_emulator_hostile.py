@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from eventpump.amqp.message import Data, Message
+from eventpump.amqp.message import Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, Rejected, Source
-from eventpump.dialect import management
+from eventpump.amqp.types import Described
+from eventpump.dialect import cbs, management
 from eventpump.dialect.envelope import encode_batch
 from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY
+from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY, SAS_TOKEN_TYPE, SELECTOR_FILTER
 from eventpump.emulator.server import Emulator
 from eventpump.events import ReceivedEvent
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
@@ -139,17 +140,70 @@ async def test_long_keys_are_refused_by_a_switch() -> None:
 
 
 async def test_signatures_for_other_hosts_are_refused() -> None:
-    """Signatures are for a host that the emulator answers to: itself, its loopback names, and the names it was given."""
+    """Signatures are for a host that the emulator answers to: its address, loopback names, and those it was given."""
     async with Emulator({"h": 1}, names=["Given.Example"]) as emulator, await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token("sb://localhost/h", resource="sb://127.0.0.1/h") == 202
         assert await peer.put_token("sb://given.example/h") == 202
         assert await peer.put_token("sb://evil.example/h") == 401
         assert await peer.put_token("sb://localhost/h", resource="sb://evil.example/h") == 401
         assert await peer.put_token("sb://localhost/h", resource="h") == 401
-    async with Emulator({"h": 1}, host="0.0.0.0") as emulator, await AmqpPeer.connect(emulator) as peer:  # noqa: S104 - the case
+    async with Emulator({"h": 1}, host="0.0.0.0") as emulator, await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token("sb://container/h") == 202
         assert await peer.put_token("sb://container/h", resource="sb://evil.example/h") == 401
-    everywhere = Emulator({"h": 1}, host="0.0.0.0", names=["container"])  # noqa: S104 - the case
+    everywhere = Emulator({"h": 1}, host="0.0.0.0", names=["container"])
     async with everywhere as emulator, await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token("sb://container/h", resource="sb://localhost/h") == 202
         assert await peer.put_token("sb://other/h") == 401
+
+
+@pytest.mark.parametrize("text", ["/" + "\0" * 40_000, "sb://127.0.0.1/" + "a//" * 9000, "sb://h/$cbs\n" * 3000])
+async def test_a_refused_audience_is_quoted_in_part(peer: AmqpPeer, text: str) -> None:
+    """A refusal on the token node holds at most an excerpt of what it refuses."""
+    request = cbs.put_token_request("t", SAS_TOKEN_TYPE, text, message_id="m")
+    answer = await peer.request("$cbs", request)
+    assert status_of(answer) in {400, 401}
+    assert fields_of(answer)["status-description"].isprintable()
+    assert len(answer.encode()) < 700
+
+
+async def test_a_refused_read_is_quoted_in_part(peer: AmqpPeer) -> None:
+    """A refusal on the management node holds at most an excerpt of what it refuses."""
+    fields = {"operation": "\x1b" * 9000, "type": "\n" * 9000, "name": "telemetry"}
+    request = Message(properties=Properties(message_id="m"), application_properties=fields)
+    for wanted in (request, management.partition_request("telemetry", "\0" * 9000, message_id="m")):
+        answer = await peer.request("$management", wanted)
+        assert status_of(answer) == 400
+        assert fields_of(answer)["status-description"].isprintable()
+        assert len(answer.encode()) < 900
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "a\0" * 9000,
+        "telemetry//\n" + "x" * 9000,
+        "telemetry/Partitions/" + "\x1b" * 9000,
+        "telemetry/ConsumerGroups/" + "g" * 9000 + "/Partitions/0",
+    ],
+)
+async def test_a_refused_address_is_quoted_in_part(peer: AmqpPeer, address: str) -> None:
+    """A refused link's error holds at most an excerpt of the address."""
+    with pytest.raises(LinkRefusedError) as caught:
+        await peer.attach(await peer.begin(), source=address)
+    description = caught.value.error.description or ""
+    assert description.isprintable()
+    assert len(description) < 500
+
+
+async def test_a_refused_selector_is_quoted_in_part(peer: AmqpPeer) -> None:
+    """A refused position's error holds at most an excerpt of the selector."""
+    for text in ("\n" * 9000, f"amqp.annotation.{'x' * 9000} > '1'", f"amqp.annotation.x-opt-offset > '{'y' * 9000}'"):
+        source = Source(
+            address="telemetry/ConsumerGroups/$Default/Partitions/0",
+            filter={SELECTOR_FILTER: Described(SELECTOR_FILTER, text)},
+        )
+        with pytest.raises(LinkRefusedError) as caught:
+            await peer.attach(await peer.begin(), source=source)
+        description = caught.value.error.description or ""
+        assert description.isprintable()
+        assert len(description) < 500
