@@ -19,6 +19,7 @@ from eventpump.amqp.message import (
     Message,
     Properties,
     encode_data,
+    salvage_annotations,
     scan_event,
 )
 from eventpump.amqp.types import Symbol, Timestamp
@@ -267,7 +268,8 @@ class ReceivedEvent:
     """An event as received: the encoded message, read when asked.
 
     Its attributes have azure-eventhub's names wherever that has one. Reading one raises `EventError` where the message
-    does not hold it or cannot be decoded.
+    does not hold it or cannot be decoded. `offset`, `sequence_number` and `enqueued_time` can be read of a message
+    whose body or properties cannot, so that a checkpoint past it is possible.
 
     :param origin: names the partition that it was received from; None where nobody needs to know.
     """
@@ -322,7 +324,11 @@ class ReceivedEvent:
         try:
             sequence, offset, enqueued, body = scan_event(self._raw, _FIELDS)
         except DecodeError as error:
-            raise EventError(f"the event cannot be decoded: {error}") from error
+            # Its place in the partition is known all the same, so that whoever reads can go past it.
+            sequence, offset, enqueued = salvage_annotations(self._raw, _FIELDS)
+            body = None
+            if sequence is None or offset is None or enqueued is None:
+                raise EventError(f"the event cannot be decoded: {error}") from error
         if sequence is None or offset is None or enqueued is None:
             sequence, offset, enqueued = self._annotations()
         self._sequence_number = sequence

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.authority import Authority
+from tests.fuzz.entry import seed_of_today
 from tests.leaks.watch import LeakWatch
 from tests.ways import Way, ways_of
 
@@ -25,7 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
+    config.addinivalue_line("markers", "made_up_tokens: the test's tokens are any text, and are not looked for in it")
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+
+
+def pytest_report_header() -> str:
+    """Say which seeds by date this run uses."""
+    return f"mutated captures: seeds from {seed_of_today()} on; python -m tests.fuzz ENTRY SEED runs one again"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

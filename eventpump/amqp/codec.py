@@ -39,12 +39,15 @@ MAX_WEAK_KEYS = 256
 """How many keys of a map may be of a type whose hash a peer can foresee, and so make collide."""
 MAX_ZERO_WIDTH = 16
 """How long an array of values without bytes (nulls, say) may be: its count is not covered by its size."""
+MAX_DESCRIPTIONS = 4
+"""How many times over the values of an array may be described: each is described anew, so that a byte of it would make
+as many objects as its constructor has descriptors."""
 MAX_ITEMS = 1 << 20
 """How many values one value may hold, all levels together: as many as the largest event of a service that takes 1 MiB
 can hold. The object of a value that takes one byte takes 64 bytes and more, and about a microsecond."""
-_NEVER_COUNTED = MAX_ITEMS // MAX_DEPTH
-"""Bytes in which there is no room for `MAX_ITEMS`: one byte makes `MAX_DEPTH` objects at most, in an array whose
-constructor describes its values again and again."""
+_NEVER_COUNTED = MAX_ITEMS // (MAX_DESCRIPTIONS + 1)
+"""Bytes in which there is no room for `MAX_ITEMS`: one byte makes `MAX_DESCRIPTIONS` objects and one more at most, in
+an array whose constructor describes its values again and again."""
 
 
 class DecodeError(ProtocolError):
@@ -235,6 +238,14 @@ def _element(value: Any, depth: int) -> tuple[bytes, bytes]:
     return encoded[:1], encoded[1:]
 
 
+def _descriptions(value: Any) -> int:
+    """Return how many times over a value is described."""
+    layers = 0
+    while type(value) is Described:
+        layers, value = layers + 1, value.value
+    return layers
+
+
 _EMPTY_ELEMENTS: dict[type, bytes] = {
     Symbol: b"\xb3",
     str: b"\xb1",
@@ -253,6 +264,8 @@ def _array(value: Any, depth: int) -> bytes:
         constructor = elements[0][0]
         if any(other != constructor for other, _ in elements):
             raise EncodeError("the elements of an array must all be of one AMQP type")
+        if type(value[0]) is Described and _descriptions(value[0]) > MAX_DESCRIPTIONS:
+            raise EncodeError(f"the values of an array are described more than {MAX_DESCRIPTIONS} times over")
         if constructor == b"\x40" and len(value) > MAX_ZERO_WIDTH:
             raise EncodeError(f"an array of nulls may have {MAX_ZERO_WIDTH} elements")
     else:
@@ -487,6 +500,8 @@ def _decode_array(width: int) -> _Decoder:
             descriptor, pos = _decode(data, pos + 1, after, depth)
             depth -= 1
             descriptors.append(descriptor)
+            if len(descriptors) > MAX_DESCRIPTIONS:
+                raise _too_often_described()
         if pos >= after:
             raise _short_of_bytes()
         if depth <= 0:
@@ -507,6 +522,10 @@ def _decode_array(width: int) -> _Decoder:
         return values, after
 
     return decode_array
+
+
+def _too_often_described() -> DecodeError:
+    return DecodeError(f"the values of an array are described more than {MAX_DESCRIPTIONS} times over")
 
 
 def _unknown(data: bytes, pos: int, _end: int, _depth: int) -> tuple[Any, int]:
@@ -671,21 +690,23 @@ def _too_many() -> DecodeError:
     return DecodeError("a value holds more values than are taken here")
 
 
-def skip(data: bytes, pos: int, end: int) -> int:
+def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
     """Give the position after the value that stands at `pos`, without decoding it.
 
+    A descriptor may be any value, a described one too (1.2).
+
+    :param depth: how deeply descriptions may nest from here on.
     :raises DecodeError: it runs past `end`, or its type is unknown.
     """
-    for _ in range(MAX_DEPTH):
+    while True:
         if pos >= end:
             raise _short_of_bytes()
-        code = data[pos]
-        if code:
-            break
-        pos = skip_plain(data, pos + 1, end)
-    else:
-        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
-    return skip_plain(data, pos, end)
+        if depth <= 0:
+            raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+        if data[pos]:
+            return skip_plain(data, pos, end)
+        depth -= 1
+        pos = skip(data, pos + 1, end, depth)
 
 
 def skip_plain(data: bytes, pos: int, end: int) -> int:

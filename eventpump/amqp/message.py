@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
-from eventpump.amqp.codec import DecodeError, decode, encode, skip
+from eventpump.amqp.codec import DecodeError, EncodeError, decode, encode, skip
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong
 
 HEADER = 0x70
@@ -73,7 +73,7 @@ class Header:
     first_acquirer: bool | None = None
     delivery_count: int | None = None
 
-    _prepare: ClassVar[tuple[Callable[[Any], Any] | None, ...]] = (bool, UByte, UInt, bool, UInt)
+    _prepare: ClassVar[tuple[Callable[[Any], Any] | None, ...]]
 
 
 def _message_id(value: Any) -> Any:
@@ -82,6 +82,33 @@ def _message_id(value: Any) -> Any:
 
 def _user_id(value: Any) -> bytes:
     return bytes(memoryview(value))  # not bytes(5), which are five zeros
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("not a boolean")
+    return value
+
+
+def _number(kind: Callable[[int], Any]) -> Callable[[Any], Any]:
+    def of_kind(value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError("not a number")
+        return kind(value)
+
+    return of_kind
+
+
+def _text(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def of_kind(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise TypeError("not text")
+        return kind(value)
+
+    return of_kind
+
+
+Header._prepare = (_boolean, _number(UByte), _number(UInt), _boolean, _number(UInt))  # noqa: SLF001 - of this module
 
 
 @dataclass(slots=True)
@@ -106,16 +133,16 @@ class Properties:
         _message_id,
         _user_id,
         None,
-        str,
+        _text(str),
         None,
         _message_id,
-        Symbol,
-        Symbol,
-        Timestamp,
-        Timestamp,
-        str,
-        UInt,
-        str,
+        _text(Symbol),
+        _text(Symbol),
+        _number(Timestamp),
+        _number(Timestamp),
+        _text(str),
+        _number(UInt),
+        _text(str),
     )
 
 
@@ -123,7 +150,11 @@ def _composite(value: Header | Properties) -> list[Any]:
     prepared: list[Any] = []
     for each, prepare in zip(fields(value), value._prepare, strict=True):  # noqa: SLF001 - of this module
         item = getattr(value, each.name)
-        prepared.append(item if item is None or prepare is None else prepare(item))
+        try:
+            prepared.append(item if item is None or prepare is None else prepare(item))
+        except (TypeError, ValueError) as error:
+            # Fields of a decoded message have the types that its sender gave them.
+            raise EncodeError(f"the field {each.name} cannot be encoded: {error}") from None
     while prepared and prepared[-1] is None:
         prepared.pop()
     return prepared
@@ -268,6 +299,43 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
         if not isinstance(code, int) or not HEADER <= code <= FOOTER:
             raise DecodeError("a message has an unknown section")
         spans.append((int(code), start, pos))
+    return spans
+
+
+_LISTS = frozenset((0x45, 0xC0, 0xD0))
+_MAPS_CODES = frozenset((0xC1, 0xD1))
+_CONSTRUCTORS = {
+    HEADER: _LISTS,
+    DELIVERY_ANNOTATIONS: _MAPS_CODES,
+    MESSAGE_ANNOTATIONS: _MAPS_CODES,
+    PROPERTIES: _LISTS,
+    APPLICATION_PROPERTIES: _MAPS_CODES,
+    DATA: frozenset((0xA0, 0xB0)),
+    AMQP_SEQUENCE: _LISTS,
+    FOOTER: _MAPS_CODES,
+}
+
+
+def check_sections(raw: bytes) -> list[tuple[int, int, int]]:
+    """Find the sections of a message, and check that each holds what it may (3.2), and stands there as often as it may.
+
+    Their values are not decoded: inside of a map or list there may still be something that is no AMQP value.
+
+    :returns: as `section_spans`.
+    :raises DecodeError: the bytes are no message.
+    """
+    spans = section_spans(raw)
+    seen: set[int] = set()
+    for code, start, end in spans:
+        value = skip(raw, start + 1, end)
+        allowed = _CONSTRUCTORS.get(code)
+        if allowed is not None and raw[value] not in allowed:
+            raise DecodeError("a section holds a value of another type than it may")
+        if code in seen and code not in (DATA, AMQP_SEQUENCE):
+            raise DecodeError("a message has a section twice")
+        seen.add(code)
+    if len(seen & {DATA, AMQP_SEQUENCE, AMQP_VALUE}) > 1:
+        raise DecodeError("a message has bodies of several kinds")
     return spans
 
 
@@ -471,3 +539,39 @@ def _walk_event(
     except (IndexError, UnicodeDecodeError):
         raise DecodeError("a section runs past the end of its message, or its text is not UTF-8") from None
     return sequence, offset, enqueued, body if bodies == 1 else None
+
+
+def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str | None, int | None]:
+    """Read the three known annotations of a message that cannot be decoded as a whole.
+
+    The service writes them, whatever it takes the rest of a message to be. What stands before them must be sections;
+    what stands behind them does not matter.
+
+    :returns: sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
+    """
+    found: dict[bytes, Any] = {}
+    pos, end = 0, len(raw)
+    try:
+        while pos < end and raw[pos] == 0:
+            descriptor, value = decode(raw, pos + 1, end)
+            if isinstance(descriptor, Symbol):
+                descriptor = _SYMBOLIC.get(descriptor)
+            if descriptor == MESSAGE_ANNOTATIONS:
+                width = 4 if raw[value] & 0x10 else 1
+                pos = value + 1 + 2 * width if raw[value] in _MAPS_CODES else end
+                while pos < end and len(found) < 3:
+                    name, value = decode(raw, pos, end)
+                    pos = skip(raw, value, end)
+                    key = name.encode() if isinstance(name, str) else b""
+                    if key in (names.sequence_number, names.offset, names.enqueued_time):
+                        found[key] = decode(raw, value, pos)[0]
+                break
+            pos = skip(raw, value, end)
+    except (DecodeError, IndexError):
+        pass  # what was found before it counts
+    sequence, offset, enqueued = map(found.get, (names.sequence_number, names.offset, names.enqueued_time))
+    return (
+        int(sequence) if isinstance(sequence, int) and not isinstance(sequence, bool) else None,
+        str(offset) if isinstance(offset, str) else None,
+        int(enqueued) if isinstance(enqueued, Timestamp) else None,
+    )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from eventpump.amqp.codec import DecodeError, count_items, decode, encode, skip
 from eventpump.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
+from eventpump.texts import excerpt
 
 # ------------------------------------------------------------------------------------------------ fields
 
@@ -166,7 +167,7 @@ def composite(value: Described) -> Any:
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
     if cls is None or isinstance(descriptor, (str, float)) != isinstance(descriptor, Symbol):
-        raise DecodeError(f"{str(descriptor)[:80]} describes nothing that is known here")
+        raise DecodeError(f"{excerpt(str(descriptor), 80)} describes nothing that is known here")
     items = value.value
     if type(items) is not list or len(items) > len(cls._kinds):
         raise DecodeError(f"{cls.__name__.lower()} is no list, or has too many fields")

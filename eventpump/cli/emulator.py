@@ -37,6 +37,13 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--hub", action="append", default=[], metavar="NAME:PARTITIONS", help="a hub to serve; may be repeated")
     add("--config", metavar="FILE", help="the official emulator's Config.json")
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    add(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a further host name that clients use, which their signatures are for; may be repeated",
+    )
     add("--port", default="5672", help="the port; 0 takes a free one (default: %(default)s)")
     add("--ws-port", metavar="PORT", help="serve AMQP over WebSockets on this port too; 0 takes a free one")
     add("--data", metavar="DIR", help="keep the hubs in this directory (default: in memory)")
@@ -46,6 +53,11 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
     add("--retention-bytes", metavar="N", help="keep at most so many bytes of events, over all partitions")
     add("--retention-seconds", metavar="S", help="keep events at most so long")
+    add(
+        "--refuse-long-keys",
+        action="store_true",
+        help="refuse partition keys of more than 128 characters, as eventpump's clients do",
+    )
     parser.set_defaults(run=run)
 
 
@@ -77,6 +89,8 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         data=args.data,
         fsync=args.fsync,
         tls=_tls(args.tls_cert, args.tls_key),
+        refuse_long_keys=args.refuse_long_keys,
+        names=args.name,
         retention=_retention(args.retention_bytes, args.retention_seconds, is_durable=args.data is not None),
     )
 

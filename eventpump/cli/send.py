@@ -27,7 +27,7 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
-from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.errors import (
     ConfigurationError,
     EventError,
@@ -51,7 +51,6 @@ _SETTLE_TRIES: Final = 5
 """How often a doubtful message is waited for, each time for all the retries of a send."""
 _FINISH_TIMEOUT: Final = 15.0
 """Seconds to send what was read before a signal."""
-_MAX_KEY: Final = 128
 
 # A number keeps the form it has in the line, whatever its size. Made once: making one costs more than a line does.
 _as_written: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
@@ -140,8 +139,8 @@ def key_of(line: bytes, field: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise EventError(f"its field {field!r} holds a lone surrogate, which no key can") from None
-    if len(value) > _MAX_KEY:
-        raise EventError(f"its field {field!r} is longer than a key may be, {_MAX_KEY} characters")
+    if len(value) > MAX_KEY_LENGTH:
+        raise EventError(f"its field {field!r} is longer than a key may be, {MAX_KEY_LENGTH} characters")
     return value
 
 

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from eventpump.core.pump_state import CloseReason as CloseReason
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, EventError
 from eventpump.events import LastEnqueued, ReceivedEvent
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class EventProcessor(ABC):
         Cancelled only when ownership was lost, the host's time to close has run out, or it has not returned for
         `handler_timeout` and `on_handler_timeout` is "cancel". Leaving with anything else than
         an `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
+
+        A message that cannot be decoded is an event like others, of which `offset`, `sequence_number`, `enqueued_time`
+        and `raw` can be read, and what else is asked for raises `EventError`. Catch that error where such events are to
+        be passed: a checkpoint past them is stored as past others. Raised from here, the batch comes again.
 
         :param events: one event or more, in order; none only with `call_when_idle`.
         """
@@ -134,7 +139,8 @@ class PartitionContext:
         newest = self._newest()
         if newest is not None and newest is not self._read_from:
             self._read_from = newest
-            self._last_enqueued = ReceivedEvent(newest).last_enqueued or self._last_enqueued
+            with suppress(EventError):  # of a message that cannot be decoded, the one before it counts
+                self._last_enqueued = ReceivedEvent(newest).last_enqueued or self._last_enqueued
         return self._last_enqueued
 
     @property

@@ -544,12 +544,14 @@ class PartitionPump:
         assert tracker is not None
         assert processor is not None
         ledger = self._around.turns.ledger
+        # An event without a readable place is passed by the checkpoint of a later one.
+        last = next(filter(_has_place, reversed(events)), None)
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
-            if events:
-                context.last_delivered = events[-1]
-                tracker.events_delivered(events[-1])
+            if last is not None:
+                context.last_delivered = last
+                tracker.events_delivered(last)
                 # A new name for each try: what an earlier one left running does not speak for this one.
                 self._batch = object()
             belongs_to = _RUNNING_BATCH.set(self._batch)
@@ -565,8 +567,8 @@ class PartitionPump:
                 continue
             if self._backoff.failures:
                 self._backoff.reset()
-            if events:
-                tracker.events_handled(events[-1], len(events), self._loop.time())
+            if last is not None:
+                tracker.events_handled(last, len(events), self._loop.time())
                 self._save_what_is_due()
             return
 
@@ -953,6 +955,15 @@ def _no_exception(operation: str, error: BaseException) -> RuntimeError:
     failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is no Exception: {error}")
     failure.__cause__ = error
     return failure
+
+
+def _has_place(event: ReceivedEvent) -> bool:
+    """Return whether an event's offset and sequence number can be read."""
+    try:
+        event.sequence_number  # noqa: B018 - whether it can be read is the question
+    except EventError:
+        return False
+    return True
 
 
 async def _wait(event: asyncio.Event) -> None:

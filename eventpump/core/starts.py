@@ -23,6 +23,7 @@ ASK_PAUSE_MAX = 60.0
 """Seconds between two questions about gaps in a partition whose last gap was no loss; doubled each time, up to this."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
+_NUMBERED = re.compile(r"[0-9]{1,9}")
 
 
 # -------------------------------------------------------------------------------------------------------- as text
@@ -100,7 +101,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
 
     :raises ValueError: the record holds something else than starts.
     """
-    if partition_id.isdecimal() and int(partition_id) >= record.partition_count:
+    if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
     text = record.starts.get(partition_id, record.starts.get(""))
     return EventPosition.earliest() if text is None else parse_position(text)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from eventpump.dialect.names import CBS_NODE, MANAGEMENT_NODE
+from eventpump.texts import excerpt
 
 _GROUPS = "consumergroups"
 _PARTITIONS = "partitions"
@@ -73,7 +74,7 @@ def parse_address(text: str) -> Address:
     path = rest.partition("/")[2] if separator else text
     segments = path.strip("/").split("/")
     if not all(segments):
-        raise ValueError(f"the address {text!r} has an empty part")
+        raise ValueError(f"the address '{excerpt(text)}' has an empty part")
     words = [segment.lower() for segment in segments]
     if words == [CBS_NODE]:
         return Address(AddressKind.CBS)
@@ -93,7 +94,7 @@ def parse_address(text: str) -> Address:
         _PARTITIONS,
         _PUBLISHERS,
     }:
-        raise ValueError(f"the address {text!r} names neither a hub, nor a partition, nor a node")
+        raise ValueError(f"the address '{excerpt(text)}' names neither a hub, nor a partition, nor a node")
     return Address(AddressKind.GATEWAY, "/".join(segments))
 
 
@@ -170,16 +171,17 @@ def audience(
 def parse_audience(text: str) -> Audience:
     """Take an audience, or the resource of a signature, apart. Any scheme will do, or none.
 
-    :raises ValueError: it names no host, or its path is none of the known forms.
+    :raises ValueError: it names no host, or its path is none of the known forms. A bare name, without scheme, dot, port
+        or path, may as well be a hub's, and is no host.
     """
     _scheme, separator, rest = text.partition("://")
-    authority, _, path = (rest if separator else text).partition("/")
+    authority, slash, path = (rest if separator else text).partition("/")
     host = _host_of(authority)
-    if not host:
-        raise ValueError(f"the audience {text!r} names no host")
+    if not host or not (separator or slash or {".", ":"} & set(authority)):
+        raise ValueError(f"the audience '{excerpt(text)}' names no host")
     segments = path.strip("/").split("/") if path.strip("/") else []
     if not all(segments):
-        raise ValueError(f"the audience {text!r} has an empty part")
+        raise ValueError(f"the audience '{excerpt(text)}' has an empty part")
     is_management = bool(segments) and segments[-1].lower() == MANAGEMENT_NODE
     if is_management:
         segments = segments[:-1]
@@ -190,7 +192,7 @@ def parse_audience(text: str) -> Audience:
         return Audience(host, hub, consumer_group=segments[-1], is_management=is_management)
     address = parse_address("/".join(segments))
     if not address.hub:
-        raise ValueError(f"the audience {text!r} names no hub")
+        raise ValueError(f"the audience '{excerpt(text)}' names no hub")
     return Audience(host, address.hub, address.consumer_group, address.partition_id, address.publisher, is_management)
 
 

@@ -23,6 +23,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.texts import excerpt
 
 SERVER_BUSY_WAIT: Final = 4.0
 """Seconds a throttled client is asked to wait."""
@@ -136,6 +137,8 @@ STATUS_CONDITIONS: Final[Mapping[int, Symbol]] = MappingProxyType(
 _SCOPES = (Recovery.RETRY, Recovery.RELINK, Recovery.RECONNECT, Recovery.GIVE_UP)
 _MISSING_ENTITY = re.compile(r"messaging entity .*could not be found|status-code: 404", re.IGNORECASE | re.DOTALL)
 _TRACKING_ID = re.compile(r"TrackingId:([^\s,]+)")
+_READ = 4096
+"""Characters of a description that are looked at: searching the whole of a very long one would take long."""
 
 
 def error_for(
@@ -150,12 +153,12 @@ def error_for(
     A condition nobody listed is worth another try.
 
     :param condition: the AMQP error condition; None where the peer gave none.
-    :param description: the peer's words.
+    :param description: the peer's words, of which the error keeps an excerpt.
     :param entity: the address of the link concerned.
     :param lost: what ended with the error, so what must be rebuilt at least: nothing (`RETRY`) for a rejected
         message or request, the link (`RELINK`) for a detach or end, the connection (`RECONNECT`) for a close.
     """
-    text = description or ""
+    text = (description or "")[:_READ]
     kind, recovery = _ROWS.get(condition or "", (ServiceError, Recovery.RETRY))
     if condition == NOT_FOUND and not _MISSING_ENTITY.search(text):
         # Without those words the service means that it cannot be reached, not that the entity does not exist.
@@ -173,7 +176,7 @@ def error_for_status(
     :param description: its status description.
     :param entity: the entity asked about.
     """
-    text = description or ""
+    text = (description or "")[:_READ]
     if code == 404 and condition in {None, NOT_FOUND}:
         # A status speaks of the entity asked for: the text rule of `error_for` is for links.
         kind, recovery = _ROWS[NOT_FOUND]
@@ -189,7 +192,7 @@ def error_for_status(
 def tracking_id(description: str) -> str | None:
     """Find the service's tracking id in an error description (wire reference 2.5)."""
     found = _TRACKING_ID.search(description)
-    return None if found is None else found[1]
+    return None if found is None else excerpt(found[1])
 
 
 def _make(
@@ -206,8 +209,8 @@ def _make(
     elif kind is LinkDetachedError and lost is Recovery.RECONNECT:
         kind = ConnectionLostError
     return kind(
-        description or "the service gave no reason",
-        condition=None if condition is None else str(condition),
+        excerpt(description) or "the service gave no reason",
+        condition=None if condition is None else excerpt(str(condition)),
         recovery=recovery,
         entity=entity,
         tracking_id=tracking_id(description),

@@ -10,6 +10,7 @@ from typing import Any
 from eventpump.amqp.types import Described, Symbol
 from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
 from eventpump.events import EventPosition
+from eventpump.texts import excerpt
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -61,20 +62,24 @@ def parse_selector(text: str) -> EventPosition:
     """Read a selector. :raises ValueError: it names no position; the text says why."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
-        raise ValueError(f"the selector {text[:200]!r} is not of the form amqp.annotation.<field> > '<value>'")
+        raise ValueError(f"the selector '{excerpt(text)}' is not of the form amqp.annotation.<field> > '<value>'")
     field, operator, quoted, bare = found.groups()
     value: str = quoted or bare
     inclusive = operator == ">="
     if field == OFFSET:
         return EventPosition.at_offset(value, inclusive=inclusive)
     if field not in {SEQUENCE_NUMBER, ENQUEUED_TIME}:
-        raise ValueError(f"the selector's field {field!r} is none of {OFFSET}, {SEQUENCE_NUMBER}, {ENQUEUED_TIME}")
+        raise ValueError(
+            f"the selector's field '{excerpt(field)}' is none of {OFFSET}, {SEQUENCE_NUMBER}, {ENQUEUED_TIME}"
+        )
     if not _INTEGER.fullmatch(value) or int(value) not in _LONGS:
-        raise ValueError(f"the selector's value {value[:200]!r} for {field} is no 64-bit integer")
+        raise ValueError(f"the selector's value '{excerpt(value)}' for {field} is no 64-bit integer")
     if field == SEQUENCE_NUMBER:
         return EventPosition.at_sequence_number(int(value), inclusive=inclusive)
     try:
         moment = _EPOCH + int(value) * _MILLISECOND
     except OverflowError:
-        raise ValueError(f"the selector's value {value!r} for {field} is no time within the calendar") from None
+        raise ValueError(
+            f"the selector's value '{excerpt(value)}' for {field} is no time within the calendar"
+        ) from None
     return EventPosition.at_enqueued_time(moment, inclusive=inclusive)

@@ -26,6 +26,7 @@ from eventpump.dialect.names import (
 )
 from eventpump.dialect.requests import BadRequestError, MessageId, SecretText, answer, check_answer, text_field
 from eventpump.errors import ProtocolError
+from eventpump.texts import MAX_EXCERPT, excerpt
 
 NEVER = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
 """When the last event of a partition that never had one was enqueued."""
@@ -123,7 +124,10 @@ def parse_request(message: Message) -> ManagementRequest:
     if operation is None or kind is None:
         raise BadRequestError("a management request needs an operation and a type")
     if operation.upper() != READ or kind not in {HUB_TYPE, PARTITION_TYPE}:
-        raise BadRequestError(f"this node does not know operation {operation} of {kind}", condition=NOT_ALLOWED)
+        raise BadRequestError(
+            f"this node does not know operation '{excerpt(operation, 120)}' of '{excerpt(kind, 120)}'",
+            condition=NOT_ALLOWED,
+        )
     if not hub:
         raise BadRequestError("a management request needs the name of a hub")
     token = text_field(message, SECURITY_TOKEN)
@@ -184,7 +188,7 @@ def _success(request: Message, facts: dict[str, Any]) -> Message:
 
 def _echo(request: Message) -> dict[str, Any]:
     operation = text_field(request, OPERATION)
-    return {} if operation is None else {OPERATION: operation}
+    return {} if operation is None or len(operation) > MAX_EXCERPT else {OPERATION: operation}
 
 
 def parse_hub_response(message: Message, *, hub: str) -> HubFacts:

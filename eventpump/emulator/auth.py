@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import enum
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from eventpump.dialect import sas
 from eventpump.dialect.addresses import Address, AddressKind, Audience, parse_audience
 from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.texts import excerpt
 
 DEFAULT_KEY_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""What this machine is called by itself."""
 
 
 class Right(enum.Flag):
@@ -65,11 +68,21 @@ class KeyRing:
     """Checks credentials against the access rules.
 
     :param token_verifier: accepts JWTs; without one they are refused.
+    :param hosts: names and addresses that the service answers to, in lower case, all of which mean the same; a
+        signature is for one of these. None where they are not known: the host of a signature is then any, but the host
+        of the audience that it is put for.
     """
 
-    def __init__(self, rules: Iterable[AccessRule], token_verifier: TokenVerifier | None = None) -> None:
+    def __init__(
+        self,
+        rules: Iterable[AccessRule],
+        token_verifier: TokenVerifier | None = None,
+        *,
+        hosts: Collection[str] | None = None,
+    ) -> None:
         self._rules = {rule.name: rule for rule in rules}
         self._token_verifier = token_verifier
+        self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
         """Give a rule another key: no token signed with the old one is taken from now on.
@@ -94,7 +107,7 @@ class KeyRing:
                 return Denial(401, "ExpiredToken: the token has expired.")
             return Grant(audience, verified.rights, verified.expires_at)
         if token_type != SAS_TOKEN_TYPE:
-            return Denial(400, f"the token type {token_type[:80]!r} is not supported")
+            return Denial(400, f"the token type '{excerpt(token_type)}' is not supported")
         return self._check_signature(token, audience, now)
 
     def _check_signature(self, token: str, audience: Audience, now: float) -> Grant | Denial:
@@ -110,9 +123,14 @@ class KeyRing:
             return Denial(401, "ExpiredToken: the token has expired.")
         if rule is None or not verdict:
             return Denial(401, "InvalidSignature: The token has an invalid signature.")
-        if not resource.includes(audience):
+        if not self._is_one_host(resource.host, audience.host) or not resource.includes(audience):
             return Denial(401, "InvalidAudience: the token's resource does not cover the audience.")
         return Grant(audience, rule.rights, parsed.expires_at)
+
+    def _is_one_host(self, signed: str, put_for: str) -> bool:
+        if self._hosts is not None:
+            return signed in self._hosts and put_for in self._hosts
+        return signed == put_for or {signed, put_for} <= LOOPBACK
 
     def check_plain(self, response: bytes | None) -> Grant | None:
         """Check a SASL PLAIN response (RFC 4616): key name and key. None refuses it."""

@@ -15,7 +15,7 @@ from eventpump.errors import ConfigurationError
 
 MAX_PARTITIONS = 1024
 MAX_NAME_LENGTH = 256
-_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$"
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HubSpec:
 
 
 def _check_name(field: str, name: str) -> None:
-    if len(name) > MAX_NAME_LENGTH or not re.match(_NAME, name):
+    if len(name) > MAX_NAME_LENGTH or not re.fullmatch(_NAME, name):
         raise ConfigurationError(
             field, f"{name[:80]!r} is no name: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
         )
@@ -69,12 +69,12 @@ def parse_hub(text: str) -> HubSpec:
     return HubSpec(name, int(count))
 
 
-_Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=MAX_NAME_LENGTH)]
+_Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=MAX_NAME_LENGTH)]
 
 
 class _Group(BaseModel):
     model_config = ConfigDict(extra="ignore")
-    Name: Annotated[str, StringConstraints(pattern=rf"(?i)^\$default$|{_NAME}", max_length=MAX_NAME_LENGTH)]
+    Name: Annotated[str, StringConstraints(pattern=rf"(?i)^\$default$|^{_NAME}$", max_length=MAX_NAME_LENGTH)]
 
 
 class _Entity(BaseModel):

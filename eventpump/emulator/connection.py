@@ -63,6 +63,7 @@ from eventpump.emulator.log import (
 )
 from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
+from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
     from eventpump.emulator.service import Service
@@ -370,7 +371,7 @@ class ServiceConnection:
         try:
             return parse_address(text)
         except ValueError:
-            raise _RefusedError("amqp:not-found", entity_not_found(text[:200])) from None
+            raise _RefusedError("amqp:not-found", entity_not_found(excerpt(text))) from None
 
     def _attach(self, link: Link, address: Address, target: FaultTarget, *, ends_with: AmqpError | None = None) -> None:
         """Attach a link, or refuse it. :param ends_with: a fault's error, to detach it with at once."""
@@ -634,8 +635,8 @@ class ServiceConnection:
                 end.detach(
                     AmqpError(
                         "amqp:link:detach-forced",
-                        f"The link '{end.link.name}' is force detached. Details: AmqpMessagePublisher.IdleTimerExpired:"
-                        f" Idle timeout: 00:{minutes:02}:{seconds:02}.",
+                        f"The link '{excerpt(end.link.name)}' is force detached. Details: "
+                        f"AmqpMessagePublisher.IdleTimerExpired: Idle timeout: 00:{minutes:02}:{seconds:02}.",
                     )
                 )
 

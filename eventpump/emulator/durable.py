@@ -82,6 +82,12 @@ class _Drop:
 
 
 @dataclass(slots=True)
+class _Forget:
+    partition: PartitionLog
+    producer_ids: list[int]
+
+
+@dataclass(slots=True)
 class _AddPartitions:
     hub: Hub
     partitions: list[PartitionLog]
@@ -113,7 +119,7 @@ class DurableStore:
         self._on_committed = on_committed
         self._on_failed = on_failed
         self._take_back = take_back
-        self._inbox: queue.SimpleQueue[Entry | _Drop | _AddPartitions | _Signal] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Entry | _Drop | _Forget | _AddPartitions | _Signal] = queue.SimpleQueue()
         self._rows: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -144,6 +150,10 @@ class DurableStore:
     def drop(self, partition: PartitionLog) -> None:
         """Forget what lies before the partition's beginning."""
         self._inbox.put(_Drop(partition, partition.beginning))
+
+    def forget(self, partition: PartitionLog, producer_ids: list[int]) -> None:
+        """Forget idempotent producers of a partition."""
+        self._inbox.put(_Forget(partition, producer_ids))
 
     async def add_partitions(self, hub: Hub, partitions: list[PartitionLog]) -> None:
         """Keep new partitions of a hub. :raises StoreError: they could not be written."""
@@ -227,13 +237,14 @@ class DurableStore:
                 " FROM partitions WHERE hub = ? ORDER BY number",
                 (name,),
             ).fetchall()
-            partitions = [self._load_partition(database, name, *row) for row in rows]
+            partitions = [self._load_partition(database, now_ms, name, *row) for row in rows]
             hubs.append(Hub(name, created_ms, group_names(group for (group,) in groups), partitions))
         return hubs
 
     def _load_partition(
         self,
         database: sqlite3.Connection,
+        now_ms: int,
         hub: str,
         row: int,
         number: int,
@@ -259,7 +270,7 @@ class DurableStore:
             "SELECT producer_id, epoch, last, is_fresh, recent FROM producers WHERE partition = ?", (row,)
         )
         for producer in producers:
-            log.publishing.restore(_unpack_producer(*producer))
+            log.publishing.restore(_unpack_producer(*producer), now=now_ms / 1000)
         if log.payloads and log.beginning < beginning:
             log.drop_oldest(beginning - log.beginning)
         if log.end != next_sequence_number:
@@ -310,7 +321,7 @@ class DurableStore:
         # What was handed over before this fails too, with nothing taken back a second time.
         self._inbox.put(_Signal.RESUME)
 
-    def _commit(self, database: sqlite3.Connection, work: list[Entry | _Drop | _AddPartitions]) -> None:
+    def _commit(self, database: sqlite3.Connection, work: list[Entry | _Drop | _Forget | _AddPartitions]) -> None:
         database.execute("BEGIN IMMEDIATE")
         try:
             ends: dict[int, NumberedBatch] = {}
@@ -336,6 +347,13 @@ class DurableStore:
                 elif isinstance(item, LedgerEntry):
                     if item.producer is not None:
                         producers[self._rows[id(item.partition)], item.producer.producer_id] = item.producer
+                elif isinstance(item, _Forget):
+                    row = self._rows[id(item.partition)]
+                    for producer_id in item.producer_ids:
+                        producers.pop((row, producer_id), None)
+                        database.execute(
+                            "DELETE FROM producers WHERE partition = ? AND producer_id = ?", (row, producer_id)
+                        )
                 elif isinstance(item, _Drop):
                     row = self._rows[id(item.partition)]
                     # The row the beginning lies in stays; the load cuts it.

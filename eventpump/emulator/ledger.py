@@ -10,6 +10,7 @@ that a change is as durable as the hub is, and `take_back` forgets those that ar
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from eventpump.amqp.types import Int, Short
 from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal
+from eventpump.errors import ConfigurationError
 
 NUMBERS = 1 << 31
 """How many sequence numbers there are: after the last comes 0 (wire reference 8.4)."""
@@ -83,6 +85,26 @@ class ProducerState:
     recent: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerRetention:
+    """How long a partition remembers idempotent producers that nobody uses.
+
+    What the service does is not known (wire reference 8.5). A day is what Kafka takes.
+
+    :param seconds: since a producer attached or published last. A restart counts as a use.
+    :param count: how many at most; one more, and the one whose use is longest ago is forgotten.
+    """
+
+    seconds: float = 86_400.0
+    count: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ConfigurationError("producer_retention.seconds", "must be more than 0")
+        if self.count < 1:
+            raise ConfigurationError("producer_retention.count", "must be at least 1")
+
+
 class Admission(NamedTuple):
     """An attach that is taken.
 
@@ -104,24 +126,39 @@ REPEAT = Repeat()
 class PublishingLedger:
     """The idempotent producers of one partition. One task mutates it.
 
-    A state is kept until it is forgotten on request: how long the service keeps it is not known, nor what it says then.
+    A state that nobody uses expires, or is forgotten on request; its producer is then refused as one never heard of.
+
+    :ivar retention: when states expire.
+    :ivar expired: ids of those that did, for whoever keeps them elsewhere to take.
     """
 
-    __slots__ = ("_committed", "_states", "_takes_strangers")
+    __slots__ = ("_committed", "_now", "_states", "_takes_strangers", "_used", "expired", "retention")
 
     def __init__(self) -> None:
+        self.retention = ProducerRetention()
+        self.expired: list[int] = []
         self._states: dict[int, ProducerState] = {}
         self._committed: dict[int, ProducerState] = {}
+        self._used: OrderedDict[int, float] = OrderedDict()  # when each was used last, the longest ago first
+        self._now = 0.0
         self._takes_strangers = False
 
     def attach(
-        self, claim: Claim, rng: random.Random, nothing_published: int = NOTHING_PUBLISHED
+        self,
+        claim: Claim,
+        rng: random.Random,
+        nothing_published: int = NOTHING_PUBLISHED,
+        *,
+        now: float = 0.0,
     ) -> Admission | Refusal:
         """Answer a link that wants to publish, and remember what it raises or begins.
 
         :param rng: makes the ids of new producers.
         :param nothing_published: the number a producer without any stands at.
+        :param now: seconds on any clock, the same for all calls.
         """
+        self._now = now
+        self._expire()
         if any(value is not None and value < 0 for value in (claim.producer_id, claim.epoch, claim.number)):
             return Refusal(
                 _OUT_OF_RANGE, "The producer's id, epoch and sequence number must be zero or positive numbers."
@@ -144,15 +181,23 @@ class PublishingLedger:
             else:
                 state = ProducerState(known.producer_id, claim.epoch, standing)
         self._states[state.producer_id] = state
+        self._use(state.producer_id)
         return Admission(state, state.last if claim.number is None else claim.number)
 
-    def judge(self, run: Run) -> ProducerState | Repeat | Refusal:
-        """Tell what becomes of a run: the state after storing it, for `advance`; or why it is not to be stored."""
+    def judge(self, run: Run, *, now: float = 0.0) -> ProducerState | Repeat | Refusal:
+        """Return the state after storing a run, for `advance`; or why it is not to be stored.
+
+        :param now: as of `attach`.
+        """
+        self._now = now
+        self._expire()
         state = self._states.get(run.producer_id)
         if state is None:
             if not self._takes_strangers:
                 return _unknown(run.producer_id)
             state = ProducerState(run.producer_id, run.epoch, NOTHING_PUBLISHED)
+        else:
+            self._use(run.producer_id)
         if run.epoch < state.epoch:
             return _stolen(run.producer_id, run.epoch, state.epoch)
         if run.epoch > state.epoch:
@@ -180,10 +225,12 @@ class PublishingLedger:
     def advance(self, state: ProducerState) -> None:
         """Judge by a state from now on."""
         self._states[state.producer_id] = state
+        self._use(state.producer_id)
 
     def committed(self, state: ProducerState) -> None:
         """Note that a state, and the events it tells of, will not be lost."""
-        self._committed[state.producer_id] = state
+        if state.producer_id in self._states:
+            self._committed[state.producer_id] = state
 
     def take_back(self) -> None:
         """Forget everything that was not committed."""
@@ -197,11 +244,32 @@ class PublishingLedger:
         """
         self._states.clear()
         self._committed.clear()
+        self._used.clear()
         self._takes_strangers = takes_strangers
 
-    def restore(self, state: ProducerState) -> None:
-        """Take in a state of an earlier life."""
+    def restore(self, state: ProducerState, *, now: float = 0.0) -> None:
+        """Take in a state of an earlier life. It counts as used now."""
+        self._now = now
         self._states[state.producer_id] = self._committed[state.producer_id] = state
+        self._use(state.producer_id)
+
+    def _use(self, producer_id: int) -> None:
+        used = self._used
+        used[producer_id] = self._now
+        used.move_to_end(producer_id)
+        if len(used) > self.retention.count:
+            self._drop_oldest()
+
+    def _expire(self) -> None:
+        used, horizon = self._used, self._now - self.retention.seconds
+        while used and next(iter(used.values())) < horizon:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        producer_id, _ = self._used.popitem(last=False)
+        self._states.pop(producer_id, None)
+        self._committed.pop(producer_id, None)
+        self.expired.append(producer_id)
 
     def _new_id(self, rng: random.Random) -> int:
         while True:

@@ -14,7 +14,7 @@ from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.amqp.types import Timestamp
 from eventpump.dialect.addresses import Address
 from eventpump.dialect.envelope import decode_batch, partition_key_of
-from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_hash, partition_for_key
 from eventpump.dialect.names import (
     BATCH_MESSAGE_FORMAT,
     LAST_ENQUEUED_OFFSET,
@@ -39,6 +39,7 @@ from eventpump.emulator.faults import (
 )
 from eventpump.emulator.ledger import Run, run_of
 from eventpump.emulator.log import Hub, PartitionLog
+from eventpump.emulator.long_keys import LONG
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.emulator.stamping import add_delivery_annotations
 from eventpump.errors import EventTooLargeError
@@ -264,17 +265,47 @@ class ProducerEnd(ReceivingEnd):
                 events, batch_key = decode_batch(payload), key
             else:
                 events, batch_key = [payload], None
-            partition = self._partition
-            if partition is None:
-                partitions = self._hub.partitions
-                partition = (
-                    self._hub.next_partition() if key is None else partitions[partition_for_key(key, len(partitions))]
-                )
-            refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
-            if refusal is not None:
-                self._turn_down(item, AmqpError(refusal.condition, refusal.description), drops=drops)
         except DecodeError as error:
             self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
+            return
+        if key is not None and len(key) > MAX_KEY_LENGTH and service.refuses_long_keys:
+            text = f"The partition key has {len(key)} characters. It may have {MAX_KEY_LENGTH}."
+            self._turn_down(item, AmqpError("com.microsoft:argument-error", text), drops=drops)
+            return
+        partition = self._partition
+        if partition is None and key is None:
+            partition = self._hub.next_partition()
+        elif partition is None and key is not None:
+            if len(key) > LONG:
+                # What came after it waits: the order of the link's events is kept.
+                self._is_blocked = True
+                service.long_keys.hash(key, lambda value: self._hashed(value, item, events, batch_key, drops))
+                return
+            partitions = self._hub.partitions
+            partition = partitions[partition_for_key(key, len(partitions))]
+        assert partition is not None
+        self._take(item, events, batch_key, partition, drops)
+
+    def _hashed(self, value: int, item: Incoming, events: list[bytes], batch_key: str | None, drops: bool) -> None:
+        """Take a message whose key was long, and go on with those that came after it."""
+        self._is_blocked = False
+        if not self.is_open:
+            item = item._replace(delivery_id=None)  # nobody is left to answer
+        partitions = self._hub.partitions
+        self._take(item, events, batch_key, partitions[partition_for_hash(value, len(partitions))], drops)
+        self._work()
+        self.connection.flush()
+
+    def _take(
+        self, item: Incoming, events: list[bytes], batch_key: str | None, partition: PartitionLog, drops: bool
+    ) -> None:
+        try:
+            refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
+        except DecodeError as error:
+            self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
+        else:
+            if refusal is not None:
+                self._turn_down(item, AmqpError(refusal.condition, refusal.description), drops=drops)
 
     def _store(
         self, partition: PartitionLog, events: list[bytes], batch_key: str | None, ticket: MessageTicket

@@ -6,6 +6,7 @@ numbers and offsets, `publish` makes it visible to readers. Numbered batches are
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,10 @@ from eventpump.dialect.names import DEFAULT_CONSUMER_GROUP
 from eventpump.emulator.ledger import ProducerState, PublishingLedger
 from eventpump.emulator.stamping import stamp
 from eventpump.events import EventPosition
+from eventpump.texts import excerpt
+
+_OFFSET = re.compile(r"-?[0-9]{1,19}")
+_MOST_DIGITS = 9
 
 
 class OffsetBeyondEndError(Exception):
@@ -24,7 +29,7 @@ class OffsetBeyondEndError(Exception):
 
     def __init__(self, offset: str, last_offset: int) -> None:
         super().__init__(
-            f"The supplied offset '{offset[:64]}' is invalid. The last offset in the system is '{last_offset}'."
+            f"The supplied offset '{excerpt(offset)}' is invalid. The last offset in the system is '{last_offset}'."
         )
 
 
@@ -222,10 +227,9 @@ class PartitionLog:
     def _locate_offset(self, offset: str, *, inclusive: bool) -> int:
         if offset == "@latest":
             return max(self.beginning, self.end - 1) if inclusive else self.end
-        try:
-            value = int(offset)
-        except ValueError:
-            raise InvalidPositionError(f"The supplied offset '{offset[:64]}' is no offset of this partition.") from None
+        if _OFFSET.fullmatch(offset) is None:
+            raise InvalidPositionError(f"The supplied offset '{excerpt(offset)}' is no offset of this partition.")
+        value = int(offset)
         if value > self._last_offset and value >= 0:
             raise OffsetBeyondEndError(offset, self._last_offset)
         find = bisect_left if inclusive else bisect_right
@@ -255,7 +259,7 @@ class Hub:
 
     def partition(self, partition_id: str) -> PartitionLog | None:
         """Find a partition by its id."""
-        if not partition_id.isascii() or not partition_id.isdigit():
+        if not partition_id.isascii() or not partition_id.isdigit() or len(partition_id) > _MOST_DIGITS:
             return None
         number = int(partition_id)
         if number >= len(self.partitions) or str(number) != partition_id:
@@ -320,6 +324,6 @@ def entity_not_found(entity: str) -> str:
 def invalid_partition(hub: Hub, partition_id: str) -> str:
     """Say that a hub has no such partition."""
     return (
-        f"The specified partition '{partition_id[:64]}' is invalid for an EventHub partition sender or receiver. "
+        f"The specified partition '{excerpt(partition_id)}' is invalid for an EventHub partition sender or receiver. "
         f"It should be between 0 and {len(hub.partitions) - 1}."
     )

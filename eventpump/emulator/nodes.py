@@ -13,7 +13,7 @@ from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.amqp.types import Symbol
 from eventpump.dialect import cbs, management
 from eventpump.dialect.addresses import Address, AddressKind
-from eventpump.dialect.requests import BadRequestError, answer, reply_to
+from eventpump.dialect.requests import BadRequestError, answer, message_id, reply_to
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
@@ -35,6 +35,16 @@ _STATUS = {
     "amqp:internal-error": 500,
     "amqp:resource-limit-exceeded": 403,
 }
+
+
+def _request_of(payload: bytes) -> Message:
+    """Decode a request. :raises DecodeError: it is none, or has a message id that no answer could repeat (3.2.4)."""
+    count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
+    request = Message.decode(payload)
+    name = message_id(request)
+    if isinstance(name, int) and name < 0:
+        raise DecodeError("a message id is a ulong, a UUID, binary or a string")
+    return request
 
 
 class AnswerEnd(LinkEnd):
@@ -79,11 +89,6 @@ class AnswerEnd(LinkEnd):
             self.link.drained()
 
 
-def _decode(payload: bytes) -> Message:
-    count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
-    return Message.decode(payload)
-
-
 class RequestEnd(ReceivingEnd):
     """A link that requests to a node arrive on."""
 
@@ -93,7 +98,7 @@ class RequestEnd(ReceivingEnd):
     def take(self, item: Incoming, *, drops: bool = False) -> None:
         """Settle the request, do it, and answer."""
         try:
-            request = _decode(item.payload)
+            request = _request_of(item.payload)
         except DecodeError as error:
             self._settle(item, AmqpError("amqp:decode-error", error.description))
             return
@@ -107,7 +112,7 @@ class RequestEnd(ReceivingEnd):
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Answer with the status of an error."""
         try:
-            request = _decode(item.payload)
+            request = _request_of(item.payload)
         except DecodeError:
             self._settle(item, error)
             return

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from eventpump.texts import excerpt
+
 MAX_SHARED_READERS = 5
 STOLEN = "amqp:link:stolen"
 LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
@@ -29,7 +31,7 @@ class Reader:
     @property
     def shown_name(self) -> str:
         """The name as the service's texts show it."""
-        return "nil" if self.name is None else self.name[:64]
+        return "nil" if self.name is None else excerpt(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from eventpump.amqp.performatives import AmqpError
-from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
+from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
 from eventpump.emulator.config import HubSpec, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
+from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
@@ -57,6 +58,13 @@ class Emulator:
     :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
     :param nothing_published: the last sequence number an idempotent producer is told before its first event. Of the
         real service both are reported; a client should bear both.
+    :param refuse_long_keys: refuse partition keys of more than 128 characters, as the clients here and the JavaScript
+        client do; what the real service does is not known. By default a key may be as long as a message allows.
+    :param names: further host names that clients reach it by, such as a namespace's or a container's. Signatures must
+        be for one of them, for `host`, or for localhost, 127.0.0.1 or ::1. Where it listens on all interfaces and no
+        name is given, a signature may be for any host, as long as the token is put for the same.
+    :param producer_retention: how long a partition remembers idempotent producers that nobody uses; by default a day,
+        and 10,000 of them. What the real service does is not known.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -79,6 +87,9 @@ class Emulator:
         deadlines: Deadlines | None = None,
         now: Callable[[], float] = time.time,
         nothing_published: Literal[0, -1] = 0,
+        refuse_long_keys: bool = False,
+        names: Iterable[str] = (),
+        producer_retention: ProducerRetention | None = None,
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
@@ -93,7 +104,7 @@ class Emulator:
         self._requested_ports = port, ws_port
         self._key_name = key_name
         self._key = key
-        self._keys = KeyRing([AccessRule(key_name, key), *rules], token_verifier)
+        self._keys = KeyRing([AccessRule(key_name, key), *rules], token_verifier, hosts=_hosts(host, names))
         self._data = None if data is None else Path(data)
         self._fsync = fsync
         self._tls = tls
@@ -102,6 +113,8 @@ class Emulator:
         self._deadlines = deadlines or Deadlines()
         self._now = now
         self._nothing_published = nothing_published
+        self._refuse_long_keys = refuse_long_keys
+        self._producer_retention = producer_retention
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._ws_server: WebSocketServer | None = None
@@ -127,6 +140,8 @@ class Emulator:
             max_message_size=self._max_message_size,
             now=self._now,
             nothing_published=self._nothing_published,
+            refuses_long_keys=self._refuse_long_keys,
+            producer_retention=self._producer_retention,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         server: asyncio.Server | None = None
@@ -145,7 +160,12 @@ class Emulator:
 
                 with self._listening("ws_port", ws_port):
                     ws_server = await WebSocketServer.start(
-                        make, self._host, ws_port, tls=self._tls, max_message=WEBSOCKET_MESSAGE
+                        make,
+                        self._host,
+                        ws_port,
+                        tls=self._tls,
+                        max_message=WEBSOCKET_MESSAGE,
+                        handshake_timeout=self._deadlines.no_token,
                     )
         except BaseException:
             if server is not None:
@@ -325,6 +345,14 @@ class Emulator:
         if self._service is None:
             raise RuntimeError("the emulator is not started")
         return self._service
+
+
+def _hosts(host: str, names: Iterable[str]) -> frozenset[str] | None:
+    """Return what signatures may be for; None where that is not known."""
+    given = {name.strip("[]").lower() for name in names}
+    if not given and host in ("0.0.0.0", "::", ""):  # noqa: S104 - not bound here
+        return None
+    return LOOPBACK | given | {host.lower()}
 
 
 def _check_key(name: str, key: str) -> None:

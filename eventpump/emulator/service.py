@@ -15,17 +15,16 @@ from eventpump.emulator.auth import KeyRing
 from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
 from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
-from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerState, Repeat, Run
+from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerRetention, ProducerState, Repeat, Run
 from eventpump.emulator.links import ProducerEnd, Ticket
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
+from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
+from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
-
-MAX_SHOWN = 256
-"""How much of a client's own text is given back to it: an answer must fit its smallest frame, more or less."""
 
 _logger = logging.getLogger("eventpump.emulator")
 
@@ -34,7 +33,8 @@ _logger = logging.getLogger("eventpump.emulator")
 class Deadlines:
     """How long the service puts up with idleness, in seconds (wire reference 2.4); None for ever.
 
-    :param no_token: a connection that has put no valid token is cut.
+    :param no_token: a connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket
+        after that time is, too.
     :param no_link: a connection that never had a link is closed.
     :param idle_connection: a connection whose links are all gone is closed.
     :param idle_producer: a producer's link without a transfer is detached.
@@ -49,6 +49,7 @@ class Deadlines:
 class Service:
     """The state of one emulator, apart from its sockets. Used from its event loop only.
 
+    :ivar refuses_long_keys: whether a partition key that the clients here would not send is refused.
     :ivar connections: those that are up.
     """
 
@@ -61,8 +62,13 @@ class Service:
         max_message_size: int,
         now: Callable[[], float] = time.time,
         nothing_published: int = NOTHING_PUBLISHED,
+        refuses_long_keys: bool = False,
+        producer_retention: ProducerRetention | None = None,
     ) -> None:
         self.keys = keys
+        self._producer_retention = producer_retention or ProducerRetention()
+        self.refuses_long_keys = refuses_long_keys
+        self.long_keys = LongKeys()
         self.faults = Faults()
         self.deadlines = deadlines
         self.max_message_size = max_message_size
@@ -106,6 +112,7 @@ class Service:
                 raise ConfigurationError("hub", f"none is declared, and {data} holds none")
         self._hubs = {hub.name.lower(): hub for hub in hubs}
         self._partitions = [partition for hub in hubs for partition in hub.partitions]
+        self._keep_producers(self._partitions)
         self._size = sum(partition.size for partition in self._partitions)
         self._check_age()
 
@@ -138,7 +145,7 @@ class Service:
 
     def address_of(self, entity: str) -> str:
         """Spell an entity as the service's texts do."""
-        return f"sb://{self.authority}/{entity[:MAX_SHOWN]}"
+        return f"sb://{self.authority}/{excerpt(entity)}"
 
     # ----------------------------------------------------------------------------------------------- storing
 
@@ -160,7 +167,8 @@ class Service:
         """
         producer: ProducerState | None = None
         if run is not None:
-            judgement = partition.publishing.judge(run)
+            judgement = partition.publishing.judge(run, now=self.now())
+            self._forget_expired(partition)
             if isinstance(judgement, Refusal):
                 return judgement
             if isinstance(judgement, Repeat):
@@ -184,7 +192,8 @@ class Service:
         :param ticket_for: makes the ticket from the producer's state and the number to answer.
         :returns: why it is not let in.
         """
-        admission = partition.publishing.attach(claim, self._rng, self._nothing_published)
+        admission = partition.publishing.attach(claim, self._rng, self._nothing_published, now=self.now())
+        self._forget_expired(partition)
         if isinstance(admission, Refusal):
             return admission
         self._remember(partition, admission.state, ticket_for(*admission))
@@ -207,6 +216,7 @@ class Service:
         added = [PartitionLog(hub.name, str(number)) for number in range(first, first + count)]
         if self._durable is not None:
             await self._durable.add_partitions(hub, added)
+        self._keep_producers(added)
         hub.partitions += added
         self._partitions += added
 
@@ -226,6 +236,7 @@ class Service:
             raise ConfigurationError("hub", f"{name} lies on disk, and can be recreated in memory only")
         spec = HubSpec(old.name, len(old.partitions) if partitions is None else partitions)
         logs = [PartitionLog(old.name, str(number)) for number in range(spec.partitions)]
+        self._keep_producers(logs)
         # A millisecond later at least, so that the two can be told apart.
         self._hubs[name.lower()] = Hub(old.name, max(self.now_ms(), old.created_ms + 1), dict(old.groups), logs)
         gone = {id(partition) for partition in old.partitions}
@@ -241,6 +252,17 @@ class Service:
             raise ConfigurationError("hub", f"{name} lies on disk, and forgets no producer")
         for partition in hub.partitions:
             partition.publishing.forget(takes_strangers=takes_strangers)
+
+    def _keep_producers(self, partitions: Sequence[PartitionLog]) -> None:
+        for partition in partitions:
+            partition.publishing.retention = self._producer_retention
+
+    def _forget_expired(self, partition: PartitionLog) -> None:
+        ledger = partition.publishing
+        if ledger.expired:
+            expired, ledger.expired = ledger.expired, []
+            if self._durable is not None:
+                self._durable.forget(partition, expired)
 
     def _existing(self, name: str) -> Hub:
         hub = self.hub(name)

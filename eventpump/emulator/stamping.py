@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from eventpump.amqp import codec
 from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import FOOTER, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, section_spans
+from eventpump.amqp.message import (
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Message,
+    check_sections,
+    section_spans,
+)
 from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.emulator import bounds
 
@@ -25,15 +32,23 @@ _FIXED = len(_SEQUENCE) + 8 + len(_OFFSET) + 1 + len(_TIME) + 8
 
 _OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER})
 _PRODUCER_PREFIX = "com.microsoft:producer-"
-_WIDE = frozenset({0xD0, 0xD1, 0xB0})
 _NARROW = frozenset({0xC0, 0xC1, 0xA0})
-_TEXTS = frozenset({0xA1, 0xA3, 0xB1, 0xB3})
-_COMPOUND = 0xC0
-"""Lists, maps and arrays have codes from here on, but for the empty list."""
-_EMPTY_LIST = 0x45
+_STRINGS = frozenset({0xA1, 0xB1})
 _PREFIX_SECTIONS = 3
 """Header, delivery annotations and message annotations."""
-_PLAIN_SECTIONS = frozenset(range(PROPERTIES, FOOTER + 1))
+_SIZED = {0x73: (0xC0, 0xD0), 0x74: (0xC1, 0xD1), 0x75: (0xA0, 0xB0), 0x76: (0xC0, 0xD0), 0x78: (0xC1, 0xD1)}
+_RANKS = {0x73: 1, 0x74: 2, 0x75: 3, 0x76: 3, 0x77: 3, 0x78: 4}
+_SMALL = {
+    bytes((0x00, 0x53, code, narrow)): _RANKS[code]
+    for code, (narrow, _) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
+}
+"""How a section begins that holds what it may, with a size of one byte, and the section's rank: each stands once, in
+the order of their ranks, in all but odd messages."""
+_LARGE = {
+    bytes((0x00, 0x53, code, wide)): _RANKS[code]
+    for code, (_, wide) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
+}
+"""The same with a size of four bytes."""
 
 
 @dataclass(slots=True)
@@ -62,7 +77,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     :param batch_key: the envelope's partition key, for events that carry none themselves.
     :raises DecodeError: one of them is no AMQP message, or their annotations are too many; nothing was numbered then.
     """
-    left = bounds.ANNOTATION_ITEMS // 2
+    left = bounds.ANNOTATION_ITEMS
     out: list[bytes] = []
     offsets = array("q")
     start_offset = offset
@@ -70,6 +85,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     plain_extra = b"" if batch_key is None else _PARTITION_KEY + codec.encode(batch_key)
     prefixes: dict[bytes, tuple[bytes, bytes, int]] = {}
     pack = _LONG.pack
+    small, large = _SMALL.get, _LARGE.get
     head_for: tuple[int, bytes, int] | None = None
     head = offset_key = b""
     number = sequence_number
@@ -83,21 +99,25 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             prefix = raw[:pos]
             known = prefixes.get(prefix)
             if known is None:
-                known = prefixes[prefix] = _split_prefix(prefix, plain_extra, left)
-                left -= known[2]
+                left -= codec.count_items(prefix, 0, pos, left)
+                known = prefixes[prefix] = _split_prefix(prefix, plain_extra)
             header, extra, count = known
             rest = raw[pos:]
         # The sections that stay are walked by their lengths, so that nothing that is no message is ever kept.
+        last = 0
         while pos < size:
-            if size - pos > 4 and raw[pos] == 0 and raw[pos + 1] == 0x53 and raw[pos + 2] in _PLAIN_SECTIONS:
-                constructor = raw[pos + 3]
-                if constructor in _WIDE:
-                    pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
-                    continue
-                if constructor in _NARROW:
-                    pos += 5 + raw[pos + 4]
-                    continue
-            _check_sections(raw, pos)
+            head_of_section = raw[pos : pos + 4]
+            rank = small(head_of_section, 0)
+            if rank > last and pos + 4 < size:
+                last = rank
+                pos += 5 + raw[pos + 4]
+                continue
+            rank = large(head_of_section, 0)
+            if rank > last:
+                last = rank
+                pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
+                continue
+            _check_rest(rest)
             pos = size
         if pos != size or not size:
             raise DecodeError("the message ends inside a section")
@@ -127,11 +147,11 @@ def add_delivery_annotations(raw: bytes, section: bytes) -> bytes:
     return raw[:end] + section + raw[end:]
 
 
-def _check_sections(raw: bytes, pos: int) -> None:
-    """Walk the rest of a message the general way."""
-    for code, _, _ in section_spans(raw[pos:]):
-        if code in (HEADER, MESSAGE_ANNOTATIONS):
-            raise DecodeError("a header or message-annotations section is out of place")
+def _check_rest(rest: bytes) -> None:
+    """Walk what stands behind a message's header and annotations the general way."""
+    for code, _, _ in check_sections(rest):
+        if code <= MESSAGE_ANNOTATIONS:
+            raise DecodeError("a header or annotations section is out of place")
 
 
 def _prefix_end(raw: bytes) -> int:
@@ -161,35 +181,34 @@ def _general_prefix_end(raw: bytes) -> int:
     return end
 
 
-def _split_prefix(prefix: bytes, plain_extra: bytes, most: int) -> tuple[bytes, bytes, int]:
+def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]:
     """Read the header and annotations once: the header section, the annotations to keep, encoded, and the map's count.
 
     Delivery annotations are for this hop only and go no further.
 
-    :param most: how many annotations there may be.
-    :raises DecodeError: the sections are broken, or there are more annotations.
+    :raises DecodeError: the sections are broken, or one of them is there twice.
     """
+    spans = section_spans(prefix)
+    if len(spans) > _PREFIX_SECTIONS:
+        raise DecodeError("a message has a section twice")
+    # Readers decode them, so they are: one broken value there would leave an event without offset.
+    Message.decode(prefix)
     header = b""
     extra: list[bytes] = []
     count = 3
     has_key = False
-    spans = section_spans(prefix)
-    if len(spans) > _PREFIX_SECTIONS:
-        raise DecodeError("a message has a section twice")
     for code, start, end in spans:
         value = codec.skip(prefix, start + 1, end)
         if code == HEADER:
             # Readers index by the one-byte descriptor (Python's official client), however the sender spelt it.
             header = b"\x00\x53\x70" + prefix[value:end]
         elif code == MESSAGE_ANNOTATIONS:
-            for name, entry in _entries(prefix, value, end, most):
+            for name, entry in _entries(prefix, value, end):
                 if isinstance(name, str) and (name in _OWN or name.startswith(_PRODUCER_PREFIX)):
                     continue
                 if name == PARTITION_KEY:
-                    text = codec.skip(entry, 0, len(entry))
-                    if entry[text] not in (0xA1, 0xB1):
+                    if entry[codec.skip(entry, 0, len(entry))] not in _STRINGS:
                         continue
-                    codec.decode(entry, text)  # or no reader could
                     has_key = True
                 extra.append(entry)
                 count += 1
@@ -199,29 +218,13 @@ def _split_prefix(prefix: bytes, plain_extra: bytes, most: int) -> tuple[bytes, 
     return header, b"".join(extra), count
 
 
-def _entries(raw: bytes, start: int, end: int, most: int) -> list[tuple[object, bytes]]:
-    """Split an encoded map into its keys and the bytes of each entry."""
-    code = raw[start]
-    if code == 0x40:
-        return []
-    if code == 0xC1:
-        pos, count = start + 3, raw[start + 2]
-    elif code == 0xD1:
-        pos, count = start + 9, int.from_bytes(raw[start + 5 : start + 9], "big")
-    else:
-        raise DecodeError("the message annotations are no map")
-    if count > 2 * most:
-        raise DecodeError("a message has more annotations than are taken here")
+def _entries(raw: bytes, start: int, end: int) -> list[tuple[object, bytes]]:
+    """Split an encoded map, which is sound, into its keys and the bytes of each entry."""
+    pos = start + (9 if raw[start] == 0xD1 else 3)
     entries: list[tuple[object, bytes]] = []
-    for _ in range(count // 2):
-        code = raw[pos] if pos < end else _COMPOUND
-        if code >= _COMPOUND or code == _EMPTY_LIST:
-            raise DecodeError("the message annotations have a key that is none")
-        # Only texts are looked at: a key of another type may hold anything.
-        name, value = codec.decode(raw, pos, end) if code in _TEXTS else (None, codec.skip(raw, pos, end))
+    while pos < end:
+        name, value = codec.decode(raw, pos, end)
         after = codec.skip(raw, value, end)
         entries.append((name, raw[pos:after]))
         pos = after
-    if pos != end or count % 2:
-        raise DecodeError("the message annotations are broken")
     return entries

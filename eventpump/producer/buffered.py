@@ -24,7 +24,7 @@ from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.core.sequencer import NUMBERS
 from eventpump.dialect.envelope import envelope_head
-from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.hashing import check_key_length, partition_for_key
 from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
 from eventpump.dialect.stamps import with_room
 from eventpump.errors import (
@@ -324,9 +324,11 @@ class HubBufferedProducer:
         Cancelled, it was not accepted.
 
         :param partition_id: send to this partition.
-        :param partition_key: send where events of this key go. Readers see the key.
+        :param partition_key: send where events of this key go. Readers see the key. At most 128 characters, the
+            JavaScript client's limit; what the service does with a longer one is not known.
         :returns: a receipt, which need not be awaited.
         :raises EventError: it cannot be encoded.
+        :raises ConfigurationError: the key is too long.
         :raises ServiceError: not open yet, and it cannot be.
         """
         if not self._is_open:
@@ -354,7 +356,7 @@ class HubBufferedProducer:
         """Accept an event at once, as `send` does.
 
         :raises BufferFullError: there is no room now, or others wait for it. Nothing was taken.
-        :raises ConfigurationError: it is not open yet.
+        :raises ConfigurationError: it is not open yet, or the key is too long.
         """
         self._require_open()
         if not self._is_open:
@@ -839,4 +841,5 @@ def _keyed_head(partition_key: str) -> bytes:
     """Encode what stands before an event that has a key. Remembered, because keys come again."""
     if not isinstance(partition_key, str):
         raise EventError("a partition key is text")
+    check_key_length(partition_key)
     return envelope_head(partition_key)

@@ -25,6 +25,7 @@ from eventpump.core.sequencer import (
     advance,
 )
 from eventpump.dialect.conditions import SERVER_BUSY_WAIT
+from eventpump.dialect.hashing import check_key_length
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
@@ -260,8 +261,10 @@ class HubProducer:
     ) -> EventBatch:
         """Make an empty batch, bound to its target, of what the service takes in one message.
 
+        :param partition_key: of at most 128 characters, as the JavaScript client has it. What the service does with a
+            longer one is not known.
         :param max_size: a lower limit, in bytes.
-        :raises ConfigurationError: a target that an idempotent producer does not send to.
+        :raises ConfigurationError: a target that an idempotent producer does not send to, or a key that is too long.
         :raises ServiceError: the link that knows the limit cannot be attached.
         """
         self._check_target(partition_id, partition_key)
@@ -309,8 +312,10 @@ class HubProducer:
 
         :param events: an event, several, or a batch, which knows its target by itself.
         :param partition_id: send to this partition.
-        :param partition_key: send where events of this key go.
+        :param partition_key: send where events of this key go. At most 128 characters, the JavaScript client's limit;
+            what the service does with a longer one is not known.
         :param split: send as many messages as it takes, one after another; the first failure leaves the rest unsent.
+        :raises ConfigurationError: a target that it does not send to, or a key that is too long; nothing is sent.
         :raises EventTooLargeError: they do not fit one message; nothing is sent.
         :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
         :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
@@ -756,6 +761,7 @@ class HubProducer:
                 raise ConfigurationError(field, f"must be text, not {type(value).__name__}")
         if partition_id is not None and partition_key is not None:
             raise ConfigurationError("partition_key", "cannot be given along with partition_id")
+        check_key_length(partition_key)
         if self._is_idempotent and partition_id is None:
             raise ConfigurationError(
                 "partition_id", "an idempotent producer sends to a partition only, not by a key or through the gateway"

@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 
 from eventpump.amqp.message import APPLICATION_PROPERTIES, encode_data, section
 from eventpump.dialect.envelope import envelope_head
-from eventpump.dialect.hashing import partition_for_key
+from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.dialect.sealing import ROOM, pieces
 from eventpump.errors import ConfigurationError, EventError
 
@@ -61,7 +61,8 @@ class EventColumns:
 
     :param body: string (as UTF-8) or binary.
     :param partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
-    :param partition_key: `partitionKey`; string.
+    :param partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; what the
+        service does with a longer key is not known).
     :param properties: `properties`; map<string,string>. Published sorted by name.
     :param order_by: what orders the events of a hub partition.
     """
@@ -157,11 +158,18 @@ class EventEncoder:
             sections = _properties(next(arrays))
             events = [before + event for before, event in zip(sections, events, strict=True)]
         if keys is not None:
+            self._check_keys(keys)
             partitions = [ANYWHERE if key is None else partition_for_key(key, self._count) for key in keys]
             events = [envelope_head(key) + event for key, event in zip(keys, events, strict=True)]
         self._check_sizes(events)
         self._row += len(events)
         return [ANYWHERE] * len(events) if partitions is None else partitions, events
+
+    def _check_keys(self, keys: list[str | None]) -> None:
+        for row, key in enumerate(keys):
+            if key is not None and len(key) > MAX_KEY_LENGTH:
+                name, size = self._columns.partition_key, len(key)
+                raise self._error(row, f"{name} has {size} characters, and a key may have {MAX_KEY_LENGTH} at most")
 
     def _explicit(self, array: pa.Array, name: str) -> list[int]:
         ids = self._ids

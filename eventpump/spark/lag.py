@@ -107,7 +107,7 @@ def parse_offsets(text: str | None) -> Offsets | None:
         if not isinstance(partitions, dict):
             return None
         for partition_id, number in partitions.items():
-            if not partition_id.isdecimal() or type(number) is not int:
+            if not (partition_id.isascii() and partition_id.isdigit()) or type(number) is not int:
                 return None
             found[hub, partition_id] = number
     return found or None

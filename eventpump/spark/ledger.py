@@ -843,7 +843,7 @@ def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
 
 
 def _by_number(partition_id: str) -> tuple[int, str]:
-    return int(partition_id) if partition_id.isdecimal() else -1, partition_id
+    return int(partition_id) if partition_id.isascii() and partition_id.isdigit() else -1, partition_id
 
 
 # ---------------------------------------------------------------------------------------------------- one attempt

@@ -261,7 +261,12 @@ class _Outside:
         async with aclosing(events):
             async for event in events:
                 stamp = event.properties.get(STAMP)
-                if isinstance(stamp, str) and stamp.startswith(prefix) and stamp[len(prefix) :].isdecimal():
+                if (
+                    isinstance(stamp, str)
+                    and stamp.startswith(prefix)
+                    and stamp.isascii()
+                    and stamp[len(prefix) :].isdigit()
+                ):
                     rows.append(int(stamp[len(prefix) :]))
         return rows
 

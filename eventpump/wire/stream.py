@@ -9,6 +9,7 @@ import ssl
 from typing import Protocol, cast
 
 from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslRequested
+from eventpump.texts import excerpt
 
 CLOSE_TIMEOUT = 5.0
 """Seconds a closing connection may take to hand its last bytes to a peer that does not read."""
@@ -24,14 +25,15 @@ one turn.
 
 
 def reason_of(error: BaseException) -> str:
-    """Say why a stream failed, without what the library around it adds."""
+    """Return why a stream failed, without what the library around it adds; a peer's words in it as an excerpt."""
     if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS: {error.reason.replace('_', ' ').lower()}"
+        return excerpt(f"TLS: {error.reason.replace('_', ' ').lower()}")
     if isinstance(error, OSError):
         # asyncio tells of a failed connect in words of its own, around the number.
         has_words = error.errno is None or isinstance(error, socket.gaierror)
-        return (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error) or type(error).__name__
-    return str(error) or type(error).__name__
+        text = (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error)
+        return excerpt(text) or type(error).__name__
+    return excerpt(str(error)) or type(error).__name__
 
 
 class ConnectionHandler(Protocol):

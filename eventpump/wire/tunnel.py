@@ -13,6 +13,8 @@ from eventpump.settings import ProxySettings
 
 _HEAD_LIMIT: Final = 64 * 1024
 """Bytes of an answer's head. More is no answer."""
+_MOST_INTERIM: Final = 16
+"""Interim answers that are read past. More is no answer."""
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n")
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 
@@ -45,6 +47,7 @@ class TunnelHandshake:
         self._who = f"the proxy {proxy.host}:{proxy.port}"
         self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._head = b""
+        self._interim = 0
 
     def request(self) -> bytes:
         """Give the request."""
@@ -55,15 +58,27 @@ class TunnelHandshake:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def receive(self, data: bytes) -> bool:
-        """Take bytes of the answer. :returns: whether the tunnel is open. :raises ServiceError: it will not be."""
+        """Take bytes of the answer. Interim answers (1xx) before it are read past (RFC 9110, 15.2), up to 16 of them.
+
+        :returns: whether the tunnel is open.
+        :raises ServiceError: it will not be.
+        """
         self._head += data
+        while (is_open := self._read_answer()) is None:
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise ConnectionLostError(f"{self._who} sent {self._interim} interim answers to CONNECT, and no other")
+        return is_open
+
+    def _read_answer(self) -> bool | None:
+        """Read one answer of what has come: False where it is not complete, None where it is an interim one."""
         # What is no answer is told as soon as it can be seen: more of it may never come.
         if not b"HTTP/1."[: len(self._head)] == self._head[:7]:
             raise self._no_answer()
         end = _HEAD_END.search(self._head)
+        if (len(self._head) if end is None else end.end()) > _HEAD_LIMIT:
+            raise self._no_answer()
         if end is None:
-            if len(self._head) > _HEAD_LIMIT:
-                raise self._no_answer()
             return False
         status_line = _STATUS_LINE.match(self._head)
         if status_line is None:
@@ -72,6 +87,10 @@ class TunnelHandshake:
         if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             did = "asks for a username and password" if self._proxy.username is None else "refused the credentials"
             raise AuthenticationError(f"{self._who} {did} (407 Proxy Authentication Required)")
+        # 101 is none of these: the client has asked for no upgrade.
+        if 100 <= status < 200 and status != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            self._head = self._head[end.end() :]
+            return None
         if not 200 <= status < 300:
             raise refusal(self._who, status)
         if end.end() < len(self._head):

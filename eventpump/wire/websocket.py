@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.texts import excerpt
 from eventpump.wire.route import Route, open_stream
 from eventpump.wire.stream import reason_of
 from eventpump.wire.tunnel import refusal
@@ -91,12 +92,17 @@ class WebSocketTransport(asyncio.Transport):
     async def _receive(self) -> None:
         while True:
             await self._may_read.wait()
-            message = await self._socket.receive()
+            try:
+                message = await self._socket.receive()
+            except (OSError, aiohttp.ClientError) as error:
+                # It answers pings and closes by itself, on a stream that may be gone.
+                self._fail(f"the WebSocket failed: {reason_of(error)}")
+                return
             match message.type:
                 case aiohttp.WSMsgType.BINARY:
                     self._protocol.data_received(message.data)
                 case aiohttp.WSMsgType.CLOSE:
-                    text = f": {message.extra}" if message.extra else ""
+                    text = f": {excerpt(str(message.extra))}" if message.extra else ""
                     self._fail(f"the WebSocket was closed with code {message.data}{text}")
                     return
                 case aiohttp.WSMsgType.ERROR:
@@ -287,11 +293,40 @@ def _no_websocket(route: Route, error: aiohttp.ClientError) -> ServiceError:
     if isinstance(error, aiohttp.WSServerHandshakeError) and error.status != 101:
         return refusal(str(route), error.status)
     if isinstance(error, aiohttp.ClientResponseError):
-        return ConnectionLostError(f"{route} does not answer as a WebSocket: {error.message}")
+        return ConnectionLostError(f"{route} does not answer as a WebSocket: {excerpt(error.message)}")
     return ConnectionLostError(f"no WebSocket to {route}: {reason_of(error)}")
 
 
 # ----------------------------------------------------------------------------------------------------- server
+
+
+class _Served(asyncio.Protocol):
+    """Passes everything on to aiohttp's protocol, and reports when a stream begins and ends."""
+
+    def __init__(
+        self,
+        inner: web.RequestHandler,
+        on_made: Callable[[asyncio.Transport], None],
+        on_lost: Callable[[asyncio.BaseTransport], None],
+    ) -> None:
+        self._inner = inner
+        self._on_made = on_made
+        self._on_lost = on_lost
+        self._stream: asyncio.BaseTransport | None = None
+        self.data_received = inner.data_received  # type: ignore[method-assign]  # without a call in between
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._stream = transport
+        self._on_made(cast("asyncio.Transport", transport))
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._stream is not None:
+            self._on_lost(self._stream)
+        self._inner.connection_lost(exc)
 
 
 class WebSocketServer:
@@ -300,9 +335,13 @@ class WebSocketServer:
     :ivar port: the port it listens on.
     """
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], max_message: int) -> None:
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], max_message: int = _LARGEST, handshake_timeout: float | None = None
+    ) -> None:
         self._make = make
         self._max_message = max_message
+        self._handshake_timeout = handshake_timeout
+        self._opening: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         # An access log would be one line per connection, of no more than the emulator knows.
         self._http = web.Server(self._answer, access_log=None)
         self._streams: set[asyncio.Transport] = set()
@@ -318,17 +357,25 @@ class WebSocketServer:
         *,
         tls: ssl.SSLContext | None,
         max_message: int = _LARGEST,
+        handshake_timeout: float | None = None,
     ) -> Self:
         """Listen.
 
         :param make: makes the protocol of a connection.
         :param port: 0 takes a free one.
         :param max_message: bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
+        :param handshake_timeout: seconds that a connection has to become a WebSocket, however it spends them, and
+            before that for TLS; it is cut then. None for no limit.
         :raises OSError: it cannot.
         """
-        server = cls(make, max_message)
+        server = cls(make, max_message, handshake_timeout)
         server._listening = await asyncio.get_running_loop().create_server(
-            server._http, host, port, ssl=tls, backlog=1024
+            lambda: _Served(server._http(), server._accepted, server._lost),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else handshake_timeout,
+            backlog=1024,
         )
         server.port = server._listening.sockets[0].getsockname()[1]
         return server
@@ -345,17 +392,31 @@ class WebSocketServer:
         await self._http.shutdown(_SHUTDOWN_TIMEOUT)
         await self._listening.wait_closed()
 
+    def _accepted(self, stream: asyncio.Transport) -> None:
+        if self._handshake_timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._opening[stream] = loop.call_later(self._handshake_timeout, stream.abort)
+
+    def _lost(self, stream: asyncio.BaseTransport) -> None:
+        timer = self._opening.pop(stream, None)
+        if timer is not None:
+            timer.cancel()
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.rstrip("/") != PATH:
             return web.Response(status=404, text=f"AMQP is at {PATH}\n")
         socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), compress=False, max_msg_size=self._max_message)
-        ready = socket.can_prepare(request)
+        try:
+            ready = socket.can_prepare(request)
+        except ValueError:  # aiohttp decodes the key without looking at it
+            return web.Response(status=400, text="a WebSocket key in base64 is expected\n")
         if not ready.ok or ready.protocol != SUBPROTOCOL:
             return web.Response(status=400, text=f"a WebSocket of the subprotocol {SUBPROTOCOL} is expected\n")
         await socket.prepare(request)
         stream = request.transport
         if stream is None:  # it is gone by now
             return socket
+        self._lost(stream)  # to the deadline of handshakes; AMQP has its own from here on
         self._streams.add(stream)
         try:
             await WebSocketTransport(socket, stream, self._make()).run()

@@ -198,7 +198,7 @@ async def test_an_expired_token_ends_its_links() -> None:
         await AmqpPeer.connect(emulator) as peer,
     ):
         lasting = base + 3600 - time.time()
-        assert await peer.put_token("sb://h/other", lifetime=lasting) == 202
+        assert await peer.put_token("sb://localhost/other", lifetime=lasting) == 202
         # Seconds are whole in a signature, so this one ends within the next.
         assert await peer.put_token(AUDIENCE, lifetime=base + 1 - time.time() + 0.5) == 202
         session = await peer.begin()

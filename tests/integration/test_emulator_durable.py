@@ -15,6 +15,7 @@ from eventpump.emulator.config import HubSpec
 from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.ledger import Admission, Claim, ProducerState, PublishingLedger, Run
 from eventpump.emulator.log import Hub, PartitionLog
+from eventpump.emulator.readers import Refusal
 from eventpump.errors import ConfigurationError
 
 
@@ -227,6 +228,27 @@ async def test_producers_are_there_again(tmp_path: Path) -> None:
     (loaded,) = await again.open()
     found = [known(loaded.partitions[index // 2].publishing, state.producer_id) for index, state in enumerate(states)]
     assert found == states
+    await again.store.aclose()
+
+
+async def test_forgotten_producers_stay_forgotten(tmp_path: Path) -> None:
+    """A producer that was forgotten after its last batch was handed over is not there again."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    (log,) = hub.partitions
+    states = []
+    for seed in range(2):
+        admission = log.publishing.attach(Claim(None, None, None), random.Random(seed))
+        assert isinstance(admission, Admission)
+        disk.store.append(LedgerEntry(log, admission.state, None))
+        states.append(admission.state)
+    disk.store.forget(log, [states[0].producer_id])
+    await disk.store.aclose()
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    ledger = loaded.partitions[0].publishing
+    assert isinstance(ledger.attach(Claim(states[0].producer_id, None, None), random.Random(1)), Refusal)
+    assert known(ledger, states[1].producer_id) == states[1]
     await again.store.aclose()
 
 

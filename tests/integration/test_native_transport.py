@@ -127,7 +127,8 @@ async def test_a_custom_endpoint_is_dialled_and_verified(authority: Authority) -
     text = (
         "Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey="
     )
-    async with Emulator({HUB: 1}, key="k3y", tls=authority.server("localhost")) as emulator:
+    tls = authority.server("localhost")
+    async with Emulator({HUB: 1}, key="k3y", tls=tls, names=[NAMESPACE]) as emulator:
         settings = connection_settings(
             text + "k3y", HUB, custom_endpoint_address=f"localhost:{emulator.port}", ca_file=authority.file
         )

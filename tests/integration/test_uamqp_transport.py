@@ -114,7 +114,8 @@ async def test_a_custom_endpoint_is_dialled(authority: Authority) -> None:
     text = (
         "Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey="
     )
-    async with Emulator({HUB: 1}, key="k3y", tls=authority.server("localhost")) as emulator:
+    name = "example.servicebus.windows.net"
+    async with Emulator({HUB: 1}, key="k3y", tls=authority.server("localhost"), names=[name]) as emulator:
         endpoint = f"localhost:{emulator.port}"
         settings = connection_settings(
             text + "k3y", HUB, custom_endpoint_address=endpoint, ca_file=authority.file, transport="uamqp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from eventpump import (
     PartitionReader,
     RetryOptions,
 )
+from eventpump.emulator.service import Deadlines
 from eventpump.testing.processes import ChildProcess, EmulatorProcess
 from tests.authority import Authority
 
@@ -171,3 +173,26 @@ async def test_the_commands(authority: Authority, certificate: list[str]) -> Non
         async with asyncio.timeout(60), command("tail", "--count", "2", "--json") as tail:
             assert await tail.wait() == 0, tail.stderr
             assert sorted(json.loads(line)["body"] for line in tail.lines) == ["one", "two"]
+
+
+async def test_what_is_no_websocket_in_time_is_cut() -> None:
+    """Connections that say nothing, or ask for something else, are cut; a WebSocket with a token goes on."""
+
+    async def until_cut(emulator: Emulator, sent: bytes) -> None:
+        reader, writer = await asyncio.open_connection(emulator.host, emulator.ws_port)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+    async with (
+        asyncio.timeout(30),
+        Emulator({HUB: 1}, ws_port=0, deadlines=Deadlines(no_token=2.0)) as emulator,
+        EventProducer(emulator.ws_connection_string, HUB, **OVER) as producer,
+    ):
+        await producer.send(EventData("before"), partition_id="0")
+        (connection,) = emulator._running().connections
+        started = b"GET / HTTP/1.1\r\nHost: x\r\n"
+        await asyncio.gather(*(until_cut(emulator, sent) for sent in (b"", started, started + b"\r\n")))
+        await producer.send(EventData("after"), partition_id="0")
+        assert set(emulator._running().connections) == {connection}

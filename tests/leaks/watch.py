@@ -73,6 +73,7 @@ class LeakWatch:
         self._leaks: list[Leak] = []
         self._pieces: dict[tuple[object, int], bytes] = {}
         self._read: Counter[Path] = Counter()
+        self._is_off = False
         self.looked: Counter[str] = Counter()
         """How many texts of each source were looked at."""
 
@@ -80,11 +81,13 @@ class LeakWatch:
 
     def remember(self, secret: object) -> None:
         """Learn of a secret that the test under way uses."""
-        if isinstance(secret, str) and len(secret) >= _SHORTEST:
+        if not self._is_off and isinstance(secret, str) and len(secret) >= _SHORTEST:
             self._secrets.add(secret)
 
     def look(self, source: str, text: str) -> None:
         """Look at a text."""
+        if self._is_off:
+            return
         self.looked[source] += 1
         found = next((secret for secret in self._secrets if secret in text), None)
         if found is None:
@@ -178,6 +181,10 @@ class LeakWatch:
         """Leave what is there before the first test out of the looks at what is alive."""
         gc.collect()
         gc.freeze()
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Look away from a test whose tokens are any text: half of what it says would hold one."""
+        self._is_off = item.get_closest_marker("made_up_tokens") is not None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:

@@ -204,3 +204,11 @@ def test_a_stamp_takes_no_more_than_is_reserved_for_it(
     event = EventData(b"x" * size, properties=properties).encode()
     sealed = [SealedBatch.seal([each], idempotent=True).size for each in (event, stamped(event, plan.stamp("31", row)))]
     assert sealed[1] - sealed[0] <= stamp_room(plan)
+
+
+def test_a_key_that_is_too_long_is_refused() -> None:
+    """A key of more than 128 characters is refused with its row and length."""
+    columns = EventColumns("body", partition_key="key")
+    encoder(columns).encode(batch(body=pa.array([b"x"]), key=pa.array(["k" * 128])))
+    with pytest.raises(EventError, match=r"row 1 .*: key has 129 characters, and a key may have 128 at most"):
+        encoder(columns).encode(batch(body=pa.array([b"x", b"y"]), key=pa.array([None, "k" * 129])))

@@ -225,20 +225,50 @@ _SOUND = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestam
     [
         _SOUND + section(0x75, b"x") + _SOUND,
         _SOUND + section(0x72, []) + section(0x75, b"x"),
-        section(0x72, []) + section(0x75, b"x"),
         _SOUND + section(0x75, "text"),
         _SOUND + section(0x75, [1]),
         _SOUND + b"x",
     ],
 )
-def test_scan_refuses_what_the_decoder_refuses(raw: bytes) -> None:
-    """What is no message has no sequence number or body either, read first or after a sound one."""
+def test_what_cannot_be_decoded_has_its_place_and_no_body(raw: bytes) -> None:
+    """Of what is no message the service's annotations are read and nothing else, first or after a sound one."""
     for event in (ReceivedEvent(raw), ReceivedEvent(_SOUND + section(0x75, b"y" * 300)), ReceivedEvent(raw)):
+        assert (event.sequence_number, event.offset) == (1, "1")
+        assert event.enqueued_time.timestamp() == 0
         if event.raw is raw:
-            with pytest.raises(EventError, match="cannot be decoded"):
-                _ = event.sequence_number
+            for name in ("body", "properties", "value", "partition_key"):
+                with pytest.raises(EventError, match="cannot be decoded"):
+                    getattr(event, name)
         else:
             assert event.body == b"y" * 300
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"text",
+        section(0x72, []) + section(0x75, b"x"),
+        section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1"}) + section(0x75, "text"),
+        section(0x72, {SEQUENCE_NUMBER: True, OFFSET: "1", ENQUEUED_TIME: Timestamp(0)}) + b"x",
+        _SOUND[:-1],
+    ],
+)
+def test_without_annotations_there_is_no_place(raw: bytes) -> None:
+    """Where the annotations themselves are broken, reading the place raises too."""
+    with pytest.raises(EventError):
+        _ = ReceivedEvent(raw).sequence_number
+
+
+def test_the_place_is_found_beside_a_broken_value() -> None:
+    """A value that is none, and a descriptor in its long form, do not hide the annotations before them."""
+    named = {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(0), Symbol("x"): "\u00e9"}
+    raw = section(0x72, named).replace("\u00e9".encode(), b"\xff\xff") + section(0x75, "text")
+    long = Described(Symbol("amqp:message-annotations:map"), {**named, Symbol("more"): "m" * 300})
+    for event in (ReceivedEvent(raw), ReceivedEvent(encode(long) + section(0x75, "text"))):
+        assert (event.sequence_number, event.offset) == (1, "1")
+        with pytest.raises(EventError):
+            _ = event.body
 
 
 def test_body_views() -> None:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import MAX_DEPTH, MAX_WEAK_KEYS, DecodeError, EncodeError, decode, encode, skip
+from eventpump.amqp.codec import (
+    MAX_DEPTH,
+    MAX_DESCRIPTIONS,
+    MAX_WEAK_KEYS,
+    DecodeError,
+    EncodeError,
+    decode,
+    encode,
+    skip,
+)
 from eventpump.amqp.types import (
     Array,
     Char,
@@ -285,3 +294,48 @@ def test_bad_values(wire: str) -> None:
     """Values that break a rule of their type are refused."""
     with pytest.raises(DecodeError):
         decode(bytes.fromhex(wire))
+
+
+def _described(*descriptors: bytes, value: bytes = b"\x45") -> bytes:
+    return b"".join(b"\x00" + each for each in descriptors) + value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        bytes.fromhex("00 00a30161 5401 5403"),
+        bytes.fromhex("00 00 00a30161 5401 5402 5403"),
+        _described(b"\x00" * 10 + b"\xa3\x01a" + b"\x54\x01" * 10, value=b"\x54\x03"),
+    ],
+)
+def test_a_descriptor_may_be_described(raw: bytes) -> None:
+    """Of a described descriptor (1.2) decoding and skipping agree on where the value ends."""
+    value, end = decode(raw)
+    assert end == len(raw) == skip(raw, 0, len(raw))
+    assert encode(value) == raw
+
+
+@given(st.lists(st.sampled_from([b"\x00", b"\xa3\x01a", b"\x54\x03", b"\x45"]), max_size=80).map(b"".join))
+def test_skip_agrees_with_decode_on_descriptions(raw: bytes) -> None:
+    """However descriptions nest, what can be decoded is skipped to the same end, and what is too deep is neither."""
+    try:
+        _, end = decode(raw)
+    except DecodeError as error:
+        if "nest" in error.description:
+            with pytest.raises(DecodeError):
+                skip(raw, 0, len(raw))
+        return
+    assert skip(raw, 0, len(raw)) == end
+
+
+def test_values_of_an_array_are_described_a_few_times_over_at_most() -> None:
+    """A byte of an array does not make an object per descriptor of its constructor, of which there may be thirty."""
+    value: Any = 1
+    for _ in range(MAX_DESCRIPTIONS):
+        value = Described(Symbol("d"), value)
+    assert decode(encode(Array([value, value])))[0] == [value, value]
+    with pytest.raises(EncodeError):
+        encode(Array([Described(Symbol("d"), value)]))
+    head = b"\x00\x40" * (MAX_DESCRIPTIONS + 1) + b"\x50"
+    with pytest.raises(DecodeError, match="described more than"):
+        decode(b"\xe0" + bytes((len(head) + 3, 2)) + head + b"\x01\x02")

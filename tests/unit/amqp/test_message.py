@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import DecodeError, encode
+from eventpump.amqp.codec import DecodeError, EncodeError, encode
 from eventpump.amqp.message import (
     AmqpSequence,
     AmqpValue,
@@ -17,6 +18,7 @@ from eventpump.amqp.message import (
     Header,
     Message,
     Properties,
+    check_sections,
     encode_data,
     section,
     section_spans,
@@ -111,8 +113,8 @@ def test_ids_take_their_types() -> None:
     found = Message.decode(Message(properties=Properties(message_id=5, correlation_id=300)).encode()).properties
     assert found is not None
     assert (type(found.message_id), type(found.correlation_id)) == (ULong, ULong)
-    for bad in (5, "text"):
-        with pytest.raises(TypeError):
+    for bad in (5, "text", [300]):
+        with pytest.raises(EncodeError):
             Message(properties=Properties(user_id=bad)).encode()  # type: ignore[arg-type]  # the case
 
 
@@ -170,3 +172,59 @@ def test_cut_anywhere() -> None:
         else:
             with pytest.raises(DecodeError):
                 Message.decode(raw[:cut])
+
+
+@given(st.lists(values, max_size=5), st.lists(values, max_size=13), values, symbol_maps)
+def test_a_decoded_message_encodes_or_raises_the_one_error(
+    header: list[Any], fields: list[Any], body: Any, annotations: dict[Any, Any]
+) -> None:
+    """Whatever types a sender gave the fields, encoding what was decoded raises nothing but EncodeError."""
+    raw = section(0x70, header) + section(0x72, annotations) + section(0x73, fields) + section(0x77, body)
+    message = Message.decode(raw)
+    with suppress(EncodeError):
+        assert Message.decode(message.encode()) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["m", 5],
+        ["m", b"u", None, 7],
+        ["m", b"u", None, "s", None, None, [1]],
+        [*[None] * 8, "never"],
+        [*[None] * 11, -1],
+    ],
+    ids=["user id", "subject", "content type", "expiry", "group sequence"],
+)
+def test_a_field_of_another_type_is_named(fields: list[Any]) -> None:
+    """A field of a type it may not have is named by the error."""
+    with pytest.raises(EncodeError, match=r"the field [a-z_]+ cannot be encoded"):
+        Message.decode(section(0x73, fields) + section(0x75, b"x")).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_sound"),
+    [
+        (section(0x73, []) + section(0x75, b"x"), True),
+        (section(0x75, b"x") + section(0x75, b"y") + section(0x78, {}), True),
+        (section(0x77, "text"), True),
+        (encode(Described(Symbol("amqp:data:binary"), b"x")), True),
+        (section(0x75, "x"), False),
+        (encode(Described(Symbol("amqp:data:binary"), "x")), False),
+        (section(0x75, b"x") + section(0x77, 1), False),
+        (section(0x74, []), False),
+        (section(0x73, {}), False),
+        (section(0x73, []) + section(0x73, []), False),
+        (section(0x76, {}), False),
+        (section(0x78, None), False),
+        (b"x", False),
+    ],
+)
+def test_sections_are_checked_without_their_values(raw: bytes, is_sound: bool) -> None:
+    """What the check of sections refuses, the decoder refuses too, by the kinds and numbers of sections alone."""
+    for check in (check_sections, Message.decode):
+        if is_sound:
+            check(raw)
+        else:
+            with pytest.raises(DecodeError):
+                check(raw)

@@ -128,7 +128,7 @@ def test_every_clients_audience(scheme: str, path: str, expected: Audience) -> N
     assert parse_audience(f"{scheme}{NS}:5671{path}") == expected
 
 
-@pytest.mark.parametrize("text", ["", "sb://", "sb:///hub", f"sb://{NS}/a//b", f"sb://{NS}/$cbs"])
+@pytest.mark.parametrize("text", ["", "sb://", "sb:///hub", f"sb://{NS}/a//b", f"sb://{NS}/$cbs", "hub", "localhost"])
 def test_no_audience(text: str) -> None:
     """What is no audience is a `ValueError`."""
     with pytest.raises(ValueError, match=r"audience|address"):

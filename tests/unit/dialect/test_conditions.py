@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,3 +203,15 @@ def test_any_words(condition: str | None, description: str | None, code: int) ->
 def test_server_busy_wait() -> None:
     """A throttled client waits as long as the service asks."""
     assert SERVER_BUSY_WAIT == 4.0
+
+
+@pytest.mark.parametrize("make", [lambda text: error_for(text, text), lambda text: error_for_status(503, text, text)])
+def test_an_error_quotes_an_excerpt(make: Callable[[str], ServiceError]) -> None:
+    """However much a service says, and with whatever controls, the error is short and on one line."""
+    error = make("amqp:x\r\n\x1b[2J TrackingId:" + "\x1bmessaging entity " * 50_000)
+    assert str(error).isprintable()
+    assert len(error.description) <= 256
+    assert len(str(error)) < 600
+    assert len(error.condition or "") <= 256
+    assert len(error.tracking_id or "") <= 256
+    assert (error.tracking_id or "").isprintable()

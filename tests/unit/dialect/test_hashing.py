@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect.hashing import hash_key, partition_for_key
+from eventpump.dialect import hashing
+from eventpump.dialect.hashing import KeyHash, check_key_length, hash_key, partition_for_key
+from eventpump.errors import ConfigurationError
 
 VECTORS = {
     "": 0,
@@ -53,3 +55,32 @@ def test_in_range(key: str, count: int) -> None:
     """Every key has a 16-bit hash and a partition that exists."""
     assert -(2**15) <= hash_key(key) < 2**15
     assert 0 <= partition_for_key(key, count) < count
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=400), st.integers(1, 200))
+def test_steps_change_nothing(key: str, step: int) -> None:
+    """A key hashed in steps of any size has the hash of the key hashed at once."""
+    hashing = KeyHash(key)
+    while not hashing.advance(step):
+        pass
+    assert hashing.value == hash_key(key)
+
+
+def test_long_keys_are_not_remembered() -> None:
+    """What is remembered of keys is bounded in bytes: keys that are too long to be sent are not kept."""
+    remembered = hashing._remembered
+    before = remembered.cache_info()
+    for size in (129, 5000):
+        hash_key("k" * size)
+        partition_for_key("k" * size, 4)
+    assert remembered.cache_info() == before
+    hash_key("k" * 128)
+    assert remembered.cache_info() != before
+
+
+def test_the_longest_key() -> None:
+    """A key may have 128 characters, whatever they take in UTF-8."""
+    for key in (None, "", "k" * 128, "\U0001f600" * 128):
+        check_key_length(key)
+    with pytest.raises(ConfigurationError, match="partition_key: it has 129 characters"):
+        check_key_length("k" * 129)

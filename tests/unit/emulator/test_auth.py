@@ -133,3 +133,39 @@ def test_json_web_tokens_are_the_verifiers_matter() -> None:
 def test_keys_are_not_shown() -> None:
     """A rule's repr does not hold its key."""
     assert "secret" not in repr(AccessRule("root", "secret"))
+
+
+def _code(keys: KeyRing, resource: str, audience: str) -> int:
+    answer = keys.check_token(token(resource), SAS_TOKEN_TYPE, audience, NOW)
+    return answer.code if isinstance(answer, Denial) else 202
+
+
+@pytest.mark.parametrize(
+    ("resource", "audience", "code"),
+    [
+        ("sb://localhost/hub", "sb://localhost/hub", 202),
+        ("sb://LOCALHOST:5672/hub", "amqps://127.0.0.1/hub", 202),
+        ("http://[::1]:5672/hub", "sb://My.Name:5671/hub", 202),
+        ("my.name/hub", "sb://my.name/hub", 202),
+        ("sb://evil.example/hub", "sb://evil.example/hub", 401),
+        ("sb://evil.example/hub", "sb://localhost/hub", 401),
+        ("sb://localhost/hub", "sb://evil.example/hub", 401),
+        ("sb://my.name.evil.example/hub", "sb://my.name/hub", 401),
+        ("localhost", "sb://localhost/hub", 401),
+        ("hub", "sb://localhost/hub", 401),
+        ("sb://localhost", "sb://localhost/hub", 202),
+        ("sb://localhost/hub", "localhost", 400),
+    ],
+)
+def test_signatures_are_for_a_host_of_the_service(resource: str, audience: str, code: int) -> None:
+    """Host of signature and audience are both names of the service, whichever; a bare name is no resource."""
+    keys = KeyRing([AccessRule("root", "secret")], hosts={"localhost", "127.0.0.1", "::1", "my.name"})
+    assert _code(keys, resource, audience) == code
+
+
+def test_where_its_names_are_not_known_hosts_must_agree() -> None:
+    """A service that does not know its names takes a signature for any, but for the audience's host only."""
+    assert _code(KEYS, "sb://any/hub", "sb://any/hub") == 202
+    assert _code(KEYS, "sb://a/hub", "sb://b/hub") == 401
+    assert _code(KEYS, "sb://localhost/hub", "sb://127.0.0.1/hub") == 202
+    assert _code(KEYS, "sb://localhost/hub", "sb://b/hub") == 401

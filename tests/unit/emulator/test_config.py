@@ -78,3 +78,12 @@ def test_a_hub_is_declared_once() -> None:
     """Hub names compare without case."""
     with pytest.raises(ConfigurationError, match="twice"):
         hub_specs([HubSpec("a", 1), HubSpec("A", 2)])
+
+
+@pytest.mark.parametrize("name", ["a\n", "\na", "a\nb", "a b"])
+def test_a_name_is_one_whole(name: str) -> None:
+    """A line's end is no part of a name."""
+    with pytest.raises(ConfigurationError):
+        HubSpec(name, 1)
+    with pytest.raises(ConfigurationError):
+        HubSpec("h", 1, (name,))

@@ -22,6 +22,7 @@ from eventpump.emulator.ledger import (
     REPEAT,
     Admission,
     Claim,
+    ProducerRetention,
     ProducerState,
     PublishingLedger,
     Run,
@@ -30,6 +31,7 @@ from eventpump.emulator.ledger import (
 )
 from eventpump.emulator.readers import Refusal
 from eventpump.emulator.stamping import stamp
+from eventpump.errors import ConfigurationError
 
 LAST = NUMBERS - 1
 NOTHING = Claim(None, None, None)
@@ -593,3 +595,56 @@ class Publishing(RuleBasedStateMachine):
 
 TestPublishing = Publishing.TestCase
 TestPublishing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def knows(ledger: PublishingLedger, producer_id: int, now: float = 0.0) -> bool:
+    return isinstance(ledger.attach(Claim(producer_id, None, None), random.Random(1), now=now), Admission)
+
+
+def test_a_state_that_nobody_uses_expires() -> None:
+    """A producer that neither attached nor published for the time of the retention is unknown, and no earlier."""
+    ledger = PublishingLedger()
+    ledger.retention = ProducerRetention(seconds=100)
+    unused = attach(ledger, now=0.0).state.producer_id
+    used = ledger.attach(NOTHING, random.Random(2), now=0.0)
+    assert isinstance(used, Admission)
+    run = Run(used.state.producer_id, 0, 1, 3)
+    judged = ledger.judge(run, now=90.0)
+    assert isinstance(judged, ProducerState)
+    ledger.advance(judged)
+    ledger.committed(judged)
+    assert isinstance(ledger.judge(Run(unused, 0, 1, 1), now=100.5), Refusal)
+    assert ledger.expired == [unused]
+    assert not knows(ledger, unused, 100.5)
+    assert ledger.judge(run, now=190.0) is not None
+    assert knows(ledger, used.state.producer_id, 290.0)
+    assert not knows(ledger, used.state.producer_id, 390.5)
+    ledger.take_back()
+    assert not knows(ledger, used.state.producer_id, 390.5)
+
+
+def test_states_are_bounded_in_number() -> None:
+    """One producer more than there may be, and the one whose use is longest ago is forgotten, for good."""
+    ledger = PublishingLedger()
+    ledger.retention = ProducerRetention(count=3)
+    ids = []
+    for seed in range(3):
+        admission = ledger.attach(NOTHING, random.Random(seed))
+        assert isinstance(admission, Admission)
+        ledger.committed(admission.state)
+        ids.append(admission.state.producer_id)
+    assert knows(ledger, ids[0])
+    newest = ledger.attach(NOTHING, random.Random(9))
+    assert isinstance(newest, Admission)
+    assert ledger.expired == [ids[1]]
+    late = ProducerState(ids[1], 0, 5)
+    ledger.committed(late)  # what was on its way to the disk does not bring it back
+    ledger.take_back()
+    assert [knows(ledger, each) for each in ids] == [True, False, True]
+
+
+@pytest.mark.parametrize("options", [{"seconds": 0}, {"seconds": float("nan")}, {"count": 0}])
+def test_a_retention_that_keeps_nothing_is_refused(options: dict[str, Any]) -> None:
+    """A producer has to be remembered for some time."""
+    with pytest.raises(ConfigurationError):
+        ProducerRetention(**options)

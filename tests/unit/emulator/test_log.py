@@ -163,3 +163,17 @@ def test_partitions_are_found_by_exact_id() -> None:
     assert hub.has_group("$DEFAULT")
     assert hub.has_group("G")
     assert not hub.has_group("h")
+
+
+@pytest.mark.parametrize("partition_id", ["9" * 5000, "0" * 5000, "1_0", "\u0661", " 1", "+1", "1\n"])
+def test_ids_that_are_no_number_find_no_partition(partition_id: str) -> None:
+    """An id beyond Python's limit of digits, or with digits that are not ASCII's, is the id of no partition."""
+    hub = Hub("h", 0, group_names(()), [PartitionLog("h", str(number)) for number in range(12)])
+    assert hub.partition(partition_id) is None
+
+
+@pytest.mark.parametrize("offset", ["1_0", " 5", "5 ", "\u0665", "+5", "", "-", "9" * 5000])
+def test_offsets_are_ascii_digits(offset: str) -> None:
+    """What `int` would take and no service writes is no offset."""
+    with pytest.raises(InvalidPositionError):
+        filled(1, 2)._locate_offset(offset, inclusive=False)

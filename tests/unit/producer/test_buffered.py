@@ -459,6 +459,10 @@ async def test_targets_that_cannot_be_are_refused() -> None:
             await producer.send(event(), partition_key=7)  # type: ignore[arg-type] # the point of the test
         with pytest.raises(EventError, match="surrogate"):
             await producer.send(event(), partition_key="\ud800")
+        with pytest.raises(ConfigurationError, match="129 characters"):
+            await producer.send(event(), partition_key="k" * 129)
+        with pytest.raises(ConfigurationError, match="129 characters"):
+            producer.send_nowait(event(), partition_key="k" * 129)
         with pytest.raises(ConfigurationError, match="router"):
             await lost.send(event())
         assert producer.buffered_events == lost.buffered_events == 0

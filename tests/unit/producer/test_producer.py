@@ -283,3 +283,13 @@ async def test_the_hub_is_described(producer: HubProducer) -> None:
         assert (await producer.get_partition_properties("1")).is_empty
     with pytest.raises(ClosedError):
         await producer.get_properties()
+
+
+async def test_a_key_that_is_too_long_is_refused(producer: HubProducer, transport: CountingTransport) -> None:
+    """A key of 129 characters is refused where it is given, before anything is opened; one of 128 is sent."""
+    for call in (producer.send(X, partition_key="k" * 129), producer.create_batch(partition_key="k" * 129)):
+        with pytest.raises(ConfigurationError, match="partition_key"):
+            await call
+    assert transport.opened == []
+    await producer.send(X, partition_key="k" * 128)
+    await producer.aclose()

@@ -159,3 +159,34 @@ def test_any_bytes(pieces: list[bytes]) -> None:
     with contextlib.suppress(ServiceError):
         while pieces and not tunnel.receive(pieces.pop(0)):
             pass
+
+
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("interim", [INTERIM, b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n", b"HTTP/1.0 102\n\n"])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_interim_answers_are_read_past(interim: bytes, step: int) -> None:
+    """1xx answers (RFC 9110, 15.2) before the final one are no answer, however they are cut."""
+    tunnel, data = handshake(), interim * 3 + ANSWER
+    verdicts = [tunnel.receive(data[at : at + step]) for at in range(0, len(data), step)]
+    assert verdicts == [False] * (len(verdicts) - 1) + [True]
+
+
+def test_after_interim_answers_a_refusal_counts() -> None:
+    """What follows an interim answer is judged as ever."""
+    with pytest.raises(ConnectionLostError, match="answered 403 Forbidden"):
+        handshake().receive(INTERIM + b"HTTP/1.1 403 Forbidden\r\n\r\n")
+    with pytest.raises(ConnectionLostError, match="does not answer in HTTP"):
+        handshake().receive(INTERIM + b"SSH-2.0")
+    with pytest.raises(ConnectionLostError, match="answered 101"):
+        handshake().receive(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+
+
+def test_interim_answers_are_bounded() -> None:
+    """A proxy that sends nothing but interim answers is given up after 16, and tried again."""
+    tunnel = handshake()
+    assert not tunnel.receive(INTERIM * 16)
+    with pytest.raises(ConnectionLostError, match="17 interim answers") as caught:
+        tunnel.receive(INTERIM)
+    assert caught.value.recovery is Recovery.RECONNECT

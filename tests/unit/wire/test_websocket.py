@@ -178,6 +178,10 @@ async def test_what_was_written_is_sent_before_the_close() -> None:
 # ----------------------------------------------------------------------------------------------------- ends
 
 
+async def _close_with_controls(_: web.BaseRequest, socket: web.WebSocketResponse) -> None:
+    await socket.close(code=1011, message=b"a\r\n\x1b[2J")
+
+
 async def _close_with_a_reason(_: web.BaseRequest, socket: web.WebSocketResponse) -> None:
     await socket.close(code=1011, message=b"out of order")
 
@@ -208,6 +212,7 @@ async def _break_the_rules(request: web.BaseRequest, socket: web.WebSocketRespon
     ("then", "says"),
     [
         (_close_with_a_reason, "the WebSocket was closed with code 1011: out of order"),
+        (_close_with_controls, "the WebSocket was closed with code 1011: a\\r\\n\\x1b[2J"),
         (_send_text, "a WebSocket message of text came, where AMQP is binary"),
         (_stop_in_a_frame, "the WebSocket ended without a close"),
         (_stop_between_frames, "the WebSocket ended without a close"),

@@ -1,0 +1,45 @@
+"""Partition keys that take long to hash, hashed a little per turn of the loop.
+
+A key of a message's largest size takes 0.2 s. The service's hash cannot be had faster in Python, and in a thread it
+would hold the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from eventpump.dialect.hashing import KeyHash
+
+LONG = 4096
+"""Characters above which a key is not hashed at once."""
+_STEP = 8192
+"""Bytes hashed per turn of the loop, of all keys together: a millisecond or two."""
+
+
+class LongKeys:
+    """Hashes long keys for all connections, in turn. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[KeyHash, Callable[[int], None]]] = deque()
+
+    def hash(self, key: str, done: Callable[[int], None]) -> None:
+        """Begin to hash a key.
+
+        :param done: is called with the hash, in a later turn.
+        """
+        self._waiting.append((KeyHash(key), done))
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        hashing, done = self._waiting[0]
+        is_complete = hashing.advance(_STEP)
+        self._waiting.popleft()
+        if not is_complete:
+            self._waiting.append((hashing, done))
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._step)
+        if is_complete:
+            done(hashing.value)

@@ -1,0 +1,21 @@
+"""Text that a peer chose, in a form fit for errors, logs and refusals."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_EXCERPT: Final = 256
+"""Characters of a peer's text that an error, a log line or a refusal quotes, at most."""
+
+
+def excerpt(text: str, limit: int = MAX_EXCERPT) -> str:
+    """Return at most so many characters of a text, on one line: what is not printable is escaped as in Python.
+
+    What was cut ends in "…".
+    """
+    cut = text[:limit]
+    if not cut.isprintable():
+        cut = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    if len(text) > limit or len(cut) > limit:
+        cut = cut[: limit - 1] + "…"
+    return cut

@@ -1,0 +1,95 @@
+"""Spark's rows: the walk over many messages against the general decoder."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Final
+
+from eventpump.errors import EventError
+from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from tests.fuzz import captures
+from tests.fuzz.entry import Entry, attempt, require, same
+from tests.fuzz.mutations import mutate
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_OWN: Final = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
+_PUBLISHER: Final = "x-opt-publisher"
+
+
+def _texts(values: dict[Any, Any]) -> dict[str, str | None]:
+    return {"null" if name is None else str(text_of(name)): text_of(value) for name, value in values.items()}
+
+
+def _expected(raw: bytes) -> dict[str, Any]:
+    """Make a row by the general decoder alone. :raises EventError: there is none."""
+    event = ReceivedEvent(raw)
+    annotations = event.raw_message.message_annotations or {}
+    return {
+        "body": body_of(event),
+        "partition": "7",
+        "offset": event.offset,
+        "sequenceNumber": event.sequence_number,
+        "enqueuedTime": (event.enqueued_time - _EPOCH) // timedelta(microseconds=1),
+        "publisher": text_of(annotations.get(_PUBLISHER)),
+        "partitionKey": text_of(annotations.get(PARTITION_KEY)),
+        "properties": _texts(event.properties),
+        "systemProperties": _texts(
+            {name: value for name, value in event.system_properties.items() if name not in _OWN}
+        ),
+    }
+
+
+class RowsEntry(Entry):
+    """`spark/walk.py` and `spark/rows.py`, several messages at once."""
+
+    name, gate, long = "rows", 500, 20_000
+    overhead = 1024 * 1024
+
+    def __init__(self) -> None:
+        self._encoder = RowEncoder("7", list(COLUMNS))
+        self._columns = {name: RowEncoder("7", [name]) for name in COLUMNS}
+        self._corpus = captures.stored()
+        self._rows = {raw: _expected(raw) for raw in self._corpus}
+        self._read(self._encoder, list(self._corpus))  # what is loaded once is no string's memory
+
+    def make(self, rng: Random) -> tuple[bytes, ...]:
+        """Make events: sound ones around one that is changed."""
+        around = rng.choices(self._corpus, k=2)
+        changed = mutate(rng, rng.choice(self._corpus), captures.messages())
+        return around[0], changed, around[1]
+
+    def run(self, string: tuple[bytes, ...], rng: Random) -> None:
+        """The general decoder's rows, in one column and in all; or an error, where that has one too."""
+        expected = attempt("RowEncoder.encode", _expected, string[1])
+        self._check(list(COLUMNS), self._encoder, string, expected)
+        column = rng.choice(list(COLUMNS))
+        self._check([column], self._columns[column], string, expected)
+
+    def _check(self, columns: list[str], encoder: RowEncoder, string: tuple[bytes, ...], expected: Any) -> None:
+        found = attempt("RowEncoder.encode", self._read, encoder, list(string))
+        if isinstance(found, Exception):
+            require(holds=isinstance(expected, EventError), what="an event is refused that the general decoder reads")
+            return
+        for row, raw in ((0, string[0]), (2, string[2])):
+            whole = self._rows.get(raw) or _expected(raw)
+            same(found[row], {name: whole[name] for name in columns}, "a sound event's row beside a changed one")
+        if isinstance(expected, dict):
+            same(found[1], {name: expected[name] for name in columns}, "the row of the walk and of the general decoder")
+
+    @staticmethod
+    def _read(encoder: RowEncoder, messages: list[bytes]) -> list[dict[str, Any]]:
+        batch = encoder.encode(PackedEvents.pack(messages))
+        batch.validate(full=True)
+        columns: dict[str, Any] = {}
+        for name in batch.schema.names:
+            column = batch.column(name)
+            values = (column.cast("int64") if name == "enqueuedTime" else column).to_pylist()
+            if name in ("properties", "systemProperties"):
+                require(
+                    holds=all(len(dict(entries)) == len(entries) for entries in values), what="a map has a key twice"
+                )
+                values = [dict(entries) for entries in values]
+            columns[name] = values
+        return [{name: columns[name][row] for name in columns} for row in range(len(messages))]
