@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.authority import Authority
+from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
 from tests.ways import Way, ways_of
 
@@ -25,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
+    config.pluginmanager.register(MatrixReport())
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
 
 
