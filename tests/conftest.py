@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.authority import Authority
 from tests.fuzz.entry import seed_of_today
+from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
 from tests.ways import Way, ways_of
 
@@ -27,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
     config.addinivalue_line("markers", "made_up_tokens: the test's tokens are any text, and are not looked for in it")
+    config.pluginmanager.register(MatrixReport())
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
 
 

@@ -119,7 +119,15 @@ def test_levels_are_as_they_were(caplog):
 """
 
 
-def _run(directory: Path, program: str, *, hooks: str = "") -> list[str]:
+_LATE = """
+def pytest_sessionfinish(session):
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        import logging
+        logging.debug("late " + "SAS_KEY" + "_VALUE")
+"""
+
+
+def _run(directory: Path, program: str, *more: str, hooks: str = "") -> list[str]:
     """Run tests under the watch in a process of their own. :returns: what pytest said of each, and its exit code."""
     tests, settings, said = (directory / name for name in ("test_planted.py", "pytest.ini", "said"))
     tests.write_text(program)
@@ -131,7 +139,7 @@ def _run(directory: Path, program: str, *, hooks: str = "") -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_LEAK_LOGS"}
     with said.open("w") as output:
         done = subprocess.run(
-            [*command, *options, "-c", settings, tests], cwd=ROOT, stdout=output, env=environment, check=False
+            [*command, *options, *more, "-c", settings, tests], cwd=ROOT, stdout=output, env=environment, check=False
         )
     lines = (line.split(" - ")[0] for line in said.read_text().splitlines())
     told = [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked", "in the "))]
@@ -158,8 +166,22 @@ def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
 
 def test_a_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
     """What shows itself when all tests have passed still makes the run fail, and is told."""
-    hooks = "def pytest_sessionfinish():\n    import logging\n    logging.debug('late ' + 'SAS_KEY' + '_VALUE')\n"
-    said = _run(tmp_path, "def test_nothing():\n    pass\n", hooks=hooks)
+    said = _run(tmp_path, "def test_nothing():\n    pass\n", hooks=_LATE)
     assert [line.split()[0] for line in said if "::" in line] == ["PASSED"]
     assert "in the log: root DEBUG late SAS_[...]" in said
+    assert said[-1] == "exit code 1"
+
+
+def test_workers_are_watched_too(tmp_path: Path) -> None:
+    """Where pytest-xdist runs the tests in other processes, a leak fails its test, and a late one the run."""
+    planted = "import logging\n\ndef test_planted():\n    logging.debug('now ' + 'SAS_KEY' + '_VALUE')\n"
+    said = _run(tmp_path, planted, "-n", "1", hooks=_LATE)
+    assert [line.split()[0] for line in said if "::" in line] == ["PASSED", "ERROR"]
+    assert said.count("in the log: root DEBUG late SAS_[...]") == 1
+    (looked,) = (line for line in said if line.startswith("looked"))
+    assert "log" in looked
+    assert "child" not in looked
+    assert said[-1] == "exit code 1"
+    said = _run(tmp_path, "def test_nothing():\n    pass\n", "-n", "1", hooks=_LATE)
+    assert [line.split()[0] for line in said if "::" in line] == ["PASSED"]
     assert said[-1] == "exit code 1"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ssl
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,14 @@ from eventpump.emulator.server import Emulator
 from tests.authority import Authority
 
 WAYS = ("native", "uamqp")
+
+
+def need_uamqp() -> None:
+    """Skip the running test, or the module that is imported, with the reason, where there is no uamqp."""
+    if importlib.util.find_spec("uamqp") is None:
+        version = ".".join(map(str, sys.version_info[:2]))
+        reason = f"uamqp is not installed; for Python {version} there may be no build of it"
+        pytest.skip(reason, allow_module_level=True)
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Way:
         """Make a way to a service on this machine."""
         if name == "native":
             return cls(name)
+        need_uamqp()
         options = {"transport": name, "ca_file": str(authority.file)}
         return cls(name, authority.server("127.0.0.1"), options)
 

@@ -91,6 +91,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._worked)
         return future
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait until the threads of the executor have ended: in real time, while virtual time stands still.
+
+        :param timeout: not used. `asyncio.Runner` asks for 300 s since Python 3.12, which here are over at once.
+        """
+        self._working += 1
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self._working -= 1
+
     def _worked(self, _: asyncio.Future[Any]) -> None:
         self._working -= 1
 

@@ -9,17 +9,19 @@ import pytest
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.transport")
 
-from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402 - after the registration
+from eventpump.assembly import make_transport  # noqa: E402 - after the registration
+from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402
 from eventpump.emulator.server import Emulator  # noqa: E402
 from eventpump.settings import connection_settings  # noqa: E402
 from eventpump.testing.conformance.transport import HUB, TransportContract, TransportHarness  # noqa: E402
 from eventpump.testing.transport import FakeHub, FakeTransport  # noqa: E402
 from eventpump.transport.native import NativeTransport  # noqa: E402
-from eventpump.transport.uamqp import UamqpTransport  # noqa: E402
 from tests.authority import Authority  # noqa: E402
+from tests.ways import need_uamqp  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.ports import Transport
+    from eventpump.transport.uamqp import UamqpTransport
 
     def _are_ports(native: NativeTransport, uamqp: UamqpTransport, fake: FakeTransport) -> list[Transport]:
         return [native, uamqp, fake]
@@ -106,9 +108,10 @@ class TestUamqpTransport(TransportContract):
 
     @pytest.fixture
     async def harness(self, authority: Authority) -> AsyncIterator[TransportHarness]:
+        need_uamqp()
         async with Emulator({HUB: 4}, tls=authority.server("127.0.0.1")) as emulator:
             settings = connection_settings(emulator.connection_string, HUB, ca_file=authority.file, transport="uamqp")
-            harness = EmulatorHarness(emulator, lambda: UamqpTransport(settings), can_probe=False)
+            harness = EmulatorHarness(emulator, lambda: make_transport(settings), can_probe=False)
             yield harness
             await harness.aclose()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.assembly import make_transport
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reader import PartitionReader
@@ -19,15 +20,13 @@ from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.events import EventData, EventPosition, ReceivedEvent
 from eventpump.hooks import HostReport, LinkFailed
-from eventpump.ports import HubProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
+from eventpump.ports import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
 from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings
 from eventpump.storage.memory import MemoryLeaseStore
 from eventpump.testing.sink import PATIENCE
-from eventpump.transport.links import ClientReceiveLink
-from eventpump.transport.namespace import NamespaceTransport
 from eventpump.transport.native import NativeTransport
-from eventpump.transport.uamqp import UamqpTransport
 from tests.authority import Authority
+from tests.ways import need_uamqp
 
 HUB = "telemetry"
 RETRY = RetryOptions(base_delay=0.01, max_delay=0.05)
@@ -110,7 +109,7 @@ def other(tmp_path: Path) -> Authority:
     return Authority.new(folder)
 
 
-def transport_to(emulator: Emulator, kind: str, files: Files, *, has_certificate: bool) -> NamespaceTransport:
+def transport_to(emulator: Emulator, kind: str, files: Files, *, has_certificate: bool) -> Transport:
     """Make a transport of a kind: tcp, websocket or uamqp."""
     options: dict[str, Any] = {"ca_file": files.ca, "retry": RETRY}
     if has_certificate:
@@ -119,7 +118,8 @@ def transport_to(emulator: Emulator, kind: str, files: Files, *, has_certificate
         text = emulator.ws_connection_string
         return NativeTransport(connection_settings(text, HUB, transport_type="websocket", **options))
     if kind == "uamqp":
-        return UamqpTransport(connection_settings(emulator.connection_string, HUB, transport="uamqp", **options))
+        need_uamqp()
+        return make_transport(connection_settings(emulator.connection_string, HUB, transport="uamqp", **options))
     return NativeTransport(connection_settings(emulator.connection_string, HUB, **options))
 
 
@@ -134,14 +134,14 @@ async def publish(emulator: Emulator, authority: Authority, *bodies: bytes) -> N
 class Watched:
     """A transport that keeps what its attaches fail with, and the question before them, in a queue."""
 
-    def __init__(self, transport: NamespaceTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.failures: asyncio.Queue[EventPumpError] = asyncio.Queue()
         self._attach = transport.open_receive_link
         transport.open_receive_link = self.open_receive_link  # type: ignore[method-assign]  # to see what it raises
         self._ask = transport.get_hub_properties
         transport.get_hub_properties = self.get_hub_properties  # type: ignore[method-assign]  # as above
 
-    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
+    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
         try:
             return await self._attach(spec, sink)
         except EventPumpError as error:

@@ -11,6 +11,7 @@ import pytest
 
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.ways import need_uamqp
 
 __all__ = ["eventpump_emulator"]
 
@@ -48,6 +49,8 @@ def test_the_example_test_passes() -> None:
 )
 def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, carrier: list[str]) -> None:
     """The demo publishes, kills, adds, and finds every published event processed, whatever carries them."""
+    if "uamqp" in carrier:
+        need_uamqp()
     size = ["--events", "200000"] if request.config.getoption("--long") else ["--events", "20000", "--seconds", "8"]
     result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size, *carrier)
     assert result.returncode == 0, result.stdout + result.stderr

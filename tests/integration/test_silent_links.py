@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.assembly import make_transport
 from eventpump.consumer import silence
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
@@ -14,13 +15,11 @@ from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.events import EventData, EventPosition, ReceivedEvent
 from eventpump.hooks import HostReport, LinkStalled
-from eventpump.ports import PartitionProperties, SendLinkSpec
+from eventpump.ports import PartitionProperties, SendLinkSpec, Transport
 from eventpump.settings import HostSettings, connection_settings
 from eventpump.storage.memory import MemoryLeaseStore
-from eventpump.transport.namespace import NamespaceTransport
-from eventpump.transport.native import NativeTransport
-from eventpump.transport.uamqp import UamqpTransport
 from tests.authority import Authority
+from tests.ways import need_uamqp
 
 HUB = "telemetry"
 PATIENCE = 30.0
@@ -37,7 +36,7 @@ class Passing(EventProcessor):
             self.events.put_nowait(event)
 
 
-async def publish(transport: NamespaceTransport, body: bytes) -> None:
+async def publish(transport: Transport, body: bytes) -> None:
     link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
     await link.send(EventData(body).encode())
     await link.aclose()
@@ -59,12 +58,13 @@ async def test_a_silent_link_is_found(
     looked = asyncio.Event()
     reports: list[HostReport] = []
     processor = Passing()
+    if kind == "uamqp":
+        need_uamqp()
     tls = authority.server("127.0.0.1") if kind == "uamqp" else None
     async with asyncio.timeout(PATIENCE), Emulator({HUB: 1}, tls=tls) as emulator:
         options: dict[str, Any] = {"ca_file": authority.file, "transport": "uamqp"} if kind == "uamqp" else {}
         settings = connection_settings(emulator.connection_string, HUB, **options)
-        make: type[NamespaceTransport] = UamqpTransport if kind == "uamqp" else NativeTransport
-        transport, other = make(settings), make(settings)
+        transport, other = make_transport(settings), make_transport(settings)
         look = transport.get_partition_properties
 
         async def get_partition_properties(hub: str, partition_id: str) -> PartitionProperties:

@@ -6,11 +6,8 @@ import asyncio
 import datetime
 import os
 import queue
-import re
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator
@@ -37,9 +34,13 @@ from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
-from eventpump.transport.uamqp import UamqpTransport
-from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 from tests.authority import Authority
+from tests.ways import need_uamqp
+
+need_uamqp()
+
+from eventpump.transport.uamqp import UamqpTransport  # noqa: E402
+from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker  # noqa: E402
 
 HUB = "telemetry"
 EARLIEST = EventPosition.earliest()
@@ -157,33 +158,6 @@ async def test_a_host_that_does_not_answer_stops_nobody_else(authority: Authorit
             each.close()
     await transport.aclose()
     assert ticks >= 10
-
-
-@pytest.mark.parametrize(
-    ("version", "words"),
-    [((3, 13, 0), r"transport: .*install eventpump\[uamqp\]"), ((3, 14, 0), "transport: .*no release for Python 3.14")],
-)
-def test_where_it_is_not_installed(version: tuple[int, ...], words: str) -> None:
-    """Asked for where it is not installed, or cannot be, it is one error that names the option and what to do."""
-    program = f"""
-import sys
-sys.modules["uamqp"] = None
-import eventpump
-sys.version_info = {version}
-try:
-    eventpump.EventProducer("Endpoint=sb://a.test;SharedAccessKeyName=a;SharedAccessKey=b", "hub", transport="uamqp")
-except eventpump.ConfigurationError as error:
-    print(error)
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert re.match(words, result.stdout)
-
-
-def test_nobody_else_imports_it() -> None:
-    """Who does not ask for it does not import it."""
-    program = "import sys, eventpump, eventpump.cli.main, eventpump.testing; assert 'uamqp' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_loop_that_ends_takes_the_thread_along(authority: Authority) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from eventpump.assembly import make_transport
 from eventpump.ports import Transport
@@ -42,10 +38,3 @@ NATIVE_TCP = ClientKind("native TCP")
 NATIVE_WEBSOCKET = ClientKind("native WebSocket", uses_web_socket=True, options={"transport_type": "websocket"})
 UAMQP = ClientKind("uamqp", uses_tls=True, options={"transport": "uamqp"})
 CLIENTS = (NATIVE_TCP, NATIVE_WEBSOCKET, UAMQP)
-
-
-def need_uamqp() -> None:
-    """Skip the test, with the reason, where there is no uamqp."""
-    if importlib.util.find_spec("uamqp") is None:
-        version = ".".join(map(str, sys.version_info[:2]))
-        pytest.skip(f"uamqp is not installed; for Python {version} there may be no build of it")

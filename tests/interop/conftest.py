@@ -13,22 +13,7 @@ from eventpump import Emulator
 from eventpump.emulator.config import HubSpec
 from eventpump.testing.azurite import Azurite
 from tests.authority import Authority
-from tests.interop.matrix import Matrix
 from tests.interop.peers.driver import AzurePeer
-
-_MATRIX = Matrix()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _MATRIX.take(report)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if lines := list(_MATRIX.lines()):
-        terminalreporter.section("interop matrix")
-        for line in lines:
-            terminalreporter.line(line)
-
 
 _HUBS = 200
 _numbers = itertools.count()

@@ -74,3 +74,24 @@ class Matrix:
 def cell_of(client: str, service: str) -> str:
     """Spell a cell, for `record_property`."""
     return f"{client} × {service}"
+
+
+class MatrixReport:
+    """A pytest plugin that prints the matrix at the end of a run; with pytest-xdist, in the process that gets reports.
+
+    That process collects no tests, and so loads no conftest but the uppermost: this is registered there.
+    """
+
+    def __init__(self) -> None:
+        self._matrix = Matrix()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what came of a test."""
+        self._matrix.take(report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table, where a cell was run."""
+        if lines := list(self._matrix.lines()):
+            terminalreporter.section("interop matrix")
+            for line in lines:
+                terminalreporter.line(line)

@@ -22,7 +22,7 @@ from eventpump.ports import ReceiveLinkSpec, SendLinkSpec, Transport
 from eventpump.testing.processes import ChildProcess
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
-from tests.interop.clients import CLIENTS, UAMQP, ClientKind, need_uamqp
+from tests.interop.clients import CLIENTS, UAMQP, ClientKind
 from tests.interop.matrix import EMULATOR, NOTE, PEERS, PROPERTY, RHEA, cell_of
 from tests.interop.peers import driver, javascript
 from tests.interop.peers.driver import AzurePeer
@@ -30,6 +30,7 @@ from tests.interop.peers.javascript import JavaScriptPeer
 from tests.interop.peers.lines import ROOT, PeerError
 from tests.interop.peers.rhea import RheaOptions, RheaServer
 from tests.interop.reading import read_partition
+from tests.ways import need_uamqp
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -27,8 +27,9 @@ from eventpump.events import EventData, EventPosition
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
-from tests.interop.clients import CLIENTS, NATIVE_WEBSOCKET, UAMQP, ClientKind, need_uamqp
+from tests.interop.clients import CLIENTS, NATIVE_WEBSOCKET, UAMQP, ClientKind
 from tests.interop.peers.rhea import RheaOptions, RheaServer
+from tests.ways import need_uamqp
 
 HUB = RheaServer.hub
 PATIENCE = 20.0

@@ -71,6 +71,7 @@ class LeakWatch:
         self._constants = {DEFAULT_KEY, Azurite().account_key}
         self._secrets = set(self._constants)
         self._leaks: list[Leak] = []
+        self._late: list[str] = []
         self._pieces: dict[tuple[object, int], bytes] = {}
         self._read: Counter[Path] = Counter()
         self._is_off = False
@@ -141,8 +142,12 @@ class LeakWatch:
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
-    def pytest_sessionstart(self) -> None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Lay the taps: from now on, for the life of this process."""
+        if session.config.pluginmanager.hasplugin("dsession"):
+            # This process only distributes, with pytest-xdist. Its workers lay their own; as its children they would
+            # also log to it.
+            return
         here = Path(__file__).parent / "children"
         os.environ["EVENTPUMP_LEAK_LOGS"] = str(self._directory)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
@@ -203,16 +208,24 @@ class LeakWatch:
         try:
             self._check()
         except LeakedError as error:
+            self._late.append(str(error))
+        if (output := getattr(session.config, "workeroutput", None)) is not None:  # a worker of pytest-xdist
+            output["leaks"] = {"looked": dict(self.looked), "late": self._late}
+        elif self._late:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            self._last = error
 
-    _last: LeakedError | None = None
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add what a worker of pytest-xdist found; one that crashed has failed its test, and sends nothing."""
+        if (found := getattr(node, "workeroutput", {}).get("leaks")) is not None:
+            self.looked.update(found["looked"])
+            self._late += found["late"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how much was looked at."""
-        if self._last is not None:
+        if self._late:
             terminalreporter.section("credentials leaked after the last test", red=True, bold=True)
-            terminalreporter.line(str(self._last))
+            terminalreporter.line("\n".join(self._late))
         counts = ", ".join(f"{count} {source}" for source, count in sorted(self.looked.items()))
         terminalreporter.line(f"looked for credentials in: {counts or 'nothing'}")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
+import eventpump.testing.clock
 from eventpump.testing.clock import DeadlockError, VirtualClock, VirtualTimeLoop
 
 
@@ -42,6 +44,26 @@ async def test_threads_are_waited_for(clock: VirtualClock) -> None:
     async with asyncio.timeout(5):
         await asyncio.to_thread(time.sleep, 0.02)
     assert clock.monotonic() == began
+
+
+def test_the_end_waits_for_threads_in_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ends waits for a thread whose work was cancelled, and no virtual time passes meanwhile."""
+    monkeypatch.setattr(eventpump.testing.clock, "_DEADLOCK_AFTER", 0.0)
+    loop, release, ended = VirtualTimeLoop(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        release.wait()
+        ended.set()
+
+    async def leave_a_thread_behind() -> None:
+        asyncio.get_running_loop().run_in_executor(None, work).cancel()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(leave_a_thread_behind())
+        began = loop.time()
+        threading.Timer(0.05, release.set).start()
+    assert ended.is_set()
+    assert loop.time() == began
 
 
 async def test_blocking_moves_the_clock(clock: VirtualClock) -> None:

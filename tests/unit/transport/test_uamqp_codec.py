@@ -24,11 +24,15 @@ from eventpump.amqp.types import Array, Char, Decimal64, Int, Short, Symbol, Tim
 from eventpump.dialect.envelope import encode_batch
 from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import EventError
-from eventpump.transport.uamqp_codec import from_message, from_value, mended, to_message, to_value
-from eventpump.transport.uamqp_door import c_uamqp
-from eventpump.transport.uamqp_worker import _outcome
 from tests.unit.amqp.test_message import messages
 from tests.unit.amqp.values import SCALARS, plain
+from tests.ways import need_uamqp
+
+need_uamqp()
+
+from eventpump.transport.uamqp_codec import from_message, from_value, mended, to_message, to_value  # noqa: E402
+from eventpump.transport.uamqp_door import c_uamqp  # noqa: E402
+from eventpump.transport.uamqp_worker import _outcome  # noqa: E402
 
 _NOT_KNOWN = {"char", "decimal32", "decimal64", "decimal128"}
 _texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

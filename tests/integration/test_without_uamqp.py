@@ -1,0 +1,36 @@
+"""What holds where uamqp is not installed, or is not asked for. It needs no uamqp."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [((3, 13, 0), r"transport: .*install eventpump\[uamqp\]"), ((3, 14, 0), "transport: .*no release for Python 3.14")],
+)
+def test_where_it_is_not_installed(version: tuple[int, ...], words: str) -> None:
+    """Asked for where it is not installed, or cannot be, it is one error that names the option and what to do."""
+    program = f"""
+import sys
+sys.modules["uamqp"] = None
+import eventpump
+sys.version_info = {version}
+try:
+    eventpump.EventProducer("Endpoint=sb://a.test;SharedAccessKeyName=a;SharedAccessKey=b", "hub", transport="uamqp")
+except eventpump.ConfigurationError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert re.match(words, result.stdout)
+
+
+def test_nobody_else_imports_it() -> None:
+    """Who does not ask for it does not import it."""
+    program = "import sys, eventpump, eventpump.cli.main, eventpump.testing; assert 'uamqp' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
