@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 LEAST_BUSY = 0.9
 """A client that was busy for less of the time measured waiting, not work (`Row.must_be_busy`)."""
@@ -16,12 +17,21 @@ LEAST_BUSY = 0.9
 class Row:
     """A cost of ours beside the same cost of a peer, or beside a stated bound.
 
+    :param name: the same in every run, and of no other row: by it runs are compared.
     :param peer: what it is compared with; "budget" or "bound" for a number of the design.
     :param peer_value: None where there is nothing to compare with.
     :param goal: the least ratio that is wanted; None where none is stated.
     :param limit: the most `subject_value` may be; None where none is stated.
     :param must_be_busy: whether the row is void unless our process was busy (`LEAST_BUSY`).
     :param note: what else was seen, for the table.
+    :param benchmark: the name in `BENCHMARKS` of the benchmark that measured it; filled in by the command.
+    :param is_headline: whether the pictures show it.
+    :param subject_faults: minor page faults per event of our process; None where they were not counted.
+    :param peer_faults: the same of the peer's process.
+    :param build: what of our package was compiled.
+    :param loop: the event loop of our process.
+    :param python: the version of Python that both sides ran on.
+    :param ratios: the ratio of each round of the run, in the order of the rounds.
     """
 
     name: str
@@ -36,6 +46,14 @@ class Row:
     limit: float | None = None
     must_be_busy: bool = False
     note: str = ""
+    benchmark: str = ""
+    is_headline: bool = False
+    subject_faults: float | None = None
+    peer_faults: float | None = None
+    build: str = "pure Python"
+    loop: str = "asyncio"
+    python: str = platform.python_version()
+    ratios: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -63,21 +81,19 @@ class Row:
         return "met" if is_met else "missed"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the row as a JSON object."""
-        return {
-            "name": self.name,
-            "subject": self.subject,
-            "peer": self.peer,
-            "subject_value": self.subject_value,
-            "peer_value": self.peer_value,
-            "unit": self.unit,
-            "ratio": self.ratio,
-            "subject_busy": self.subject_busy,
-            "peer_busy": self.peer_busy,
-            "goal": self.goal,
-            "limit": self.limit,
-            "verdict": self.verdict,
-        }
+        """Return the row as a JSON object, with its ratio and its verdict."""
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**row, "ratios": list(self.ratios), "ratio": self.ratio, "verdict": self.verdict}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the row of a JSON object; what the object lacks has its default, what is no field is left out.
+
+        :raises TypeError: a field without a default is missing.
+        """
+        names = {field.name for field in fields(cls)}
+        row = {name: each for name, each in value.items() if name in names}
+        return cls(**{**row, "ratios": tuple(row.get("ratios", ()))})
 
 
 HEADINGS = ("benchmark", "eventpump", "peer", "", "unit", "ratio", "busy", "peer busy", "goal", "")

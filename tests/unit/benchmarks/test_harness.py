@@ -121,6 +121,36 @@ def test_json_is_the_list_that_was_asked_for(tmp_path: Path) -> None:
     assert second["ratio"] is None
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        make_row(busy=0.5),
+        make_row(peer=None, goal=None),
+        Row(
+            name="send: 1 KiB",
+            peer="another",
+            subject_value=2.0,
+            peer_value=20.0,
+            unit="µs CPU/event",
+            note="on a busy machine",
+            benchmark="send",
+            is_headline=True,
+            subject_faults=0.5,
+            peer_faults=3.0,
+            build="compiled",
+            loop="uvloop",
+            python="3.14.0",
+            ratios=(9.5, 10.0, 11.0),
+        ),
+    ],
+)
+def test_row_comes_back_from_json(row: Row) -> None:
+    """A row that was written as JSON is read back as it was, and its verdict with it."""
+    value = json.loads(json.dumps(row.to_json()))
+    assert Row.from_json(value) == row
+    assert Row.from_json(value).verdict == row.verdict == value["verdict"]
+
+
 def test_table_shows_every_row_and_says_what_void_means() -> None:
     """The table names each row and its verdict, and explains a void one."""
     text = table([make_row(), make_row(busy=0.5)])
