@@ -13,10 +13,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from benchmarks.certificates import Certificate
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 START_TIMEOUT = 30.0
+PREPARE_TIMEOUT = 120.0
+"""Seconds that the canned service may take to prepare its bytes."""
 STOP_TIMEOUT = 10.0
 
 READY = "ready"
@@ -127,15 +132,67 @@ class EmulatorProcess(_Process):
         self.connection_string = line
 
 
+class CannedService(_Process):
+    """The service of prepared bytes (`benchmarks.canned`), in a process of its own, with one hub.
+
+    :param kind: of the events it holds, one of `benchmarks.events.KINDS`.
+    :param partitions: of the hub `HUB`.
+    :param events: how many it holds, over all partitions.
+    :param certificate: what it serves TLS with; None is plain TCP.
+    """
+
+    HUB = "bench"
+
+    def __init__(self, kind: str, partitions: int, events: int, certificate: Certificate | None = None) -> None:
+        files = {} if certificate is None else {"cert": certificate.chain, "key": certificate.key}
+        arguments = {"kind": kind, "partitions": partitions, "events": events, **files}
+        super().__init__("benchmarks.canned", json.dumps(arguments))
+        try:
+            port, raw_port = json.loads(self.line(PREPARE_TIMEOUT))
+        except BaseException:
+            self.stop()
+            raise
+        self.partitions = partitions
+        self.certificate = certificate
+        self.raw_port = int(raw_port)
+        """Where the same bytes come from without being asked for."""
+        emulator = ";UseDevelopmentEmulator=true" if certificate is None else ""
+        self.connection_string = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=canned;SharedAccessKey=canned{emulator}"
+        )
+        self._taken = 0
+
+    def place(self, side: str) -> dict[str, object]:
+        """Return the arguments that say where to connect: of our sides, or of a peer's."""
+        place: dict[str, object] = {"connection_string": self.connection_string, "hub": self.HUB}
+        if self.certificate is not None:
+            option = "ca_file" if side.partition(":")[0] == "ours" else "connection_verify"
+            place["options"] = {option: self.certificate.authority}
+        return place
+
+    def counts(self) -> Mapping[str, int]:
+        """Ask what it took and delivered: `events` and `bytes` from producers, `delivered` to readers."""
+        self.tell("counts")
+        counts: Mapping[str, int] = json.loads(self.line(START_TIMEOUT))
+        return counts
+
+    def check_taken(self, events: float) -> None:
+        """Check how many events producers sent since the last check. :raises BenchmarkError: it was another number."""
+        before, self._taken = self._taken, self.counts()["events"]
+        if self._taken - before != events:
+            raise BenchmarkError(f"the service took {self._taken - before} events instead of {events:.0f}")
+
+
 class Side(_Process):
     """One side of a benchmark, in a process of its own: a function of `benchmarks.sides`.
 
     :param function: its name, as `module:function`.
+    :param loop: the event loop of a side that has one: `asyncio` or `uvloop`.
     :param arguments: its keyword arguments, as JSON can carry them.
     """
 
-    def __init__(self, function: str, /, **arguments: object) -> None:
-        super().__init__("benchmarks.sides", function, json.dumps(arguments))
+    def __init__(self, function: str, /, *, loop: str = "asyncio", **arguments: object) -> None:
+        super().__init__("benchmarks.sides", function, json.dumps(arguments), loop)
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until it says it is ready. :raises BenchmarkError: it did not."""
@@ -152,10 +209,15 @@ class Side(_Process):
         return {str(key): float(value) for key, value in result.items()}
 
 
-def run_side(function: str, timeout: float, /, **arguments: object) -> Mapping[str, float]:
-    """Run a side to its end and give its result. :raises BenchmarkError: it failed."""
-    with Side(function, **arguments) as side:
+def run_side(function: str, timeout: float, /, *, loop: str = "asyncio", **arguments: object) -> Mapping[str, float]:
+    """Run a side to its end and return its result. :raises BenchmarkError: it failed."""
+    with Side(function, loop=loop, **arguments) as side:
         return side.result(timeout)
+
+
+def build() -> str:
+    """Return what of the package measured is compiled."""
+    return "pure Python"
 
 
 def version(distribution: str) -> str | None:
@@ -179,6 +241,6 @@ def machine() -> str:
         f"{os.cpu_count()} × {processor}",
         f"{platform.system()} {platform.release()}",
         f"{platform.python_implementation()} {platform.python_version()}",
-        *(f"{name} {version(name) or 'not installed'}" for name in ("eventpump", "azure-eventhub")),
+        *(f"{name} {version(name) or 'not installed'}" for name in ("eventpump", "azure-eventhub", "uvloop")),
     ]
     return ", ".join(parts)
