@@ -1,4 +1,4 @@
-"""A service with prepared bytes: `python -m benchmarks.canned JSON`. It is cheaper than any client, so a client is busy.
+"""A service with prepared bytes, cheaper than any client, so that a client is busy: `python -m benchmarks.canned JSON`.
 
 Logins, sessions, links, tokens and management are answered through our engine. The events of every partition are
 encoded once; a transfer of many is one join of prepared pieces, of which only the delivery id is new. Events that come
@@ -6,7 +6,7 @@ are counted and settled, and not kept. What is read begins at the first event, w
 
 For the floors it writes the same bytes to a second port, to anybody who connects.
 
-Prints what `CannedService` reads: a line with the ports once it listens, and for each line on stdin one with the counts.
+Prints what `CannedService` reads: a line with the ports once it listens, then one with counts for each line on stdin.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import os
 import ssl
 import struct
 import sys
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from itertools import count, cycle, islice
+from itertools import count as count_from
+from itertools import cycle, islice
 
 from benchmarks.events import (
     FIRST_MOMENT,
@@ -83,8 +86,8 @@ _identities: list[bytes] = []
 
 def _identities_from(first: int, number: int) -> list[bytes]:
     """Return so many delivery ids, each with its tag, encoded."""
-    for made in range(len(_identities), first + number):
-        _identities.append(_IDENTITY.pack(made, b"\xa0\x04", made))
+    missing = range(len(_identities), first + number)
+    _identities.extend(_IDENTITY.pack(each, b"\xa0\x04", each) for each in missing)
     return _identities[first : first + number]
 
 
@@ -93,19 +96,19 @@ class CannedPartition:
 
     :param partition_id: its id.
     :param kind: `varied` or `uniform`.
-    :param events: how many.
+    :param count: how many.
     """
 
-    def __init__(self, partition_id: str, kind: str, events: int) -> None:
+    def __init__(self, partition_id: str, kind: str, count: int) -> None:
         self.partition_id = partition_id
-        self.events = events
+        self.count = count
         self.offset = b"-1"
         """Of the last event."""
         self.tails: list[bytes] = []
         """What follows the delivery tag: the rest of the transfer, and the event."""
         first_ms = round(FIRST_MOMENT.timestamp() * 1000)
         offset, pack = FIRST_OFFSET, _LONG.pack
-        for position, mould in enumerate(islice(cycle(_moulds(kind)), events)):
+        for position, mould in enumerate(islice(cycle(_moulds(kind)), count)):
             self.offset = b"%d" % offset
             number = pack(FIRST_SEQUENCE_NUMBER + position)
             moment = pack(first_ms + milliseconds_after_first(kind, position))
@@ -116,6 +119,11 @@ class CannedPartition:
         self._lengths = array("I", map(len, self.tails))
         self._sizes: dict[int, list[bytes]] = {}
 
+    @property
+    def events(self) -> list[bytes]:
+        """The events, encoded."""
+        return [tail[len(_TAIL) :] for tail in self.tails]
+
     def _sizes_with(self, overhead: int) -> list[bytes]:
         """Return each frame's size, encoded, where so much stands before the tail."""
         sizes = self._sizes.get(overhead)
@@ -123,25 +131,28 @@ class CannedPartition:
             sizes = self._sizes[overhead] = [(size + overhead).to_bytes(4, "big") for size in self._lengths]
         return sizes
 
-    def frames(self, start: int, number: int, channel: int, handle: int, delivery_id: int) -> bytes:
-        """Return the transfers of events from `start` on, as the frames of one link."""
-        encoded = encode(UInt(handle))
-        body = len(encoded) + 1 + _IDENTITY.size + len(_TAIL)
-        head = b"".join(
-            (
-                b"\x02\x00",
-                channel.to_bytes(2, "big"),
-                b"\x00\x53\x14\xc0",
-                bytes((body + 1, 11)),
-                encoded,
-                b"\x70",
-            )
-        )
+    def size_with(self, head: bytes) -> int:
+        """Return the size of all events' frames, with such a head."""
+        return sum(self._lengths) + self.count * (4 + len(head) + _IDENTITY.size)
+
+    def frames(self, start: int, number: int, head: bytes, delivery_id: int) -> bytes:
+        """Return the transfers of events from `start` on, as the frames of one link.
+
+        :param head: see `_head`.
+        """
         parts = [head] * (4 * number)
         parts[0::4] = self._sizes_with(4 + len(head) + _IDENTITY.size)[start : start + number]
         parts[2::4] = _identities_from(delivery_id, number)
         parts[3::4] = self.tails[start : start + number]
         return b"".join(parts)
+
+
+@cache
+def _head(channel: int, handle: int) -> bytes:
+    """Return a transfer's bytes between the frame's size and the delivery id, on one link (2.3.1, 2.7.5)."""
+    encoded = encode(UInt(handle))
+    size = len(encoded) + 1 + _IDENTITY.size + len(_TAIL)
+    return b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x14\xc0" + bytes((size + 1, 11)) + encoded + b"\x70"
 
 
 @cache
@@ -175,7 +186,23 @@ class Canned:
         self.partitions = {str(number): CannedPartition(str(number), kind, each) for number in range(partitions)}
         self.per_run = max(1, int(RUN_BYTES // (mean_body_size(kind) + 100)))
         self.events = self.bytes = self.delivered = 0
-        self.producer_ids = count(1)
+        self.producer_ids = count_from(1)
+
+    def poured(self, partition_id: str) -> int:
+        """Return how many bytes `pour` writes of a partition."""
+        partition = self.partitions[partition_id]
+        return partition.size_with(_head(0, list(self.partitions).index(partition_id)))
+
+    async def pour(self, writer: asyncio.StreamWriter) -> None:
+        """Write all events of all partitions, in turn. For the floors: nothing is asked and answered."""
+        delivery_id = 0
+        longest = max(partition.count for partition in self.partitions.values())
+        for start in range(0, longest, self.per_run):
+            for handle, partition in enumerate(self.partitions.values()):
+                number = min(self.per_run, partition.count - start)
+                writer.write(partition.frames(start, number, _head(0, handle), delivery_id))
+                delivery_id += number
+                await writer.drain()
 
 
 class _Reader:
@@ -332,10 +359,10 @@ class CannedConnection:
             hub=HUB,
             partition_id=read.partition_id,
             beginning_sequence_number=FIRST_SEQUENCE_NUMBER,
-            last_enqueued_sequence_number=FIRST_SEQUENCE_NUMBER + partition.events - 1,
+            last_enqueued_sequence_number=FIRST_SEQUENCE_NUMBER + partition.count - 1,
             last_enqueued_offset=partition.offset.decode(),
-            last_enqueued_time=FIRST_MOMENT + timedelta(milliseconds=partition.events),
-            is_empty=partition.events == 0,
+            last_enqueued_time=FIRST_MOMENT + timedelta(milliseconds=partition.count),
+            is_empty=partition.count == 0,
         )
         return management.partition_response(request, facts)
 
@@ -364,7 +391,7 @@ class CannedConnection:
         """Write one run of transfers. :returns: whether there is more to write at once."""
         link, partition, canned = reader.link, reader.partition, self._canned
         session = link.session
-        left = partition.events - reader.cursor
+        left = partition.count - reader.cursor
         number = min(link.credit, session.remote_incoming_window, left, canned.per_run)
         if number <= 0 or not link.is_attached:
             session.is_starved = session.is_starved or session.remote_incoming_window <= 0
@@ -373,7 +400,7 @@ class CannedConnection:
             return False
         # The books of `Link.send_run`, for transfers that are made already.
         self.engine.output.append(
-            partition.frames(reader.cursor, number, session.channel, link.handle, session.outgoing_delivery_id)
+            partition.frames(reader.cursor, number, _head(session.channel, link.handle), session.outgoing_delivery_id)
         )
         reader.cursor += number
         canned.delivered += number
@@ -410,23 +437,6 @@ class _Served(ConnectionProtocol):
         self._served.on_connected(self)
 
 
-async def _pour(canned: Canned, writer: asyncio.StreamWriter) -> None:
-    """Write all events of all partitions, in turn, and close. For the floors: nothing is asked and answered."""
-    try:
-        longest = max(partition.events for partition in canned.partitions.values())
-        delivery_id = 0
-        for start in range(0, longest, canned.per_run):
-            for handle, partition in enumerate(canned.partitions.values()):
-                number = min(canned.per_run, partition.events - start)
-                writer.write(partition.frames(start, number, 0, handle, delivery_id))
-                delivery_id += number
-                await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-    except ConnectionError:
-        pass  # who reads may stop early
-
-
 async def serve(kind: str, partitions: int, events: int, cert: str | None = None, key: str | None = None) -> None:
     """Serve until the process is ended.
 
@@ -438,13 +448,16 @@ async def serve(kind: str, partitions: int, events: int, cert: str | None = None
     if cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(cert, key)
+    size = sum(map(canned.poured, canned.partitions))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: _Served(CannedConnection(canned)), "127.0.0.1", 0, ssl=tls, backlog=1024
-    )
+    server = await loop.create_server(lambda: _Served(CannedConnection(canned)), "127.0.0.1", 0, ssl=tls, backlog=1024)
 
     async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _pour(canned, writer)
+        # Who reads may stop early.
+        with suppress(ConnectionError):
+            await canned.pour(writer)
+            writer.close()
+            await writer.wait_closed()
 
     raw = await asyncio.start_server(pour, "127.0.0.1", 0, ssl=tls)
     ports = [each.sockets[0].getsockname()[1] for each in (server, raw)]
@@ -454,7 +467,14 @@ async def serve(kind: str, partitions: int, events: int, cert: str | None = None
         if not os.read(0, 1024):
             loop.remove_reader(0)
             return
-        print(json.dumps({"events": canned.events, "bytes": canned.bytes, "delivered": canned.delivered}), flush=True)
+        counts = {
+            "events": canned.events,
+            "bytes": canned.bytes,
+            "delivered": canned.delivered,
+            "size": size,
+            "cpu": time.process_time(),
+        }
+        print(json.dumps(counts), flush=True)
 
     loop.add_reader(0, show_counts)
     await server.serve_forever()

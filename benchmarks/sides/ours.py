@@ -211,9 +211,7 @@ async def buffered(
         nonlocal stored
         stored += len(events)
 
-    producer = BufferedProducer(
-        connection_string, hub, idempotent=idempotent, on_success=on_success, **(options or {})
-    )
+    producer = BufferedProducer(connection_string, hub, idempotent=idempotent, on_success=on_success, **(options or {}))
     async with producer:
         for count in (warm_up, events):
             if len(made) == 1:

@@ -7,9 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 
+from benchmarks.canned import CannedPartition
 from benchmarks.meter import Meter
 from benchmarks.sides.common import BODY_SIZE
+from benchmarks.sides.floors import decoded, read_fields
 from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
 from eventpump.consumer.host import PartitionHost
@@ -43,17 +46,36 @@ def make_messages(count: int) -> list[bytes]:
 
 
 def stages(rounds: int) -> dict[str, float]:
-    """Measure each stage. :returns: microseconds of CPU per event."""
+    """Measure each stage, and the floors. :returns: microseconds of CPU per event."""
     messages = make_messages(WINDOW)
+    varied = CannedPartition("0", "varied", WINDOW).events
+    events = decoded("uniform", WINDOW)
     making = _per_event(rounds, lambda: _make(messages))
     pumping = asyncio.run(_pump(messages, WINDOW * rounds))
     return {
         "engine": _engine(messages, rounds),
         "event": _per_event(rounds, lambda: _read(messages)),
+        "varied_event": _per_event(rounds, lambda: _read(varied)),
         # The pump makes the event objects, which stand in the row above.
         "pump": pumping - making,
         "making": making,
+        "slices": _per_event(rounds, _slicer(messages)),
+        "fields": _per_event(rounds, lambda: read_fields(events)),
     }
+
+
+def _slicer(messages: list[bytes]) -> Callable[[], None]:
+    """Return what copies each message out of a read in which it lies."""
+    reads = []
+    for start in range(0, WINDOW, CHUNK):
+        chunk = messages[start : start + CHUNK]
+        reads.append((b"".join(chunk), list(pairwise(accumulate(map(len, chunk), initial=0)))))
+
+    def work() -> None:
+        for read, spans in reads:
+            _ = [read[begin:end] for begin, end in spans]
+
+    return work
 
 
 def _per_event(rounds: int, work: Callable[[], None]) -> float:
