@@ -226,7 +226,7 @@ def version(distribution: str) -> str | None:
 
 
 def machine() -> str:
-    """Describe machine and versions in a line."""
+    """Return the machine's processors and system in a line."""
     processor = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -234,10 +234,12 @@ def machine() -> str:
             line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
         ]
         processor = names[0] if names else processor
-    parts = [
-        f"{os.cpu_count()} × {processor}",
-        f"{platform.system()} {platform.release()}",
-        f"{platform.python_implementation()} {platform.python_version()}",
-        *(f"{name} {version(name) or 'not installed'}" for name in ("eventpump", "azure-eventhub", "uvloop")),
-    ]
-    return ", ".join(parts)
+    return f"{os.cpu_count()} × {processor}, {platform.system()} {platform.release()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what the benchmarks compare, by name."""
+    return {
+        platform.python_implementation(): platform.python_version(),
+        **{name: version(name) or "not installed" for name in ("eventpump", "azure-eventhub", "uvloop")},
+    }

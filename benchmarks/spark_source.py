@@ -52,7 +52,7 @@ def _rates(quick: bool, log: Log) -> list[Row]:
     note = f"{ours['rate']:,.0f} rows/s, peer {{:,.0f}}"
     return [
         _row(
-            "spark-source: time, beside rows in memory",
+            "spark-source: time",
             MEMORY,
             ours["wall"],
             memory["wall"],
@@ -60,15 +60,7 @@ def _rates(quick: bool, log: Log) -> list[Row]:
             CEILING_GOAL,
             f"{note.format(memory['rate'])}; {limited}",
         ),
-        _row(
-            "spark-source: CPU of Spark, beside rows in memory",
-            MEMORY,
-            ours["cost"],
-            memory["cost"],
-            "µs CPU/row",
-            None,
-            "",
-        ),
+        _row("spark-source: CPU of Spark", MEMORY, ours["cost"], memory["cost"], "µs CPU/row", None, ""),
         _row(
             "spark-source: time, beside tuples",
             OBVIOUS,
