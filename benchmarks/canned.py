@@ -138,7 +138,7 @@ class CannedPartition:
     def frames(self, start: int, number: int, head: bytes, delivery_id: int) -> bytes:
         """Return the transfers of events from `start` on, as the frames of one link.
 
-        :param head: see `_head`.
+        :param head: see `transfer_head`.
         """
         parts = [head] * (4 * number)
         parts[0::4] = self._sizes_with(4 + len(head) + _IDENTITY.size)[start : start + number]
@@ -148,7 +148,7 @@ class CannedPartition:
 
 
 @cache
-def _head(channel: int, handle: int) -> bytes:
+def transfer_head(channel: int, handle: int) -> bytes:
     """Return a transfer's bytes between the frame's size and the delivery id, on one link (2.3.1, 2.7.5)."""
     encoded = encode(UInt(handle))
     size = len(encoded) + 1 + _IDENTITY.size + len(_TAIL)
@@ -191,7 +191,7 @@ class Canned:
     def poured(self, partition_id: str) -> int:
         """Return how many bytes `pour` writes of a partition."""
         partition = self.partitions[partition_id]
-        return partition.size_with(_head(0, list(self.partitions).index(partition_id)))
+        return partition.size_with(transfer_head(0, list(self.partitions).index(partition_id)))
 
     async def pour(self, writer: asyncio.StreamWriter) -> None:
         """Write all events of all partitions, in turn. For the floors: nothing is asked and answered."""
@@ -200,7 +200,7 @@ class Canned:
         for start in range(0, longest, self.per_run):
             for handle, partition in enumerate(self.partitions.values()):
                 number = min(self.per_run, partition.count - start)
-                writer.write(partition.frames(start, number, _head(0, handle), delivery_id))
+                writer.write(partition.frames(start, number, transfer_head(0, handle), delivery_id))
                 delivery_id += number
                 await writer.drain()
 
@@ -400,7 +400,9 @@ class CannedConnection:
             return False
         # The books of `Link.send_run`, for transfers that are made already.
         self.engine.output.append(
-            partition.frames(reader.cursor, number, _head(session.channel, link.handle), session.outgoing_delivery_id)
+            partition.frames(
+                reader.cursor, number, transfer_head(session.channel, link.handle), session.outgoing_delivery_id
+            )
         )
         reader.cursor += number
         canned.delivered += number

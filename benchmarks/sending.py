@@ -157,7 +157,7 @@ def _beside_peer(name: str, load: Load, work: Work, quick: bool, log: Log, *, go
 
         def theirs(configuration: Configuration, amount: Mapping[str, object]) -> Figures:
             arguments = {**service.place("theirs"), **_arguments(load, work), **amount}
-            return _checked(service, lambda: configuration.run(work.function, **arguments))
+            return checked(service, lambda: configuration.run(work.function, **arguments))
 
         by = "p50" if work.function == "latency" else "cost"
         tried = try_all(
@@ -203,10 +203,10 @@ def _arguments(load: Load, work: Work) -> dict[str, object]:
 def _ours(service: CannedService, load: Load, work: Work, *, loop: str = "asyncio", idempotent: bool = False) -> Run:
     """Return what runs our side, and checks that the service has every event."""
     arguments = {**service.place("ours"), **_arguments(load, work), **work.ours, "idempotent": idempotent}
-    return lambda: _checked(service, lambda: run_side(f"ours:{work.function}", TIMEOUT, loop, **arguments))
+    return lambda: checked(service, lambda: run_side(f"ours:{work.function}", TIMEOUT, loop, **arguments))
 
 
-def _checked(service: CannedService, run: Run) -> Figures:
+def checked(service: CannedService, run: Run) -> Figures:
     """Run a side. :raises BenchmarkError: the service did not take as many events as the side sent."""
     before = service.counts()["events"]
     figures = run()

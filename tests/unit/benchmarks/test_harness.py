@@ -57,13 +57,14 @@ def test_meter_measures_the_steady_part_only() -> None:
         now.append(next(moments))
         return now[-1][0]
 
-    meter = Meter(300, 1000, cpu=cpu, wall=lambda: now[-1][1])
+    faults = iter([7000, 7250])
+    meter = Meter(300, 1000, cpu=cpu, wall=lambda: now[-1][1], faults=lambda: next(faults))
     for _ in range(8):
         meter.add(250)
     assert meter.count == 2000
     assert meter.is_done
-    # From 500 to 1000: 500 events, 3 s of CPU in 4 s.
-    assert meter.result() == {"cost": 6000.0, "busy": 0.75, "rate": 125.0, "events": 500.0}
+    # From 500 to 1000: 500 events, 3 s of CPU in 4 s, 250 page faults.
+    assert meter.result() == {"cost": 6000.0, "busy": 0.75, "rate": 125.0, "faults": 0.5, "events": 500.0}
 
 
 def test_one_count_cannot_be_begin_and_end() -> None:
