@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.certificates import Certificate, certificate
 from benchmarks.comparing import (
@@ -95,6 +95,9 @@ def receive(quick: bool, log: Log) -> list[Row]:
     with certificate() as made:
         for condition in QUICK_CONDITIONS if quick else CONDITIONS:
             amounts = _Amounts(80_000, 60_000, 4_000, 2_000) if quick else _Amounts(400_000, 360_000, 60_000, 12_000)
+            if condition.partitions > HEADLINE.partitions:
+                # More is read before the last partition has had an event, which does not count.
+                amounts = replace(amounts, ours=amounts.available // 2)
             if condition.partitions == HEADLINE.partitions:
                 # A short run of each is cheap there; elsewhere only the best of each client is tried.
                 candidates = [each for each in receivers() if not quick or _is_plain(each)]

@@ -56,7 +56,7 @@ def transports(quick: bool, log: Log) -> list[Row]:
             with EmulatorProcess(partitions, *tls) as emulator:
                 place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
                 run_side("ours:fill", 300, **place, partitions=partitions, events=filled, options=ours)
-                receiving = {"partitions": partitions, "events": filled * 9 // 10, "available": filled}
+                receiving = {"partitions": partitions, "events": filled // 2, "available": filled}
                 run("receive", emulator, shown, **receiving)
                 run("send", emulator, shown, partitions=partitions, batches=batches, warm_up=4)
                 run("delivery", emulator, _told_delivery, events=deliveries)
