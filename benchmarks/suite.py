@@ -56,7 +56,8 @@ def transports(quick: bool, log: Log) -> list[Row]:
             with EmulatorProcess(partitions, *tls) as emulator:
                 place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
                 run_side("ours:fill", 300, **place, partitions=partitions, events=filled, options=ours)
-                receiving = {"partitions": partitions, "events": filled // 2, "available": filled}
+                # Over uamqp the peer reads one partition to its end before another: so it measures from the first on.
+                receiving = {"partitions": 1, "events": filled * 9 // 10, "available": filled}
                 run("receive", emulator, shown, **receiving)
                 run("send", emulator, shown, partitions=partitions, batches=batches, warm_up=4)
                 run("delivery", emulator, _told_delivery, events=deliveries)
