@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,11 @@ class Comparison:
     def change(self) -> float | None:
         """What the ratio gained, as a part of what it was: negative where the row became worse."""
         before, now = (None if row is None else row.ratio for row in (self.before, self.now))
-        return None if before is None or now is None else now / before - 1
+        if before is None or now is None:
+            return None
+        if not before:  # the peer cost nothing
+            return math.inf if now else 0.0
+        return now / before - 1
 
     @property
     def verdict(self) -> str:

@@ -16,10 +16,10 @@ from benchmarks.report import Report, Row, environment, number
 
 MEASURED = {
     "receive": "CPU time of the client's process per event, received and its body and three fields read",
-    "send": "CPU time of the client's process per event, created and sent in full batches",
-    "buffered": "CPU time of the client's process per event, sent singly through the client's buffer",
-    "idempotent": "What numbering events against duplicates costs the client's process",
-    "latency": "Time of sending one event and hearing that it is stored",
+    "send": "CPU time of the client's process per event, created and sent in full batches over TLS",
+    "buffered": "CPU time of the client's process per event, sent singly through the client's buffer, over TLS",
+    "idempotent": "What numbering events against duplicates costs the client's process, over TLS",
+    "latency": "Sending one event and hearing that it is stored, over TLS",
     "idle": "What a client costs while no events come",
     "memory": "Resident memory of the client's process",
     "transports": "The transports of both clients",
@@ -164,6 +164,8 @@ def _less(row: Row) -> str:
     """Return how much less than the peer's our value is, or more."""
     if row.ratio is None:
         return ""
+    if 0.95 < row.ratio < 1.05:
+        return " (about the same)"
     factor, word = (row.ratio, "less") if row.ratio >= 1 else (1 / row.ratio, "more")
     return f" ({factor:.0f}× {word})" if factor >= 10 else f" ({factor:.1f}× {word})"
 
@@ -173,5 +175,6 @@ def _caption(report: Report, rows: Sequence[Row]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version[:1].isdigit())
     on = {environment(row): row for row in rows}
     environments = [f"{row.build}, {row.loop}" for row in on.values()] if len(on) == 1 else []
-    parts = [part for part in (report.machine, versions, *environments) if part]
+    short = "short runs (--quick), not to be quoted" if report.is_quick else ""
+    parts = [part for part in (report.machine, versions, *environments, short) if part]
     return textwrap.wrap("; ".join(parts), 120)

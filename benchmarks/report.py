@@ -84,7 +84,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return the row as a JSON object, with its ratio and its verdict."""
         row = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**row, "ratios": list(self.ratios), "ratio": self.ratio, "verdict": self.verdict}
+        return {**row, "ratio": self.ratio, "verdict": self.verdict}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -149,10 +149,13 @@ class Report:
 
 
 def spread(ratios: Sequence[float]) -> float | None:
-    """Return how far apart the ratios of unchanged runs lie, as a part of their median. None for fewer than two."""
-    if len(ratios) < 2:
+    """Return how far apart the ratios of unchanged runs lie, as a part of their median.
+
+    :returns: None for fewer than two, and where the median is nothing.
+    """
+    if len(ratios) < 2 or not (middle := statistics.median(ratios)):
         return None
-    return (max(ratios) - min(ratios)) / statistics.median(ratios)
+    return (max(ratios) - min(ratios)) / middle
 
 
 _COLUMNS: Mapping[str, bool] = {

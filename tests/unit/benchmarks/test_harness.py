@@ -151,7 +151,17 @@ def test_a_bare_list_of_rows_is_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "7", "{}", "[7]", '{"rows": [{"name": "a"}], "machine": "", "versions": {}}']
+    "text",
+    [
+        "",
+        "{",
+        "7",
+        "{}",
+        "[7]",
+        '[{"name": 7}]',
+        '{"rows": [{"name": "a"}], "machine": "", "versions": {}}',
+        '{"rows": [], "repeats": 7, "machine": "", "versions": {}}',
+    ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     """A file that holds no rows raises ValueError, whatever it holds."""
@@ -227,6 +237,7 @@ def test_spread_is_the_range_over_the_median() -> None:
     assert spread((8.0, 12.0)) == pytest.approx(0.4)
     assert spread((8.0,)) is None
     assert spread(()) is None
+    assert spread((0.0, 0.0)) is None
 
 
 def test_quick_run_of_a_cheap_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,21 @@ def test_what_rows_do_not_share_stands_with_each(tmp_path: Path) -> None:
     assert "2 (2.0× more)" in shown
 
 
+def test_a_difference_of_less_than_five_per_cent_is_no_difference(tmp_path: Path) -> None:
+    """Neither side is said to need less where the ratio is near one."""
+    for ours in (40.0, 43.0):
+        light, _ = plot(make_report(replace(ROW, subject_value=ours)), tmp_path)
+        assert f"{ours:g} (about the same)" in texts(light)
+
+
+def test_pictures_of_short_runs_say_so(tmp_path: Path) -> None:
+    """What --quick measured cannot be taken for a measurement."""
+    light, _ = plot(replace(make_report(ROW), is_quick=True), tmp_path)
+    assert any("not to be quoted" in text for text in texts(light))
+    light, _ = plot(make_report(ROW), tmp_path)
+    assert not any("not to be quoted" in text for text in texts(light))
+
+
 def test_every_benchmark_says_what_it_measures() -> None:
     """The line below the title exists for each benchmark that there is."""
     assert MEASURED.keys() == BENCHMARKS.keys()
