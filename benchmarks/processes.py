@@ -13,10 +13,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from benchmarks.certificates import Certificate
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 START_TIMEOUT = 30.0
+PREPARE_TIMEOUT = 120.0
+"""Seconds that the canned service may take to prepare its bytes."""
 STOP_TIMEOUT = 10.0
 
 READY = "ready"
@@ -127,15 +132,64 @@ class EmulatorProcess(_Process):
         self.connection_string = line
 
 
+class CannedService(_Process):
+    """The service of prepared bytes (`benchmarks.canned`), in a process of its own, with one hub.
+
+    :param kind: of the events it holds, one of `benchmarks.events.KINDS`.
+    :param partitions: of the hub `HUB`.
+    :param events: how many it holds, over all partitions.
+    :param certificate: what it serves TLS with; None is plain TCP.
+    """
+
+    HUB = "bench"
+
+    def __init__(self, kind: str, partitions: int, events: int, certificate: Certificate | None = None) -> None:
+        files = {} if certificate is None else {"cert": certificate.chain, "key": certificate.key}
+        arguments = {"kind": kind, "partitions": partitions, "events": events, **files}
+        super().__init__("benchmarks.canned", json.dumps(arguments))
+        try:
+            port, raw_port = json.loads(self.line(PREPARE_TIMEOUT))
+        except BaseException:
+            self.stop()
+            raise
+        self.partitions = partitions
+        self.certificate = certificate
+        self.raw_port = int(raw_port)
+        """Where the same bytes come from without being asked for."""
+        emulator = ";UseDevelopmentEmulator=true" if certificate is None else ""
+        self.connection_string = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=canned;SharedAccessKey=canned{emulator}"
+        )
+
+    def place(self, side: str) -> dict[str, object]:
+        """Return the arguments that say where to connect: of our sides, or of a peer's."""
+        place: dict[str, object] = {"connection_string": self.connection_string, "hub": self.HUB}
+        if self.certificate is not None:
+            option = "ca_file" if side.partition(":")[0] == "ours" else "connection_verify"
+            place["options"] = {option: self.certificate.authority}
+        return place
+
+    def counts(self) -> Mapping[str, float]:
+        """Return what it did so far.
+
+        `events` and `bytes` came from producers, `delivered` events went to readers, `cpu` is the seconds it took.
+        `size` is that of all its events together, as they come from the `raw_port`.
+        """
+        self.tell("counts")
+        counts: Mapping[str, float] = json.loads(self.line(START_TIMEOUT))
+        return counts
+
+
 class Side(_Process):
     """One side of a benchmark, in a process of its own: a function of `benchmarks.sides`.
 
     :param function: its name, as `module:function`.
+    :param loop: the event loop of a side that has one: `asyncio` or `uvloop`.
     :param arguments: its keyword arguments, as JSON can carry them.
     """
 
-    def __init__(self, function: str, /, **arguments: object) -> None:
-        super().__init__("benchmarks.sides", function, json.dumps(arguments))
+    def __init__(self, function: str, loop: str = "asyncio", /, **arguments: object) -> None:
+        super().__init__("benchmarks.sides", function, json.dumps(arguments), loop)
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until it says it is ready. :raises BenchmarkError: it did not."""
@@ -152,10 +206,15 @@ class Side(_Process):
         return {str(key): float(value) for key, value in result.items()}
 
 
-def run_side(function: str, timeout: float, /, **arguments: object) -> Mapping[str, float]:
-    """Run a side to its end and give its result. :raises BenchmarkError: it failed."""
-    with Side(function, **arguments) as side:
+def run_side(function: str, timeout: float, loop: str = "asyncio", /, **arguments: object) -> Mapping[str, float]:
+    """Run a side to its end and return its result. :raises BenchmarkError: it failed."""
+    with Side(function, loop, **arguments) as side:
         return side.result(timeout)
+
+
+def build() -> str:
+    """Return what of the package measured is compiled."""
+    return "pure Python"
 
 
 def version(distribution: str) -> str | None:
@@ -167,7 +226,7 @@ def version(distribution: str) -> str | None:
 
 
 def machine() -> str:
-    """Describe machine and versions in a line."""
+    """Return the machine's processors and system in a line."""
     processor = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -175,10 +234,12 @@ def machine() -> str:
             line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
         ]
         processor = names[0] if names else processor
-    parts = [
-        f"{os.cpu_count()} × {processor}",
-        f"{platform.system()} {platform.release()}",
-        f"{platform.python_implementation()} {platform.python_version()}",
-        *(f"{name} {version(name) or 'not installed'}" for name in ("eventpump", "azure-eventhub")),
-    ]
-    return ", ".join(parts)
+    return f"{os.cpu_count()} × {processor}, {platform.system()} {platform.release()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what the benchmarks compare, by name."""
+    return {
+        platform.python_implementation(): platform.python_version(),
+        **{name: version(name) or "not installed" for name in ("eventpump", "azure-eventhub", "uvloop")},
+    }

@@ -1,12 +1,14 @@
-"""The rows: how they are compared, printed and written."""
+"""The rows: how they are compared, printed, written and read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 LEAST_BUSY = 0.9
 """A client that was busy for less of the time measured waiting, not work (`Row.must_be_busy`)."""
@@ -16,12 +18,21 @@ LEAST_BUSY = 0.9
 class Row:
     """A cost of ours beside the same cost of a peer, or beside a stated bound.
 
+    :param name: the same in every run, and of no other row: by it runs are compared.
     :param peer: what it is compared with; "budget" or "bound" for a number of the design.
     :param peer_value: None where there is nothing to compare with.
     :param goal: the least ratio that is wanted; None where none is stated.
     :param limit: the most `subject_value` may be; None where none is stated.
     :param must_be_busy: whether the row is void unless our process was busy (`LEAST_BUSY`).
     :param note: what else was seen, for the table.
+    :param benchmark: the name in `BENCHMARKS` of the benchmark that measured it; filled in by the command.
+    :param is_headline: whether the pictures show it.
+    :param subject_faults: minor page faults per event of our process; None where they were not counted.
+    :param peer_faults: the same of the peer's process.
+    :param build: what of our package was compiled.
+    :param loop: the event loop of our process.
+    :param python: the version of Python that both sides ran on.
+    :param ratios: the ratio of each round of the run, in the order of the rounds.
     """
 
     name: str
@@ -36,6 +47,14 @@ class Row:
     limit: float | None = None
     must_be_busy: bool = False
     note: str = ""
+    benchmark: str = ""
+    is_headline: bool = False
+    subject_faults: float | None = None
+    peer_faults: float | None = None
+    build: str = "pure Python"
+    loop: str = "asyncio"
+    python: str = platform.python_version()
+    ratios: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -63,74 +82,186 @@ class Row:
         return "met" if is_met else "missed"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the row as a JSON object."""
-        return {
-            "name": self.name,
-            "subject": self.subject,
-            "peer": self.peer,
-            "subject_value": self.subject_value,
-            "peer_value": self.peer_value,
-            "unit": self.unit,
-            "ratio": self.ratio,
-            "subject_busy": self.subject_busy,
-            "peer_busy": self.peer_busy,
-            "goal": self.goal,
-            "limit": self.limit,
-            "verdict": self.verdict,
+        """Return the row as a JSON object, with its ratio and its verdict."""
+        row = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**row, "ratio": self.ratio, "verdict": self.verdict}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the row of a JSON object; what the object lacks has its default, what is no field is left out.
+
+        :raises TypeError: a field without a default is missing.
+        """
+        names = {each.name for each in fields(cls)}
+        row = {name: each for name, each in value.items() if name in names}
+        return cls(**{**row, "ratios": tuple(row.get("ratios", ()))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The rows of a run of the command, and what they were measured on.
+
+    :param machine: processors and system.
+    :param versions: by the name of what they are versions of.
+    :param repeats: the ratios that each row had when the benchmarks were repeated unchanged, by the row's name.
+    :param is_quick: whether the runs were short ones (`--quick`).
+    """
+
+    machine: str
+    versions: Mapping[str, str]
+    rows: Sequence[Row]
+    repeats: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    is_quick: bool = False
+
+    def write(self, path: Path) -> None:
+        """Write the report as a JSON object."""
+        value = {
+            "machine": self.machine,
+            "versions": dict(self.versions),
+            "quick": self.is_quick,
+            "rows": [row.to_json() for row in self.rows],
+            "repeats": {name: list(ratios) for name, ratios in self.repeats.items()},
         }
+        path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote, or the bare list of rows that earlier versions wrote.
+
+        :raises OSError: the file cannot be read.
+        :raises ValueError: it holds something else.
+        """
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, list):
+            value = {"machine": "", "versions": {}, "rows": value}
+        try:
+            rows = [Row.from_json({"benchmark": row["name"].partition(":")[0], **row}) for row in value["rows"]]
+            repeats = {name: tuple(map(float, ratios)) for name, ratios in value.get("repeats", {}).items()}
+            return cls(
+                machine=value["machine"],
+                versions=value["versions"],
+                rows=rows,
+                repeats=repeats,
+                is_quick=value.get("quick", False),
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"it holds no rows of benchmarks: {error!r}") from error
 
 
-HEADINGS = ("benchmark", "eventpump", "peer", "", "unit", "ratio", "busy", "peer busy", "goal", "")
-_LEFT = {0, 3, 4, 9}
+def spread(ratios: Sequence[float]) -> float | None:
+    """Return how far apart the ratios of unchanged runs lie, as a part of their median.
+
+    :returns: None for fewer than two, and where the median is nothing.
+    """
+    if len(ratios) < 2 or not (middle := statistics.median(ratios)):
+        return None
+    return (max(ratios) - min(ratios)) / middle
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Give a row's cells, in the order of `HEADINGS`."""
+_COLUMNS: Mapping[str, bool] = {
+    "benchmark": True,
+    "eventpump": False,
+    "peer": False,
+    "": True,
+    "unit": True,
+    "ratio": False,
+    "spread": False,
+    "busy": False,
+    "peer busy": False,
+    "faults": False,
+    "peer faults": False,
+    "on": True,
+    "goal": False,
+    "verdict": True,
+}
+"""The headings, and whether what stands below is aligned to the left."""
+
+_OPTIONAL = {"spread", "faults", "peer faults", "on", "goal", "verdict"}
+"""The columns that are left out where they would be empty."""
+
+
+def _cells(row: Row, ratios: Sequence[float], on: str) -> dict[str, str]:
     goals = [] if row.goal is None else [f"ratio >= {row.goal:g}"]
     if row.limit is not None:
         goals.append(f"<= {row.limit:g}")
-    return (
-        row.name,
-        _number(row.subject_value),
-        _number(row.peer_value),
-        row.peer,
-        row.unit,
-        "-" if row.ratio is None else f"{row.ratio:.1f}",
-        _percent(row.subject_busy),
-        _percent(row.peer_busy),
-        ", ".join(goals),
-        row.verdict,
-    )
+    return {
+        "benchmark": row.name,
+        "eventpump": number(row.subject_value),
+        "peer": number(row.peer_value),
+        "": row.peer,
+        "unit": row.unit,
+        "ratio": ratio_text(row.ratio),
+        "spread": percent(spread(ratios), ""),
+        "busy": percent(row.subject_busy),
+        "peer busy": percent(row.peer_busy),
+        "faults": number(row.subject_faults, ""),
+        "peer faults": number(row.peer_faults, ""),
+        "on": on,
+        "goal": ", ".join(goals),
+        "verdict": row.verdict,
+    }
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Lay the rows out as plain text, their notes below."""
-    lines = [HEADINGS, *map(cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column in _LEFT else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
+def environment(row: Row) -> str:
+    """Return what our side of a row ran on."""
+    return f"{row.build}, {row.loop}, Python {row.python}"
+
+
+def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = None) -> str:
+    """Lay the rows out as plain text, their notes below.
+
+    :param repeats: see `Report`; a row that is not in it shows the spread of its rounds.
+    """
+    all_on = {environment(row) for row in rows}
+    lines = [
+        _cells(
+            row,
+            (repeats or {}).get(row.name) or row.ratios,
+            environment(row) if len(all_on) > 1 else "",
+        )
+        for row in rows
     ]
-    text.insert(1, "-" * max(map(len, text)))
+    shown = [name for name in _COLUMNS if name not in _OPTIONAL or any(line[name] for line in lines)]
+    text = lay_out([shown, *([line[name] for name in shown] for line in lines)], [_COLUMNS[name] for name in shown])
+    if len(all_on) == 1:
+        text.append(f"  all on {all_on.pop()}")
     text += [f"  {row.name}: {row.note}" for row in rows if row.note]
     if any(row.is_void for row in rows):
         text.append(f"  void: our process was busy for less than {LEAST_BUSY:.0%} of the time, so it measured waiting")
     return "\n".join(text)
 
 
-def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows as a list of objects."""
-    path.write_text(json.dumps([row.to_json() for row in rows], indent=2) + "\n", encoding="utf-8")
+def lay_out(lines: Sequence[Sequence[str]], is_left: Sequence[bool]) -> list[str]:
+    """Lay cells out in columns, the first line as a heading.
+
+    :param is_left: for each column whether it is aligned to the left.
+    """
+    widths = [max(len(line[column]) for line in lines) for column in range(len(is_left))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(line, widths, is_left, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    text.insert(1, "-" * max(map(len, text)))
+    return text
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None, missing: str = "-") -> str:
+    """Return a measured value with three digits."""
     if value is None:
-        return "-"
+        return missing
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def ratio_text(value: float | None) -> str:
+    """Return a ratio: two digits behind the point where it is small."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+
+
+def percent(value: float | None, missing: str = "-") -> str:
+    """Return a part of one in per cent."""
+    return missing if value is None else f"{value:.0%}"

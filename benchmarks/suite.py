@@ -4,176 +4,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
-import trustme
-
 from benchmarks import spark_source
+from benchmarks.certificates import certificate
+from benchmarks.comparing import OURS, PEER, Log, shown
 from benchmarks.meter import median_run
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
-from benchmarks.report import LEAST_BUSY, Row
+from benchmarks.receiving import receive, stages
+from benchmarks.report import Row
+from benchmarks.sending import buffered, idempotent, latency, send
 from eventpump.testing.azurite import Azurite
 
-PEER = f"azure-eventhub {version('azure-eventhub') or ''}".rstrip()
 PEER_UAMQP = f"{PEER}, uamqp"
-OURS = "eventpump"
 NATIVE = f"{OURS}, native"
-RECEIVE_GOAL = 10.0
-SEND_GOAL = 10.0
-BUFFERED_GOAL = 10.0
 IDLE_LIMIT = 1.0
-BUDGET = {"engine": 1.0, "event": 2.5, "pump": 1.5}
-"""Microseconds of CPU per 1 KiB event (design, section 4)."""
-
-STAGES = {
-    "engine": "engine, from bytes read to messages",
-    "event": "event object, four fields read",
-    "pump": "cache, cursor and pump",
-}
-ATTEMPTS = 4
-"""How many void runs are put up with for each that counts."""
 GROWTH_ALLOWED = 4.0
 """MiB that resident memory may move by without being counted as growth: the allocator's own."""
 
-Log = Callable[[str], None]
 Tell = Callable[[Mapping[str, float]], str]
-
-
-def receive(quick: bool, log: Log) -> list[Row]:
-    """1 KiB events through a host, beside `EventHubConsumerClient.receive_batch`."""
-    partitions = 4
-    filled = 200_000 if quick else 640_000
-    theirs_events = 20_000 if quick else 100_000
-    rounds = 1 if quick else 3
-    with EmulatorProcess(partitions) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
-        log(f"filling {filled} events")
-        run_side("ours:fill", 300, **place, partitions=partitions, events=filled)
-        ours: list[Mapping[str, float]] = []
-        theirs: list[Mapping[str, float]] = []
-        void: list[Mapping[str, float]] = []
-        while len(ours) < rounds and len(void) < ATTEMPTS * rounds:
-            run = run_side("ours:receive", 300, **place, **_steady(filled))
-            is_void = run["busy"] < LEAST_BUSY
-            log(f"eventpump: {_told(run)}{': void, once more' if is_void else ''}")
-            if is_void:
-                void.append(run)
-                continue
-            ours.append(run)
-            # Side by side in time, so that a slow spell of the machine meets both.
-            theirs.append(run_side("theirs:receive", 300, **place, **_steady(theirs_events)))
-            log(f"{PEER}: {_told(theirs[-1])}")
-        if not ours:
-            ours = void
-            theirs.append(run_side("theirs:receive", 300, **place, **_steady(theirs_events)))
-    subject, peer = median_run(ours), median_run(theirs)
-    return [
-        Row(
-            name="receive",
-            peer=PEER,
-            subject_value=subject["cost"],
-            peer_value=peer["cost"],
-            unit="µs CPU/event",
-            subject_busy=subject["busy"],
-            peer_busy=peer["busy"],
-            goal=RECEIVE_GOAL,
-            must_be_busy=True,
-            note=f"{subject['rate']:,.0f} events/s, peer {peer['rate']:,.0f}",
-        )
-    ]
-
-
-def _steady(events: int) -> dict[str, int]:
-    return {"events": events, "first": events // 20, "last": events - events // 20}
-
-
-SIZES = (1024, 100)
-"""Bytes of an event's body."""
-
-
-def send(quick: bool, log: Log) -> list[Row]:
-    """Full batches, beside `EventHubProducerClient.send_batch`."""
-    partitions = 4
-    sizes = {1024: (60, 16) if quick else (160, 40), 100: (16, 8) if quick else (40, 12)}
-    rows = []
-    with EmulatorProcess(partitions) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "partitions": partitions}
-        for body_size, (batches, peer_batches) in sizes.items():
-            options = {**place, "body_size": body_size, "warm_up": 4}
-            ours = partial(run_side, "ours:send", 300, **options, batches=batches)
-            theirs = partial(run_side, "theirs:send", 300, **options, batches=peer_batches)
-            rows.append(_beside(f"send: {_size(body_size)}", quick, log, ours, theirs, goal=SEND_GOAL))
-    return rows
-
-
-def buffered(quick: bool, log: Log) -> list[Row]:
-    """Single events through a buffer, beside `EventHubProducerClient(buffered_mode=True)`."""
-    events, peer_events = (40_000, 6_000) if quick else (200_000, 30_000)
-    rows = []
-    with EmulatorProcess(4) as emulator:
-        for body_size in SIZES:
-            options = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "body_size": body_size}
-            ours = partial(run_side, "ours:buffered", 300, **options, events=events, warm_up=events // 10)
-            theirs = partial(run_side, "theirs:buffered", 300, **options, events=peer_events, warm_up=peer_events // 10)
-            rows.append(_beside(f"buffered: {_size(body_size)}", quick, log, ours, theirs, goal=BUFFERED_GOAL))
-    return rows
-
-
-def latency(quick: bool, log: Log) -> list[Row]:
-    """Single 1 KiB events, each sent when the one before is stored, beside `EventHubProducerClient.send_event`."""
-    options = {"sends": 300 if quick else 2_000, "warm_up": 50}
-    with EmulatorProcess(1) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
-        ours, theirs = _in_turn(
-            quick,
-            lambda: run_side("ours:latency", 300, **place, **options),
-            lambda: run_side("theirs:latency", 300, **place, **options),
-            lambda name, run: log(f"{name}: {_told_latency(run)}"),
-            PEER,
-        )
-    subject, peer = median_run(ours, "p50"), median_run(theirs, "p50")
-    return [*_latency_rows("latency", PEER, subject, peer), _row("latency: CPU per send", PEER, subject, peer)]
-
-
-PLAIN = "eventpump, plain"
-
-
-def idempotent(quick: bool, log: Log) -> list[Row]:
-    """What `idempotent=True` costs: sending full batches, through a buffer, and the time of single sends."""
-    partitions = 4
-    rows = []
-    with EmulatorProcess(partitions) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
-        kinds: list[tuple[str, str, dict[str, object]]] = [
-            (
-                f"idempotent: send, {_size(body_size)}",
-                "ours:send",
-                {"partitions": partitions, "body_size": body_size, "warm_up": 4, "batches": batches},
-            )
-            for body_size, batches in ((1024, 60 if quick else 160), (100, 16 if quick else 40))
-        ]
-        events = 40_000 if quick else 200_000
-        kinds.append(
-            (
-                "idempotent: buffered, 100 B",
-                "ours:buffered",
-                {"body_size": 100, "events": events, "warm_up": events // 10},
-            )
-        )
-        for name, side, options in kinds:
-            run = partial(run_side, side, 300, **place, **options)
-            rows.append(_beside(name, quick, log, partial(run, idempotent=True), run, peer=PLAIN))
-        sends = {"sends": 300 if quick else 2_000, "warm_up": 50}
-        ours, theirs = _in_turn(
-            quick,
-            lambda: run_side("ours:latency", 300, **place, **sends, idempotent=True),
-            lambda: run_side("ours:latency", 300, **place, **sends),
-            lambda name, run: log(f"{name}: {_told_latency(run)}"),
-            PLAIN,
-        )
-    subject, peer = median_run(ours, "p50"), median_run(theirs, "p50")
-    return [*rows, *_latency_rows("idempotent: latency", PLAIN, subject, peer)]
 
 
 def transports(quick: bool, log: Log) -> list[Row]:
@@ -183,9 +32,9 @@ def transports(quick: bool, log: Log) -> list[Row]:
     filled, batches, deliveries = (40_000, 16, 40) if quick else (60_000, 60, 60)
     times = {"seconds": 10.0, "settle": 2.0} if quick else {"seconds": 30.0, "settle": 5.0}
     runs: dict[str, dict[str, list[Mapping[str, float]]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        tls, ca_file = _certify(Path(folder))
-        ours, theirs = {"ca_file": ca_file}, {"connection_verify": ca_file}
+    with certificate() as made:
+        tls = ("--tls-cert", made.chain, "--tls-key", made.key)
+        ours, theirs = {"ca_file": made.authority}, {"connection_verify": made.authority}
         sides: dict[str, tuple[str, dict[str, object]]] = {
             NATIVE: ("ours", {**ours}),
             f"{OURS}, uamqp": ("ours", {**ours, "transport": "uamqp"}),
@@ -207,8 +56,10 @@ def transports(quick: bool, log: Log) -> list[Row]:
             with EmulatorProcess(partitions, *tls) as emulator:
                 place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
                 run_side("ours:fill", 300, **place, partitions=partitions, events=filled, options=ours)
-                run("receive", emulator, _told, **_steady(filled))
-                run("send", emulator, _told, partitions=partitions, batches=batches, warm_up=4)
+                # Over uamqp the peer reads one partition to its end before another: so it measures from the first on.
+                receiving = {"partitions": 1, "events": filled * 9 // 10, "available": filled}
+                run("receive", emulator, shown, **receiving)
+                run("send", emulator, shown, partitions=partitions, batches=batches, warm_up=4)
                 run("delivery", emulator, _told_delivery, events=deliveries)
         with EmulatorProcess(idle_partitions, *tls) as emulator, tempfile.TemporaryDirectory() as leases:
             place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
@@ -219,7 +70,7 @@ def transports(quick: bool, log: Log) -> list[Row]:
                 )
                 runs.setdefault("idle", {})[name] = [found]
                 log(f"idle, {name}: {_told_idle(found)}")
-    shown = (
+    figures = (
         ("receive", "receive", "cost", "µs CPU/event"),
         ("send", "send", "cost", "µs CPU/event"),
         ("delivery", "delivery, p50", "p50", "ms"),
@@ -228,52 +79,17 @@ def transports(quick: bool, log: Log) -> list[Row]:
     )
     return [
         Row(
-            name=f"transports: {text}",
+            name=f"transports: {text}, beside {peer.replace(PEER, 'azure-eventhub')}",
             subject=NATIVE,
             peer=peer,
             subject_value=median_run(runs[kind][NATIVE], value)[value],
             peer_value=median_run(runs[kind][peer], value)[value],
             unit=unit,
         )
-        for kind, text, value, unit in shown
+        for kind, text, value, unit in figures
         for peer in list(sides)[1:]
         if peer in runs[kind]
     ]
-
-
-def _certify(folder: Path) -> tuple[list[str], str]:
-    """Make a certificate for this machine. :returns: the emulator's arguments, and whom to trust."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    files = {name: folder / f"{name}.pem" for name in ("ca", "cert", "key")}
-    authority.cert_pem.write_to_path(str(files["ca"]))
-    certificate.cert_chain_pems[0].write_to_path(str(files["cert"]))
-    certificate.private_key_pem.write_to_path(str(files["key"]))
-    return ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])], str(files["ca"])
-
-
-Run = Callable[[], Mapping[str, float]]
-
-
-def _in_turn(
-    quick: bool, ours: Run, theirs: Run, log: Callable[[str, Mapping[str, float]], None], peer: str
-) -> tuple[list[Mapping[str, float]], list[Mapping[str, float]]]:
-    """Run both sides, side by side in time, so that a slow spell of the machine meets both."""
-    runs: tuple[list[Mapping[str, float]], list[Mapping[str, float]]] = ([], [])
-    for _ in range(1 if quick else 3):
-        for side, name, mine in ((ours, "eventpump", runs[0]), (theirs, peer, runs[1])):
-            mine.append(side())
-            log(name, mine[-1])
-    return runs
-
-
-def _beside(
-    name: str, quick: bool, log: Log, ours: Run, theirs: Run, *, peer: str = PEER, goal: float | None = None
-) -> Row:
-    runs = _in_turn(quick, ours, theirs, lambda who, run: log(f"{name}, {who}: {_told(run)}"), peer)
-    subject, other = map(median_run, runs)
-    note = f"{subject['rate']:,.0f} events/s, peer {other['rate']:,.0f}"
-    return _row(name, peer, subject, other, goal=goal, note=note)
 
 
 def _row(
@@ -296,43 +112,6 @@ def _row(
         goal=goal,
         note=note,
     )
-
-
-def _latency_rows(name: str, peer: str, subject: Mapping[str, float], other: Mapping[str, float]) -> list[Row]:
-    return [
-        Row(
-            name=f"{name}, {part}",
-            peer=peer,
-            subject_value=subject[part],
-            peer_value=other[part],
-            unit="ms",
-            subject_busy=subject["busy"],
-            peer_busy=other["busy"],
-        )
-        for part in ("p50", "p99")
-    ]
-
-
-def _size(body_size: int) -> str:
-    return f"{body_size // 1024} KiB" if body_size % 1024 == 0 else f"{body_size} B"
-
-
-def stages(quick: bool, log: Log) -> list[Row]:
-    """The stages of receiving beside their budget, each alone and without a socket."""
-    result = run_side("stages:stages", 120, rounds=40 if quick else 200)
-    log(f"making an event object costs {result['making']:.2f} µs, counted with the event and not with the pump")
-    return [
-        Row(
-            name=f"stages: {STAGES[stage]}",
-            peer="budget",
-            subject_value=result[stage],
-            peer_value=budget,
-            unit="µs CPU/event",
-            subject_busy=1.0,
-            goal=1.0,
-        )
-        for stage, budget in BUDGET.items()
-    ]
 
 
 def idle(quick: bool, log: Log) -> list[Row]:
@@ -579,10 +358,6 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
 
 def _told(run: Mapping[str, float]) -> str:
     return f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} events/s, {run['busy']:.0%} busy"
-
-
-def _told_latency(run: Mapping[str, float]) -> str:
-    return f"p50 {run['p50']:.2f} ms, p99 {run['p99']:.2f} ms, {run['cost']:.0f} µs CPU per send"
 
 
 def _told_delivery(run: Mapping[str, float]) -> str:

@@ -7,13 +7,56 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
+from benchmarks.events import FIRST_SEQUENCE_NUMBER, Gaps, checker
+from benchmarks.meter import Meter, page_faults
 from benchmarks.processes import READY
 
 BODY_SIZE = 1024
+
+
+class Tally:
+    """Checks and counts what a reader gets, and measures from the moment on when enough partitions have had an event.
+
+    :param partitions: how many that are.
+    :param events: how many to measure over; the first and last 20th of them are left out.
+    :param available: how many there are, over all partitions.
+    :param kind: of the canned service's events; None for those of `ours:fill`.
+    """
+
+    def __init__(self, partitions: int, events: int, available: int, kind: str | None) -> None:
+        self.meter = Meter(events // 20, events - events // 20)
+        self._partitions = partitions
+        self._available = available
+        self._check = None if kind is None else checker(kind)
+        self._gaps = Gaps(None if kind is None else FIRST_SEQUENCE_NUMBER)
+        self._events = events
+        self._total = 0
+
+    def add(self, partition_id: str, first: int, last: int, count: int, size: int, enqueued: datetime | None) -> bool:
+        """Take in a batch: its first and last sequence number, and its last event's body size and enqueued time.
+
+        :returns: whether that was enough.
+        :raises AssertionError: an event is missing or not what was sent, or there are not enough.
+        """
+        is_steady = self._gaps.partitions >= self._partitions
+        self._gaps.check(partition_id, first, last, count)
+        if self._check is not None:
+            self._check(last, size, enqueued)
+        elif size != BODY_SIZE or enqueued is None:
+            raise AssertionError(f"event {last} of partition {partition_id} is not what was sent")
+        self._total += count
+        if is_steady:
+            self.meter.add(count)
+        if self.meter.count >= self._events:
+            return True
+        if self._total >= self._available:
+            raise AssertionError(f"of {self._total} events {self.meter.count} came after every partition had one")
+        return False
 
 
 async def rest_until_told() -> None:
@@ -42,19 +85,32 @@ def port_of(connection_string: str) -> int:
 async def measure_latency(send: Callable[[], Awaitable[object]], sends: int, warm_up: int) -> dict[str, float]:
     """Send one after the other, and time each.
 
-    :returns: `p50` and `p99` in milliseconds, `cost` in microseconds of CPU per send, `busy`.
+    :returns: see `latency_of`.
     """
     for _ in range(warm_up):
         await send()
     times = []
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu, faults = time.perf_counter(), time.process_time(), page_faults()
     for _ in range(sends):
         before = time.perf_counter()
         await send()
         times.append(time.perf_counter() - before)
     used, wall = time.process_time() - cpu, time.perf_counter() - began
+    return latency_of(times, used, wall, page_faults() - faults)
+
+
+def latency_of(times: Sequence[float], cpu: float, wall: float, faults: int) -> dict[str, float]:
+    """Return the figures of sends that took so many seconds each, and CPU, wall time and page faults together."""
+    sends = len(times)
     hundredths = statistics.quantiles(times, n=100)
-    return {"p50": hundredths[49] * 1e3, "p99": hundredths[98] * 1e3, "cost": used / sends * 1e6, "busy": used / wall}
+    return {
+        "p50": hundredths[49] * 1e3,
+        "p99": hundredths[98] * 1e3,
+        "cost": cpu / sends * 1e6,
+        "busy": cpu / wall,
+        "rate": sends / wall,
+        "faults": faults / sends,
+    }
 
 
 async def measure_delivery(

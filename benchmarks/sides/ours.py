@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from itertools import cycle, islice
 from typing import Any, TypeVar
 
+from benchmarks.events import samples
 from benchmarks.meter import Meter
 from benchmarks.sides.common import (
     BODY_SIZE,
+    Tally,
     measure_delivery,
     measure_idle,
     measure_latency,
@@ -97,20 +100,39 @@ class _Reading(EventProcessor):
         self._seen(self._meter.count)
 
 
+class _Tallying(EventProcessor):
+    """Reads four fields of every event."""
+
+    def __init__(self, tally: Tally, stop: Callable[[], None]) -> None:
+        self._tally = tally
+        self._stop = stop
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        body, offset, number, enqueued = b"", "", -1, None
+        for event in events:
+            body, offset, number, enqueued = event.body, event.offset, event.sequence_number, event.enqueued_time
+        if not offset:
+            raise AssertionError("an event has no offset")
+        first = events[0].sequence_number
+        if self._tally.add(context.partition_id, first, number, len(events), len(body), enqueued):
+            self._stop()
+
+
 async def receive(
-    connection_string: str, hub: str, events: int, first: int, last: int, options: Options | None = None
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    kind: str | None = None,
+    options: Options | None = None,
 ) -> dict[str, float]:
-    """Receive so many events through a host. :param options: of the connection."""
-    meter = Meter(first, last)
-
-    def seen(count: int) -> None:
-        if count >= events:
-            host.stop()
-
+    """Receive so many events through a host. :param options: of the connection; the others as of `Tally`."""
+    tally = Tally(partitions, events, available, kind)
     host = ProcessorHost(
         connection_string,
         hub,
-        processor=_Reading(meter, seen),
+        processor=_Tallying(tally, lambda: host.stop()),
         leases=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",
@@ -118,7 +140,7 @@ async def receive(
     )
     async with host:
         await host.run()
-    return meter.result()
+    return tally.meter.result()
 
 
 # ----------------------------------------------------------------------------------------------------- sending
@@ -130,24 +152,39 @@ async def send(
     partitions: int,
     batches: int,
     warm_up: int,
+    kind: str = "uniform",
     body_size: int = BODY_SIZE,
     idempotent: bool = False,
     options: Options | None = None,
 ) -> dict[str, float]:
-    """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
-    body = b"x" * body_size
+    """Fill batches to the brim and send them, one after the other.
+
+    :param kind: of the events; without their partition keys, as those of a batch have one in common.
+    :param options: of the connection.
+    """
+    made = samples(kind, body_size)
+    body = made[0].body
+    endless = cycle([(each.body, each.properties) for each in made])
+    sent = 0
     meter: Meter | None = None
     async with EventProducer(connection_string, hub, idempotent=idempotent, **(options or {})) as producer:
         for number in range(batches):
             batch = await producer.create_batch(partition_id=str(number % partitions))
-            while batch.try_add(EventData(body)):
-                pass
+            if len(made) == 1:
+                while batch.try_add(EventData(body)):
+                    pass
+            else:
+                for each, properties in endless:
+                    if not batch.try_add(EventData(each, properties=properties)):
+                        break
             await producer.send(batch)
+            sent += batch.count
             if meter is None:
-                meter = Meter(batch.count * warm_up, batch.count * batches)
+                # Varied batches differ a little in their count.
+                meter = Meter(batch.count * warm_up, batch.count * batches * 19 // 20)
             meter.add(batch.count)
     assert meter is not None
-    return meter.result()
+    return {**meter.result(), "sent": sent}
 
 
 async def buffered(
@@ -155,11 +192,18 @@ async def buffered(
     hub: str,
     events: int,
     warm_up: int,
-    body_size: int,
+    kind: str = "uniform",
+    body_size: int = BODY_SIZE,
     idempotent: bool = False,
+    options: Options | None = None,
 ) -> dict[str, float]:
-    """Send single events through a buffer, to whatever partition it likes."""
-    body = b"x" * body_size
+    """Send single events through a buffer: to the partition of their key, or to whatever partition it likes.
+
+    :param options: of the connection.
+    """
+    made = samples(kind, body_size)
+    body = made[0].body
+    endless = cycle([(each.body, each.properties, each.partition_key) for each in made])
     meter = Meter(warm_up, warm_up + events)
     stored = 0
 
@@ -167,16 +211,20 @@ async def buffered(
         nonlocal stored
         stored += len(events)
 
-    producer = BufferedProducer(connection_string, hub, idempotent=idempotent, on_success=on_success)
+    producer = BufferedProducer(connection_string, hub, idempotent=idempotent, on_success=on_success, **(options or {}))
     async with producer:
         for count in (warm_up, events):
-            for _ in range(count):
-                await producer.send(EventData(body))
+            if len(made) == 1:
+                for _ in range(count):
+                    await producer.send(EventData(body))
+            else:
+                for each, properties, key in islice(endless, count):
+                    await producer.send(EventData(each, properties=properties), partition_key=key)
             await producer.flush()
             meter.add(count)
     if stored != meter.count:
         raise AssertionError(f"{stored} events are stored of {meter.count}")
-    return meter.result()
+    return {**meter.result(), "sent": meter.count}
 
 
 async def latency(
@@ -184,12 +232,19 @@ async def latency(
     hub: str,
     sends: int,
     warm_up: int,
+    kind: str = "uniform",
     idempotent: bool = False,
+    options: Options | None = None,
 ) -> dict[str, float]:
-    """Send single events, each after the one before is stored."""
-    body = b"x" * BODY_SIZE
-    async with EventProducer(connection_string, hub, idempotent=idempotent) as producer:
-        return await measure_latency(lambda: producer.send(EventData(body), partition_id="0"), sends, warm_up)
+    """Send single events, each after the one before is stored. :param options: of the connection."""
+    endless = cycle([(each.body, each.properties) for each in samples(kind)])
+    async with EventProducer(connection_string, hub, idempotent=idempotent, **(options or {})) as producer:
+
+        async def send_next() -> None:
+            body, properties = next(endless)
+            await producer.send(EventData(body, properties=properties), partition_id="0")
+
+        return {**await measure_latency(send_next, sends, warm_up), "sent": warm_up + sends}
 
 
 async def delivery(connection_string: str, hub: str, events: int, options: Options) -> dict[str, float]:

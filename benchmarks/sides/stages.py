@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import statistics
+import struct
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from benchmarks.meter import Meter
+from benchmarks.canned import CannedPartition
 from benchmarks.sides.common import BODY_SIZE
 from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
@@ -43,27 +45,75 @@ def make_messages(count: int) -> list[bytes]:
 
 
 def stages(rounds: int) -> dict[str, float]:
-    """Measure each stage. :returns: microseconds of CPU per event."""
+    """Measure each stage, and the floor beside them: all take turns, so that a slow spell of the machine meets all.
+
+    :param rounds: of `WINDOW` events each, of every stage.
+    :returns: microseconds of CPU per event. The floor is the median of its rounds; a stage is the median of what it
+        cost in terms of the floor of the same round, times the floor. So the machine's speed is not in their ratio.
+    """
+    _keep_freed_memory()
     messages = make_messages(WINDOW)
-    making = _per_event(rounds, lambda: _make(messages))
-    pumping = asyncio.run(_pump(messages, WINDOW * rounds))
-    return {
-        "engine": _engine(messages, rounds),
-        "event": _per_event(rounds, lambda: _read(messages)),
-        # The pump makes the event objects, which stand in the row above.
-        "pump": pumping - making,
-        "making": making,
+    varied = CannedPartition("0", "varied", WINDOW).events
+    engine = _Engine(messages)
+    reads = [b"".join(messages[start : start + CHUNK]) for start in range(0, WINDOW, CHUNK)]
+    work: dict[str, Callable[[], float]] = {
+        "floor": lambda: _timed(_take_apart, reads, len(messages[0])),
+        "engine": engine.round,
+        "event": lambda: _timed(_read, messages),
+        "varied_event": lambda: _timed(_read, varied),
+        "making": lambda: _timed(_make, messages),
     }
+    costs: dict[str, list[float]] = {name: [] for name in work}
+
+    def others() -> None:
+        for name, each in work.items():
+            costs[name].append(each())
+
+    costs["pump"] = asyncio.run(_pump(messages, rounds, others))
+    # The pump makes the event objects, which stand in the row of the event.
+    costs["pump"] = [pump - making for pump, making in zip(costs["pump"], costs["making"], strict=True)]
+    floors = costs.pop("floor")
+    floor = statistics.median(floors) / WINDOW * 1e6
+    times = {name: [cost / least for cost, least in zip(each, floors, strict=True)] for name, each in costs.items()}
+    return {"floor": floor, **{name: statistics.median(each) * floor for name, each in times.items()}}
 
 
-def _per_event(rounds: int, work: Callable[[], None]) -> float:
-    """Give the median cost of a round over `WINDOW` events."""
-    costs = []
-    for _ in range(rounds):
-        began = time.process_time()
-        work()
-        costs.append(time.process_time() - began)
-    return statistics.median(costs) / WINDOW * 1e6
+def _keep_freed_memory() -> None:
+    """Make glibc keep what is freed, where there is glibc.
+
+    Else it is a matter of chance, for a whole process, whether the reads of the engine fit between what is in use or
+    their memory is given back and asked for each time: 185 page faults per round, or none, and 13 % of the engine.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    for option, value in ((_TRIM_THRESHOLD, 1 << 28), (_TOP_PAD, 1 << 24), (_MMAP_THRESHOLD, 1 << 25)):
+        mallopt(option, value)
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Of glibc's `malloc.h`."""
+
+
+def _timed(work: Callable[..., object], *arguments: object) -> float:
+    """Return the seconds of CPU of one call."""
+    began = time.process_time()
+    work(*arguments)
+    return time.process_time() - began
+
+
+_FLOOR_FIELDS = struct.Struct(">3Q")
+
+
+def _take_apart(reads: list[bytes], size: int) -> None:
+    """The least that pure Python can do with as many messages: cut, unpack three numbers, keep four values."""
+    unpack = _FLOOR_FIELDS.unpack_from
+    for data in reads:
+        found = []
+        for start in range(0, len(data), size):
+            offset, number, moment = unpack(data, start)
+            found.append((data[start + size - BODY_SIZE : start + size], str(offset), number, moment))
 
 
 def _make(messages: list[bytes]) -> None:
@@ -80,37 +130,43 @@ def _read(messages: list[bytes]) -> None:
 # ------------------------------------------------------------------------------------------------------ engine
 
 
-def _engine(messages: list[bytes], rounds: int) -> float:
-    """Measure `Connection.receive` over reads of a socket's size, split wherever they end."""
-    client = Connection(ConnectionConfig(container_id="client", hostname="localhost"), Role.CLIENT)
-    service = Connection(service_config(1 << 20), Role.SERVER)
-    client.start()
-    _exchange(client, service)
-    session = client.begin()
-    _exchange(client, service)
-    link = session.attach("link", is_receiver=True, source=Source("a"), target=Target("b"), max_message_size=20 << 20)
-    told = _exchange(client, service)
-    sender = next(event.link for event in told if isinstance(event, LinkAttached))
-    sender.accept(max_message_size=1 << 20)
-    _exchange(client, service)
-    costs = []
-    for _ in range(rounds):
-        link.set_credit(WINDOW)
-        _exchange(client, service)
+class _Engine:
+    """`Connection.receive` over reads of a socket's size, split wherever they end."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+        self._client = Connection(ConnectionConfig(container_id="client", hostname="localhost"), Role.CLIENT)
+        self._service = Connection(service_config(1 << 20), Role.SERVER)
+        self._client.start()
+        _exchange(self._client, self._service)
+        session = self._client.begin()
+        _exchange(self._client, self._service)
+        self._link = session.attach(
+            "link", is_receiver=True, source=Source("a"), target=Target("b"), max_message_size=20 << 20
+        )
+        told = _exchange(self._client, self._service)
+        self._sender = next(event.link for event in told if isinstance(event, LinkAttached))
+        self._sender.accept(max_message_size=1 << 20)
+        _exchange(self._client, self._service)
+
+    def round(self) -> float:
+        """Receive `WINDOW` messages. :returns: the seconds of CPU that it took."""
+        self._link.set_credit(WINDOW)
+        _exchange(self._client, self._service)
         sent = 0
         while sent < WINDOW:
-            sent += sender.send_run(messages, sent, 1 << 62)
-        data = service.data_to_send()
+            sent += self._sender.send_run(self._messages, sent, 1 << 62)
+        data = self._service.data_to_send()
         reads = [data[start : start + READ_SIZE] for start in range(0, len(data), READ_SIZE)]
         came = 0
         began = time.process_time()
         for read in reads:
-            for event in client.receive(read):
+            for event in self._client.receive(read):
                 assert isinstance(event, Messages)
                 came += len(event.payloads)
-        costs.append(time.process_time() - began)
+        used = time.process_time() - began
         assert came == WINDOW
-    return statistics.median(costs) / WINDOW * 1e6
+        return used
 
 
 def _exchange(client: Connection, service: Connection) -> list[Event]:
@@ -205,24 +261,34 @@ class _CannedTransport:
         """See the port."""
 
 
-class _Counting(EventProcessor):
-    def __init__(self, meter: Meter, stop: Callable[[], None]) -> None:
-        self._meter = meter
+class _TakingTurns(EventProcessor):
+    """Times the pump over `WINDOW` events at a time, and lets others work between."""
+
+    def __init__(self, rounds: int, others: Callable[[], None], stop: Callable[[], None]) -> None:
+        self._rounds = rounds
+        self._others = others
         self._stop = stop
+        self._count = 0
+        self._began: float | None = None
+        self.costs: list[float] = []
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        self._meter.add(len(events))
-        if self._meter.is_done:
+        self._count += len(events)
+        if self._count < WINDOW or len(self.costs) >= self._rounds:
+            return
+        if self._began is not None:  # the first round holds the start of the host
+            self.costs.append((time.process_time() - self._began) * WINDOW / self._count)
+        if len(self.costs) >= self._rounds:
             self._stop()
+            return
+        self._others()
+        self._count = 0
+        self._began = time.process_time()
 
 
-async def _pump(messages: list[bytes], events: int) -> float:
-    meter = Meter(events // 10, events)
-    host = PartitionHost(
-        lambda: _CannedTransport(messages),
-        MemoryLeaseStore(),
-        HostSettings(hub="canned"),
-        _Counting(meter, lambda: host.stop()),
-    )
+async def _pump(messages: list[bytes], rounds: int, others: Callable[[], None]) -> list[float]:
+    """Let a host pump. :returns: the seconds of CPU of each round of `WINDOW` events."""
+    turns = _TakingTurns(rounds, others, lambda: host.stop())
+    host = PartitionHost(lambda: _CannedTransport(messages), MemoryLeaseStore(), HostSettings(hub="canned"), turns)
     await host.run()
-    return meter.result()["cost"]
+    return turns.costs

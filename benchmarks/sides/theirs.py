@@ -3,67 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import cycle, islice
 from typing import Any
 
-from azure.eventhub import EventData, TransportType
+from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient, PartitionContext
 
 import eventpump
+from benchmarks.events import samples
 from benchmarks.meter import Meter
-from benchmarks.sides.common import BODY_SIZE, connections_to, measure_delivery, measure_idle, measure_latency, port_of
-
-
-def _options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
-    """Give a client's options: over TLS it takes a port other than 5671 only as a custom endpoint."""
-    if not options:
-        return {}
-    endpoint = f"sb://127.0.0.1:{port_of(connection_string)}"
-    return {**options, "custom_endpoint_address": endpoint, "transport_type": TransportType.Amqp}
+from benchmarks.sides.azure import client_options, event_of, read
+from benchmarks.sides.common import (
+    BODY_SIZE,
+    Tally,
+    connections_to,
+    measure_delivery,
+    measure_idle,
+    measure_latency,
+    port_of,
+)
 
 
 async def receive(
-    connection_string: str, hub: str, events: int, first: int, last: int, options: dict[str, Any] | None = None
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    kind: str | None = None,
+    prefetch: int = 3000,
+    max_batch_size: int = 300,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Receive so many events, and read four fields of each. :param options: of the connection."""
-    meter = Meter(first, last)
-    done = asyncio.Event()
-    expected: dict[str, int] = {}
+    tally = Tally(partitions, events, available, kind)
+    done = asyncio.get_running_loop().create_future()
 
     async def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
-        if not batch:
+        if not batch or done.done():
             return
-        body, offset, number, enqueued = b"", None, -1, None
-        for event in batch:
-            body, offset, number, enqueued = (
-                b"".join(event.body),  # type: ignore[arg-type]  # the body of a data message is an iterable of bytes
-                event.offset,
-                event.sequence_number or 0,
-                event.enqueued_time,
-            )
-        start = batch[0].sequence_number or 0
-        if start != expected.get(context.partition_id, start) or number != start + len(batch) - 1:
-            raise AssertionError(f"partition {context.partition_id}: {start}..{number} came out of turn")
-        if len(body) != BODY_SIZE or not offset or enqueued is None:
-            raise AssertionError("an event is not what was sent")
-        expected[context.partition_id] = number + 1
-        meter.add(len(batch))
-        if meter.count >= events:
-            done.set()
+        try:
+            if tally.add(context.partition_id, *read(batch)):
+                done.set_result(None)
+        except AssertionError as error:
+            # The client would log it and go on.
+            done.set_exception(error)
 
     client = EventHubConsumerClient.from_connection_string(
-        connection_string, "$Default", eventhub_name=hub, **_options(connection_string, options)
+        connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
     )
     async with client:
         receiving = asyncio.create_task(
-            client.receive_batch(on_event_batch, max_batch_size=300, prefetch=3000, starting_position="-1")
+            client.receive_batch(
+                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
+            )
         )
-        waiting = asyncio.create_task(done.wait())
-        await asyncio.wait({receiving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        result = meter.result()
+        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            await receiving
+        await done
         # Left to end by itself it would sleep out its load-balancing interval.
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
-    return result
+    return tally.meter.result()
 
 
 async def send(
@@ -72,34 +74,45 @@ async def send(
     partitions: int,
     batches: int,
     warm_up: int,
+    kind: str = "uniform",
     body_size: int = BODY_SIZE,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
-    body = b"x" * body_size
+    endless = cycle(samples(kind, body_size))
+    sent = 0
     meter: Meter | None = None
     client = EventHubProducerClient.from_connection_string(
-        connection_string, eventhub_name=hub, **_options(connection_string, options)
+        connection_string, eventhub_name=hub, **client_options(connection_string, options)
     )
     async with client:
         for number in range(batches):
             batch = await client.create_batch(partition_id=str(number % partitions))
-            while True:
+            for sample in endless:
                 try:
-                    batch.add(EventData(body))
+                    batch.add(event_of(sample))
                 except ValueError:
                     break
             await client.send_batch(batch)
+            sent += len(batch)
             if meter is None:
-                meter = Meter(len(batch) * warm_up, len(batch) * batches)
+                meter = Meter(len(batch) * warm_up, len(batch) * batches * 19 // 20)
             meter.add(len(batch))
     assert meter is not None
-    return meter.result()
+    return {**meter.result(), "sent": sent}
 
 
-async def buffered(connection_string: str, hub: str, events: int, warm_up: int, body_size: int) -> dict[str, float]:
-    """Send single events through its buffer, to whatever partition it likes."""
-    body = b"x" * body_size
+async def buffered(
+    connection_string: str,
+    hub: str,
+    events: int,
+    warm_up: int,
+    kind: str = "uniform",
+    body_size: int = BODY_SIZE,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Send single events through its buffer: to the partition of their key, or to whatever partition it likes."""
+    endless = cycle(samples(kind, body_size))
     meter = Meter(warm_up, warm_up + events)
     stored = 0
 
@@ -116,24 +129,37 @@ async def buffered(connection_string: str, hub: str, events: int, warm_up: int, 
         buffered_mode=True,
         on_success=on_success,
         on_error=on_error,
+        **client_options(connection_string, options),
     )
     async with client:
         for count in (warm_up, events):
-            for _ in range(count):
-                await client.send_event(EventData(body))
+            for sample in islice(endless, count):
+                await client.send_event(event_of(sample), partition_key=sample.partition_key)
             await client.flush()
             meter.add(count)
     if stored != meter.count:
         raise AssertionError(f"{stored} events are stored of {meter.count}")
-    return meter.result()
+    return {**meter.result(), "sent": meter.count}
 
 
-async def latency(connection_string: str, hub: str, sends: int, warm_up: int) -> dict[str, float]:
-    """Send single events, each after the one before is stored."""
-    body = b"x" * BODY_SIZE
-    client = EventHubProducerClient.from_connection_string(connection_string, eventhub_name=hub)
+async def latency(
+    connection_string: str,
+    hub: str,
+    sends: int,
+    warm_up: int,
+    kind: str = "uniform",
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Send single events, each after the one before is stored. :param options: of the connection."""
+    endless = cycle(samples(kind))
+    client = EventHubProducerClient.from_connection_string(
+        connection_string, eventhub_name=hub, **client_options(connection_string, options)
+    )
     async with client:
-        return await measure_latency(lambda: client.send_event(EventData(body), partition_id="0"), sends, warm_up)
+        result = await measure_latency(
+            lambda: client.send_event(event_of(next(endless)), partition_id="0"), sends, warm_up
+        )
+    return {**result, "sent": warm_up + sends}
 
 
 async def delivery(connection_string: str, hub: str, events: int, options: dict[str, Any]) -> dict[str, float]:
@@ -146,7 +172,7 @@ async def delivery(connection_string: str, hub: str, events: int, options: dict[
 
     ca_file = options["connection_verify"]
     client = EventHubConsumerClient.from_connection_string(
-        connection_string, "$Default", eventhub_name=hub, **_options(connection_string, options)
+        connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
     )
     async with eventpump.EventProducer(connection_string, hub, ca_file=ca_file) as producer, client:
         reading = asyncio.create_task(client.receive(on_event, partition_id="0", starting_position="@latest"))
@@ -170,7 +196,7 @@ async def idle(
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Own idle partitions: in memory, or with its own checkpoint store on blobs. :param options: of the connection."""
-    options = _options(connection_string, options)
+    options = client_options(connection_string, options)
     if blob is not None:
         from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 

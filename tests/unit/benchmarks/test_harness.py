@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.meter import Meter, median_run
-from benchmarks.report import Row, table, write_json
+from benchmarks.report import Report, Row, spread, table
 
 ASKED = {
     "name",
@@ -56,13 +57,14 @@ def test_meter_measures_the_steady_part_only() -> None:
         now.append(next(moments))
         return now[-1][0]
 
-    meter = Meter(300, 1000, cpu=cpu, wall=lambda: now[-1][1])
+    faults = iter([7000, 7250])
+    meter = Meter(300, 1000, cpu=cpu, wall=lambda: now[-1][1], faults=lambda: next(faults))
     for _ in range(8):
         meter.add(250)
     assert meter.count == 2000
     assert meter.is_done
-    # From 500 to 1000: 500 events, 3 s of CPU in 4 s.
-    assert meter.result() == {"cost": 6000.0, "busy": 0.75, "rate": 125.0, "events": 500.0}
+    # From 500 to 1000: 500 events, 3 s of CPU in 4 s, 250 page faults.
+    assert meter.result() == {"cost": 6000.0, "busy": 0.75, "rate": 125.0, "faults": 0.5, "events": 500.0}
 
 
 def test_one_count_cannot_be_begin_and_end() -> None:
@@ -110,15 +112,93 @@ def test_verdicts(row: Row, verdict: str) -> None:
     assert row.is_void is (verdict == "void")
 
 
-def test_json_is_the_list_that_was_asked_for(tmp_path: Path) -> None:
-    """The file is a list of objects, one per row, with all the names asked for."""
+def make_report(*rows: Row, repeats: dict[str, tuple[float, ...]] | None = None) -> Report:
+    """Make a report of a machine that there is not."""
+    return Report(machine="1 × Abacus", versions={"CPython": "3.11.7"}, rows=list(rows), repeats=repeats or {})
+
+
+def test_json_is_what_was_asked_for(tmp_path: Path) -> None:
+    """The file is an object: the machine, the versions, an object per row with all the names asked for, the repeats."""
     path = tmp_path / "rows.json"
-    write_json(path, [make_row(), make_row(peer=None)])
-    first, second = json.loads(path.read_text(encoding="utf-8"))
+    make_report(make_row(), make_row(peer=None), repeats={"receive": (14.0, 15.0)}).write(path)
+    value = json.loads(path.read_text(encoding="utf-8"))
+    assert (value["machine"], value["versions"]) == ("1 × Abacus", {"CPython": "3.11.7"})
+    assert value["repeats"] == {"receive": [14.0, 15.0]}
+    first, second = value["rows"]
     assert first.keys() >= ASKED
     assert (first["subject"], first["peer"], first["ratio"], first["peer_busy"]) == ("eventpump", "another", 15.0, 0.5)
     assert second.keys() >= ASKED
     assert second["ratio"] is None
+
+
+def test_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    """A report that was written is read back as it was."""
+    path = tmp_path / "rows.json"
+    row = replace(make_row(), benchmark="receive", ratios=(14.0, 15.0, 16.0))
+    report = replace(make_report(row, repeats={"receive": (14.5, 15.0)}), is_quick=True)
+    report.write(path)
+    assert Report.read(path) == report
+
+
+def test_a_bare_list_of_rows_is_read_too(tmp_path: Path) -> None:
+    """The files of earlier versions held the rows only; the benchmark is the first part of a row's name."""
+    path = tmp_path / "rows.json"
+    old = {name: each for name, each in make_row().to_json().items() if name in ASKED}
+    path.write_text(json.dumps([{**old, "name": "send: 1 KiB"}]), encoding="utf-8")
+    report = Report.read(path)
+    assert [(row.benchmark, row.ratio) for row in report.rows] == [("send", 15.0)]
+    assert (report.machine, report.repeats) == ("", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "7",
+        "{}",
+        "[7]",
+        '[{"name": 7}]',
+        '{"rows": [{"name": "a"}], "machine": "", "versions": {}}',
+        '{"rows": [], "repeats": 7, "machine": "", "versions": {}}',
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    """A file that holds no rows raises ValueError, whatever it holds."""
+    path = tmp_path / "rows.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"."):
+        Report.read(path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        make_row(busy=0.5),
+        make_row(peer=None, goal=None),
+        Row(
+            name="send: 1 KiB",
+            peer="another",
+            subject_value=2.0,
+            peer_value=20.0,
+            unit="µs CPU/event",
+            note="on a busy machine",
+            benchmark="send",
+            is_headline=True,
+            subject_faults=0.5,
+            peer_faults=3.0,
+            build="compiled",
+            loop="uvloop",
+            python="3.14.0",
+            ratios=(9.5, 10.0, 11.0),
+        ),
+    ],
+)
+def test_row_comes_back_from_json(row: Row) -> None:
+    """A row that was written as JSON is read back as it was, and its verdict with it."""
+    value = json.loads(json.dumps(row.to_json()))
+    assert Row.from_json(value) == row
+    assert Row.from_json(value).verdict == row.verdict == value["verdict"]
 
 
 def test_table_shows_every_row_and_says_what_void_means() -> None:
@@ -129,19 +209,56 @@ def test_table_shows_every_row_and_says_what_void_means() -> None:
     assert "measured waiting" not in table([make_row()])
 
 
+def test_table_shows_what_the_rows_ran_on() -> None:
+    """Build, loop and Python stand below the table where they are those of all rows, and else in a column."""
+    one = replace(make_row(), python="3.14.0")
+    assert table([one, one]).count("pure Python, asyncio, Python 3.14.0") == 1
+    text = table([one, replace(one, loop="uvloop", build="compiled")])
+    heading, _, first, second, *rest = text.splitlines()
+    assert " on " in heading
+    assert "pure Python, asyncio, Python 3.14.0" in first
+    assert "compiled, uvloop, Python 3.14.0" in second
+    assert rest == []
+
+
+def test_table_shows_faults_and_spread_where_there_are_any() -> None:
+    """Page faults, and the spread of the repeats, or else of the rounds, are columns only where they were measured."""
+    assert not {"spread", "faults"} & set(table([make_row()]).split())
+    row = replace(make_row(), subject_faults=0.25, peer_faults=7.5, ratios=(10.0, 12.0, 11.0))
+    heading, _, line, *_ = table([row]).splitlines()
+    assert heading.split().count("faults") == 2
+    assert {"0.25", "7.5", "18%"} <= set(line.split())
+    assert "20%" in table([row], {"receive": (9.0, 10.0, 11.0)}).splitlines()[2].split()
+
+
+def test_spread_is_the_range_over_the_median() -> None:
+    """(max - min) / median; there is none of fewer than two runs."""
+    assert spread((8.0, 10.0, 11.0)) == pytest.approx(0.3)
+    assert spread((8.0, 12.0)) == pytest.approx(0.4)
+    assert spread((8.0,)) is None
+    assert spread(()) is None
+    assert spread((0.0, 0.0)) is None
+
+
 def test_quick_run_of_a_cheap_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A quick run starts its side in a process of its own, prints the table, and writes a row per stage."""
     path = tmp_path / "rows.json"
     assert main(["stages", "--quick", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    value = json.loads(path.read_text(encoding="utf-8"))
+    rows = value["rows"]
+    assert value["quick"] is True
     shown = capsys.readouterr().out
-    assert [row["peer_value"] for row in rows] == [1.0, 2.5, 1.5]
+    floor, *stages = rows
+    assert (floor["subject"], floor["peer_value"], floor["ratio"]) == ("floor", None, None)
+    assert [row["limit"] for row in stages] == [1.0, 2.5, None, 1.5]
     for row in rows:
         assert row.keys() >= ASKED
-        assert row["peer"] == "budget"
+        assert row["benchmark"] == "stages"
         assert row["subject_value"] > 0
-        assert row["ratio"] == pytest.approx(row["peer_value"] / row["subject_value"])
         assert row["name"] in shown
+    for row in stages:
+        assert (row["peer"], row["peer_value"]) == ("floor", floor["subject_value"])
+        assert row["ratio"] == pytest.approx(row["peer_value"] / row["subject_value"])
 
 
 def test_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,180 @@
+"""The pictures: for each benchmark the bars of its headline rows and of their peers, as SVG."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.report import Report, Row, environment, number
+
+MEASURED = {
+    "receive": "CPU time of the client's process per event, received and its body and three fields read",
+    "send": "CPU time of the client's process per event, created and sent in full batches over TLS",
+    "buffered": "CPU time of the client's process per event, sent singly through the client's buffer, over TLS",
+    "idempotent": "What numbering events against duplicates costs the client's process, over TLS",
+    "latency": "Sending one event and hearing that it is stored, over TLS",
+    "idle": "What a client costs while no events come",
+    "memory": "Resident memory of the client's process",
+    "transports": "The transports of both clients",
+    "stages": "CPU time per event of each stage of receiving, without a socket",
+    "spark-source": "Reading through Spark",
+    "spark-sink": "Writing a DataFrame through Spark",
+}
+"""What stands below the title, by the benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours for one of the backgrounds that a page may have."""
+
+    text: str
+    muted: str
+    subject: str
+    peer: str
+
+
+THEMES: Mapping[str, Theme] = {
+    "light": Theme(text="#1f2328", muted="#59636e", subject="#0969da", peer="#afb8c1"),
+    "dark": Theme(text="#e6edf3", muted="#9198a1", subject="#4493f8", peer="#59616b"),
+}
+
+_STYLE: dict[Any, Any] = {  # newer versions spell out all keys in the type, older ones have none
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # it comes with matplotlib: the layout is the same everywhere
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "eventpump",  # else the ids in the file are different each time
+}
+
+# Inches.
+_WIDTH = 8.0
+_MARGIN = 0.12
+_NAMES = 2.35
+_TITLE = 0.62
+_HEADING = 0.3
+_BAR = 0.24
+_STEP = 0.3
+_GAP = 0.2
+_CAPTION_LINE = 0.17
+
+_ROOM = 1.5
+"""The width of the axis in terms of the longest bar: the rest is for what stands at its end."""
+
+
+def plot(report: Report, directory: Path) -> list[Path]:
+    """Draw the headline rows of every benchmark that has any, for a light and for a dark page.
+
+    Rows that are void or have no peer are left out. The same report makes the same bytes.
+
+    :returns: the files, `BENCHMARK-light.svg` and `BENCHMARK-dark.svg`.
+    """
+    drawn: dict[str, list[Row]] = {}
+    for row in report.rows:
+        if row.is_headline and row.peer_value is not None and not row.is_void:
+            drawn.setdefault(row.benchmark, []).append(row)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for benchmark, rows in drawn.items():
+        for name, theme in THEMES.items():
+            path = directory / f"{benchmark}-{name}.svg"
+            with mpl.rc_context(_STYLE):
+                figure = draw(report, benchmark, rows, theme)
+                figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+            paths.append(path)
+    return paths
+
+
+def draw(report: Report, benchmark: str, rows: Sequence[Row], theme: Theme) -> Figure:
+    """Draw the bars of one benchmark: rows of the same unit share their axis."""
+    units: dict[str, list[Row]] = {}
+    for row in rows:
+        units.setdefault(row.unit, []).append(row)
+    caption = _caption(report, rows)
+    height = _TITLE + sum(map(_panel_height, units.values())) + _CAPTION_LINE * len(caption) + 2 * _MARGIN
+    figure = Figure(figsize=(_WIDTH, height))
+
+    def write(top: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
+        figure.text(
+            _MARGIN / _WIDTH, 1 - top / height, text, size=size, color=colour, weight=weight, va="top", ha="left"
+        )
+
+    write(_MARGIN, benchmark, 13, theme.text, "bold")
+    measured = [MEASURED[benchmark]] if benchmark in MEASURED else []
+    only_unit = [f"in {unit}" for unit in units if len(units) == 1]
+    write(_MARGIN + 0.27, ", ".join([*measured, *only_unit, "shorter is better"]), 9, theme.muted)
+    top = _MARGIN + _TITLE
+    environments = set(map(environment, rows))
+    for group in units.values():
+        panel = _panel_height(group)
+        left = _MARGIN + _NAMES
+        bottom = height - top - panel
+        axes = figure.add_axes((left / _WIDTH, bottom / height, (_WIDTH - left - _MARGIN) / _WIDTH, panel / height))
+        headings = [_heading(row, with_unit=len(units) > 1, with_environment=len(environments) > 1) for row in group]
+        _draw_panel(axes, group, headings, theme)
+        top += panel
+    for number_of_line, line in enumerate(caption):
+        write(top + _CAPTION_LINE * number_of_line, line, 7.5, theme.muted)
+    return figure
+
+
+def _panel_height(rows: Sequence[Row]) -> float:
+    return (_HEADING + 2 * _STEP + _GAP) * len(rows)
+
+
+def _heading(row: Row, *, with_unit: bool, with_environment: bool) -> str:
+    """Return what stands above a row's bars: its name, and what not all rows share."""
+    name = row.name.removeprefix(row.benchmark).lstrip(":, ") or row.name
+    if with_unit:
+        name = f"{name}, {row.unit}"
+    return f"{name} ({environment(row)})" if with_environment else name
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], headings: Sequence[str], theme: Theme) -> None:
+    """Draw the bars of one unit; the vertical axis counts inches from the top."""
+    axes.set_axis_off()
+    longest = max(max(row.subject_value, row.peer_value or 0.0) for row in rows)
+    axes.set_xlim(0, longest * _ROOM)
+    axes.set_ylim(_panel_height(rows), 0)
+    inch = longest * _ROOM / (_WIDTH - _NAMES - 2 * _MARGIN)
+    top = 0.0
+    for row, heading in zip(rows, headings, strict=True):
+        axes.text(-_NAMES * inch, top + _HEADING / 2, heading, size=9.5, color=theme.text, va="center", weight="bold")
+        top += _HEADING
+        bars = (
+            (row.subject, row.subject_value, f"{number(row.subject_value)}{_less(row)}", theme.subject, "bold"),
+            (row.peer, row.peer_value or 0.0, number(row.peer_value), theme.peer, "normal"),
+        )
+        for name, value, label, colour, weight in bars:
+            middle = top + _STEP / 2
+            axes.barh(middle, value, height=_BAR, color=colour, linewidth=0)
+            wrapped = "\n".join(textwrap.wrap(name, 36)[:2])
+            axes.text(-0.1 * inch, middle, wrapped, size=8, color=theme.text, va="center", ha="right", linespacing=1.0)
+            axes.text(value + 0.08 * inch, middle, label, size=9, color=theme.text, va="center", weight=weight)
+            top += _STEP
+        top += _GAP
+
+
+def _less(row: Row) -> str:
+    """Return how much less than the peer's our value is, or more."""
+    if row.ratio is None:
+        return ""
+    if 0.95 < row.ratio < 1.05:
+        return " (about the same)"
+    factor, word = (row.ratio, "less") if row.ratio >= 1 else (1 / row.ratio, "more")
+    return f" ({factor:.0f}× {word})" if factor >= 10 else f" ({factor:.1f}× {word})"
+
+
+def _caption(report: Report, rows: Sequence[Row]) -> list[str]:
+    """Return the lines of machine, versions and environment."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version[:1].isdigit())
+    on = {environment(row): row for row in rows}
+    environments = [f"{row.build}, {row.loop}" for row in on.values()] if len(on) == 1 else []
+    short = "short runs (--quick), not to be quoted" if report.is_quick else ""
+    parts = [part for part in (report.machine, versions, *environments, short) if part]
+    return textwrap.wrap("; ".join(parts), 120)

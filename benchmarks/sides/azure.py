@@ -1,0 +1,42 @@
+"""What azure-eventhub's sides share, aio and sync."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from azure.eventhub import EventData, TransportType
+
+from benchmarks.events import Sample
+from benchmarks.sides.common import port_of
+
+
+def client_options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a client's options: over TLS it takes a port other than 5671 only as a custom endpoint."""
+    if not options:
+        return {}
+    endpoint = f"sb://127.0.0.1:{port_of(connection_string)}"
+    return {**options, "custom_endpoint_address": endpoint, "transport_type": TransportType.Amqp}
+
+
+def event_of(sample: Sample) -> EventData:
+    """Make an event."""
+    event = EventData(sample.body)
+    if sample.properties is not None:
+        event.properties = sample.properties  # type: ignore[assignment]  # its keys may be bytes too
+    return event
+
+
+def read(batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
+    """Read four fields of each event. :returns: what `Tally.add` takes after the partition."""
+    body, offset, number, enqueued = b"", None, -1, None
+    for event in batch:
+        body, offset, number, enqueued = (
+            b"".join(event.body),  # type: ignore[arg-type]  # the body of a data message is an iterable of bytes
+            event.offset,
+            event.sequence_number or 0,
+            event.enqueued_time,
+        )
+    if not offset:
+        raise AssertionError("an event has no offset")
+    return batch[0].sequence_number or 0, number, len(batch), len(body), enqueued

@@ -1,0 +1,135 @@
+"""The service of prepared bytes: clients take it for a service, and it counts what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from benchmarks.canned import CannedPartition, transfer_head
+from benchmarks.certificates import certificate
+from benchmarks.processes import BenchmarkError, CannedService, run_side
+from benchmarks.sending import checked
+from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Role, SaslRequested
+from eventpump.amqp.link import Link
+from eventpump.amqp.performatives import Source, Target
+from eventpump.emulator.connection import service_config
+
+PARTITIONS, EVENTS = 3, 6000
+TIMEOUT = 60.0
+MEASURED = 4000
+RECEIVED: Mapping[str, object] = {"kind": "varied", "partitions": PARTITIONS, "available": EVENTS}
+
+
+def exchange(client: Connection, service: Connection) -> list[Event]:
+    """Carry bytes both ways until both are silent. :returns: the service's events."""
+    events: list[Event] = []
+    while True:
+        asked, answered = client.data_to_send(), service.data_to_send()
+        if not asked and not answered:
+            return events
+        client.receive(answered)
+        came = service.receive(asked)
+        if any(isinstance(event, SaslRequested) for event in came):
+            service.sasl_outcome(ok=True)
+            came = service.receive(b"")
+        events += came
+
+
+def attach_sender(number: int, credit: int) -> tuple[Connection, Link]:
+    """Attach so many links in one session. :returns: the service's engine, and its end of the last of them."""
+    client = Connection(ConnectionConfig(container_id="client", hostname="localhost"), Role.CLIENT)
+    service = Connection(service_config(1 << 20), Role.SERVER)
+    client.start()
+    exchange(client, service)
+    session = client.begin()
+    exchange(client, service)
+    links = [
+        session.attach(str(each), is_receiver=True, source=Source("a"), target=Target("b")) for each in range(number)
+    ]
+    senders = [event.link for event in exchange(client, service) if isinstance(event, LinkAttached)]
+    for sender in senders:
+        sender.accept()
+    exchange(client, service)
+    links[-1].set_credit(credit)
+    exchange(client, service)
+    return service, senders[-1]
+
+
+@pytest.mark.parametrize("links", [1, 3])
+def test_prepared_frames_are_those_the_engine_writes(links: int) -> None:
+    """Prepared transfers are byte for byte what `Link.send_run` writes, on the first handle and on others."""
+    partition = CannedPartition("0", "varied", 300)
+    service, sender = attach_sender(links, credit=300)
+    head = transfer_head(sender.session.channel, sender.handle)
+    written = b""
+    for start, number in ((0, 100), (100, 200)):
+        delivery_id = sender.session.outgoing_delivery_id
+        assert sender.send_run(partition.events[: start + number], start, 1 << 62) == number
+        wanted = service.data_to_send()
+        assert partition.frames(start, number, head, delivery_id) == wanted
+        written += wanted
+    assert partition.size_with(head) == len(written)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CannedService]:
+    """Serve varied events over TLS."""
+    with certificate() as made, CannedService("varied", PARTITIONS, EVENTS, made) as served:
+        yield served
+
+
+@pytest.mark.parametrize("side", ["ours:receive", "theirs:receive", "theirs_sync:receive"])
+def test_every_client_reads_it_over_tls(service: CannedService, side: str) -> None:
+    """Ours and both of azure-eventhub's receive from it; each checks numbers, sizes and times."""
+    before = service.counts()["delivered"]
+    result = run_side(side, TIMEOUT, **service.place(side), **RECEIVED, events=MEASURED)
+    assert result["events"] >= MEASURED * 0.9 - 600
+    assert result["cost"] > 0
+    assert result["faults"] >= 0
+    assert service.counts()["delivered"] - before >= MEASURED
+
+
+SENDS: Mapping[str, Mapping[str, object]] = {
+    "send": {"partitions": PARTITIONS, "batches": 3, "warm_up": 1},
+    "buffered": {"events": 900, "warm_up": 100},
+    "latency": {"sends": 100, "warm_up": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("side", "more"),
+    [
+        ("ours:buffered", {}),
+        ("ours:send", {"idempotent": True}),
+        ("theirs:send", {}),
+        ("theirs_sync:latency", {}),
+    ],
+)
+def test_it_takes_from_every_client_what_was_sent(
+    service: CannedService, side: str, more: Mapping[str, object]
+) -> None:
+    """Batches, buffered events, single ones and numbered ones are accepted, and both ends count the same."""
+    arguments = {**service.place(side), **SENDS[side.partition(":")[2]], "kind": "varied", **more}
+    result = checked(service, lambda: run_side(side, TIMEOUT, **arguments))
+    assert result["sent"] > 0
+
+
+def test_a_side_that_claims_more_than_was_taken_fails(service: CannedService) -> None:
+    """A producer that sends less than it says cannot look cheap."""
+    with pytest.raises(BenchmarkError, match="took 0 events of 5 sent"):
+        checked(service, lambda: {"sent": 5})
+
+
+def test_the_floor_reads_all_bytes(service: CannedService) -> None:
+    """The bytes that come without being asked for are as many as stated: the floor's run fails else."""
+    assert service.certificate is not None
+    place = {"port": service.raw_port, "ca_file": service.certificate.authority}
+    size = service.counts()["size"]
+    assert run_side("floors:stream", TIMEOUT, **place, size=size, events=EVENTS)["cost"] > 0
+
+
+def test_reading_too_few_events_fails(service: CannedService) -> None:
+    """A side that cannot measure over as many events as it should says so, and does not wait for ever."""
+    with pytest.raises(BenchmarkError, match="came after every partition had one"):
+        run_side("theirs:receive", TIMEOUT, **service.place("theirs"), **RECEIVED, events=EVENTS)
