@@ -68,7 +68,7 @@ class _Shell:
             events += self.engine.receive(part)
         while events:
             self._note(events)
-            for event in events:
+            for event in _in_order(events):
                 self.act(event)
             if not any(isinstance(event, SaslRequested) for event in events):
                 break
@@ -99,6 +99,15 @@ class _Shell:
             ("pending", pending),
             ("output", b"".join(self.output)),
         ]
+
+
+def _in_order(events: list[Event]) -> list[Event]:
+    """Put messages last, by their links: what came together is told together, and what came in pieces is not."""
+    links: dict[Link, int] = {}
+    for event in events:
+        if isinstance(event, Messages):
+            links.setdefault(event.link, len(links))
+    return sorted(events, key=lambda event: 1 + links[event.link] if isinstance(event, Messages) else 0)
 
 
 def _session(session: Session) -> Any:
@@ -310,7 +319,7 @@ class _EngineEntry(Entry):
 class ServiceEngineEntry(_EngineEntry):
     """The engine as the service's end."""
 
-    name, gate, long = "connection-service", 1_200, 60_000
+    name, gate, long = "connection-service", 400, 60_000
 
     def frames_of(self, dialogue: Dialogue) -> tuple[bytes, ...]:
         """Return what the client sent."""
@@ -324,7 +333,7 @@ class ServiceEngineEntry(_EngineEntry):
 class ClientEngineEntry(_EngineEntry):
     """The engine as the client's end."""
 
-    name, gate, long = "connection-client", 1_200, 60_000
+    name, gate, long = "connection-client", 400, 60_000
 
     def frames_of(self, dialogue: Dialogue) -> tuple[bytes, ...]:
         """Return what the service sent."""
@@ -338,7 +347,7 @@ class ClientEngineEntry(_EngineEntry):
 class SaslServiceEntry(ServiceEngineEntry):
     """The SASL exchange and the open, as the service reads them."""
 
-    name, gate, long = "sasl-service", 1_500, 20_000
+    name, gate, long = "sasl-service", 500, 20_000
 
     def frames_of(self, dialogue: Dialogue) -> tuple[bytes, ...]:
         """Return what the client sent first."""
@@ -348,7 +357,7 @@ class SaslServiceEntry(ServiceEngineEntry):
 class SaslClientEntry(ClientEngineEntry):
     """The SASL exchange and the open, as the client reads them."""
 
-    name, gate, long = "sasl-client", 1_500, 20_000
+    name, gate, long = "sasl-client", 500, 20_000
 
     def frames_of(self, dialogue: Dialogue) -> tuple[bytes, ...]:
         """Return what the service sent first."""

@@ -44,7 +44,7 @@ def _expected(raw: bytes) -> dict[str, Any]:
 class RowsEntry(Entry):
     """`spark/walk.py` and `spark/rows.py`, several messages at once."""
 
-    name, gate, long = "rows", 500, 20_000
+    name, gate, long = "rows", 250, 20_000
     overhead = 1024 * 1024
 
     def __init__(self) -> None:

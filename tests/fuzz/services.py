@@ -218,7 +218,7 @@ class _EmulatorEntry(Entry):
 class ConversationEntry(_EmulatorEntry):
     """Everything a client sent in a conversation."""
 
-    name, gate, long = "emulator", 500, 20_000
+    name, gate, long = "emulator", 200, 20_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class ConversationEntry(_EmulatorEntry):
 class AttachEntry(_EmulatorEntry):
     """Attaches: addresses, filters, properties."""
 
-    name, gate, long = "attach", 600, 20_000
+    name, gate, long = "attach", 250, 20_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,21 +312,21 @@ def _check_settled(string: tuple[bytes, ...], answer: Answer) -> None:
 class CbsEntry(_RequestEntry):
     """Requests to `$cbs`, by a client that has no rights yet."""
 
-    name, gate, long = "cbs", 500, 20_000
+    name, gate, long = "cbs", 200, 20_000
     node, mechanism = CBS_NODE, "ANONYMOUS"
 
 
 class ManagementEntry(_RequestEntry):
     """Requests to `$management`."""
 
-    name, gate, long = "management", 500, 20_000
+    name, gate, long = "management", 200, 20_000
     node = MANAGEMENT_NODE
 
 
 class PublishEntry(_EmulatorEntry):
     """What producers send: events and envelopes."""
 
-    name, gate, long = "publish", 500, 20_000
+    name, gate, long = "publish", 250, 20_000
 
     def make(self, rng: Random) -> tuple[bytes, ...]:
         """Make messages; the first byte of each says whether it is an envelope."""

@@ -50,7 +50,7 @@ def _bodies() -> tuple[bytes, ...]:
 class CodecEntry(Entry):
     """`decode`, `skip`, and `encode` of what was decoded."""
 
-    name, gate, long = "codec", 8_000, 200_000
+    name, gate, long = "codec", 3_000, 200_000
 
     def __init__(self) -> None:
         self._corpus = (*_bodies(), *captures.messages())
@@ -115,7 +115,7 @@ def _is_run_of_sections(raw: bytes) -> bool:
 class MessageEntry(Entry):
     """`Message.decode`, and `Message.encode` of what was decoded."""
 
-    name, gate, long = "message", 6_000, 150_000
+    name, gate, long = "message", 2_500, 150_000
 
     def make(self, rng: Random) -> bytes:
         """Make a message."""
@@ -152,7 +152,7 @@ class _NoLayouts(dict[bytes, Any]):
 class ScanEntry(Entry):
     """The scan of received events: with layouts kept, without, and the general decoder."""
 
-    name, gate, long = "scan", 8_000, 200_000
+    name, gate, long = "scan", 2_500, 200_000
 
     def __init__(self) -> None:
         self._corpus = captures.stored()
@@ -194,7 +194,8 @@ def check_event(raw: bytes) -> None:
         raise BreachError("the scan refuses an event that the general decoder reads")
     annotations = message.message_annotations or {}
     for found, key in zip(scan[:3], (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME), strict=True):
-        if found is not None:
+        # A map that has a name twice is none (1.6.23): which of the two is read is not promised.
+        if found is not None and raw.count(key.encode()) == 1:
             same(found, annotations.get(key), f"{key} of the scan and of the general decoder")
     if scan[3] is not None:
         same([scan[3]], list(getattr(message.body, "parts", ())), "the body of the scan and of the general decoder")
@@ -206,7 +207,7 @@ def check_event(raw: bytes) -> None:
 class StampEntry(Entry):
     """What the emulator stores: the envelope, the key, the producer's numbers, and stamping."""
 
-    name, gate, long = "stamp", 6_000, 150_000
+    name, gate, long = "stamp", 2_500, 150_000
 
     def __init__(self) -> None:
         self._events = tuple(
@@ -274,7 +275,7 @@ def check_stored(raw: bytes, stored: bytes, number: int, batch_key: str | None) 
 class AnswersEntry(Entry):
     """Requests as the emulator parses them, and answers as the client does."""
 
-    name, gate, long = "answers", 6_000, 100_000
+    name, gate, long = "answers", 2_500, 100_000
 
     def make(self, rng: Random) -> bytes:
         """Make a request to a node, or an answer of one."""
@@ -327,7 +328,7 @@ _TUNNEL: Final = (
 class ConnectEntry(Entry):
     """The answer of a proxy to CONNECT."""
 
-    name, gate, long = "connect", 6_000, 50_000
+    name, gate, long = "connect", 3_000, 50_000
 
     def make(self, rng: Random) -> bytes:
         """Make an answer."""

@@ -7,8 +7,9 @@ import base64
 import contextlib
 import hashlib
 import re
+from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from eventpump.errors import ServiceError
 from eventpump.wire.route import Route
@@ -86,13 +87,41 @@ class _End(asyncio.Protocol):
             self.lost.set_result(exc)
 
 
+class _NoServer:
+    """Stands for a server that listens, and for its socket."""
+
+    @property
+    def sockets(self) -> list[_NoServer]:
+        return [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 0
+
+    def close(self) -> None:
+        pass
+
+    async def wait_closed(self) -> None:
+        pass
+
+
+class _MemoryLoop(asyncio.SelectorEventLoop):
+    """A loop on which a server listens to nothing: its connections are made by hand."""
+
+    listening: Callable[[], asyncio.BaseProtocol]
+
+    async def create_server(self, protocol_factory: Any, *_: Any, **__: Any) -> Any:
+        self.listening = protocol_factory
+        return _NoServer()
+
+
 class _WebSocketEntry(Entry):
     """One role of a WebSocket. A string is the handshake, and the bytes behind it."""
 
     overhead = 2 * 1024 * 1024
+    make_loop: ClassVar[Callable[[], asyncio.AbstractEventLoop]] = asyncio.new_event_loop
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=type(self).make_loop)
         self._unhandled = Unhandled(self._runner.get_loop(), "asyncio", "aiohttp", "eventpump")
         self._dialogues = tuple(each for each in captures.dialogues() if each.is_web_socket)
         self._amqp = captures.plain_dialogues()
@@ -106,7 +135,8 @@ class _WebSocketEntry(Entry):
 class WebSocketServerEntry(_WebSocketEntry):
     """The emulator's WebSockets."""
 
-    name, gate, long = "websocket-server", 300, 10_000
+    name, gate, long = "websocket-server", 150, 10_000
+    make_loop = _MemoryLoop
 
     def make(self, rng: Random) -> tuple[bytes, ...]:
         """Make a handshake and frames of a client."""
@@ -131,8 +161,10 @@ class WebSocketServerEntry(_WebSocketEntry):
             ends.append(_End())
             return ends[-1]
 
-        server = WebSocketServer(make)
-        transport = MemoryTransport(server._http())
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, _MemoryLoop)
+        server = await WebSocketServer.start(make, "127.0.0.1", 0, tls=None)
+        transport = MemoryTransport(loop.listening())
         for part in parts:
             if transport.is_closing():
                 break
@@ -143,7 +175,7 @@ class WebSocketServerEntry(_WebSocketEntry):
         await settle(_TURNS)
         transport.close()
         await settle(_TURNS)
-        await server._http.shutdown(0.0)
+        await server.aclose()
         await settle(_TURNS)
         require(holds=len(ends) <= 1, what="a stream has several ends")
         for end in ends:
@@ -154,7 +186,7 @@ class WebSocketServerEntry(_WebSocketEntry):
 class WebSocketClientEntry(_WebSocketEntry):
     """The client's WebSockets, against a server of the test on a socket."""
 
-    name, gate, long = "websocket-client", 150, 10_000
+    name, gate, long = "websocket-client", 100, 10_000
 
     def make(self, rng: Random) -> tuple[bytes, ...]:
         """Make an answer to the handshake and frames of a service."""
