@@ -81,11 +81,12 @@ class AnswerEnd(LinkEnd):
     def on_credit(self) -> None:
         """Send what waits, as far as credit and the session window go: the engine, too, would keep what they stop."""
         try:
-            while self._waiting and self.is_open and self.link.send_run((self._waiting[0],)):
+            # The engine may have read a detach already whose event is still to come.
+            while self._waiting and self.link.is_attached and self.link.send_run((self._waiting[0],)):
                 self.connection.waiting_answers -= len(self._waiting.popleft())
         except EventTooLargeError as error:
             self.detach(AmqpError("amqp:link:message-size-exceeded", str(error)))
-        if self.is_open and self.link.drain:
+        if self.link.is_attached and self.link.drain:
             self.link.drained()
 
 

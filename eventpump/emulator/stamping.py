@@ -99,7 +99,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             prefix = raw[:pos]
             known = prefixes.get(prefix)
             if known is None:
-                left -= codec.count_items(prefix, 0, pos, left)
+                left -= codec.count_items(prefix, 0, len(prefix), left)
                 known = prefixes[prefix] = _split_prefix(prefix, plain_extra)
             header, extra, count = known
             rest = raw[pos:]

@@ -273,7 +273,7 @@ def test_sessions_and_the_open_are_bounded() -> None:
         events = server.receive(frame(channel, Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9)))
     assert condition(events) == "amqp:resource-limit-exceeded"
     assert 5 < channel <= 20
-    pair = Pair(server=config(limits=ConnectionLimits(kept=10_000)), client=config(properties={"x": "y" * 10_000}))
+    pair = Pair(server=config(limits=ConnectionLimits(kept=5 * ITEM_COST)), client=config())
     pair.client.start()
     pair.run()
     assert condition(pair.server_events) == "amqp:resource-limit-exceeded"
