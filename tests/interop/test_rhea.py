@@ -362,10 +362,10 @@ async def test_it_closes_in_order(serve: Serve) -> None:
 
 async def test_idle_links_are_kept_alive_by_both(serve: Serve) -> None:
     """With nothing to say for several idle time-outs of either side, heartbeats both ways keep the connection."""
-    async with serve(idle_time_out=200, client={"idle_timeout": 0.5}) as (server, transport):
+    async with serve(idle_time_out=1000, client={"idle_timeout": 1.0}) as (server, transport):
         _, sink = await reader(transport)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sink.until(lambda: bool(sink.errors)), 1.6)
+            await asyncio.wait_for(sink.until(lambda: bool(sink.errors)), 3.2)
         await (await sender(transport)).send(*encoded(b"alive"))
         assert await sink.received(1) == [b"alive"]
         assert len((await server.seen())["opens"]) == 1
