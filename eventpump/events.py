@@ -344,6 +344,8 @@ class ReceivedEvent:
             isinstance(sequence, int) and isinstance(offset, str) and isinstance(enqueued, Timestamp)
         ):
             raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
+        if sequence >> 63 not in (0, -1):
+            raise EventError("the sequence number of the message is no long")  # a ulong may be beyond one
         return int(sequence), str(offset), int(enqueued)
 
     def _decoded(self) -> Message:

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 from eventpump.amqp.codec import encode
 from eventpump.amqp.message import PROPERTIES, AmqpValue, Message, Properties, encode_data, section
 from eventpump.amqp.performatives import Attach, Source, Target
-from eventpump.amqp.types import Described, Symbol
+from eventpump.amqp.types import Described, Symbol, ULong
 from eventpump.dialect.management import partition_request
+from eventpump.events import SEQUENCE_NUMBER
 from tests.fuzz import captures
 
 
@@ -45,6 +46,15 @@ def _request(*, properties: Properties) -> bytes:
     return section(PROPERTIES, [properties.message_id]) + plain.encode()
 
 
+def _numbered(number: int) -> bytes:
+    """Make an event as received, with this sequence number."""
+    event = Message.decode(_SOUND)
+    assert event.message_annotations is not None
+    event.message_annotations[SEQUENCE_NUMBER] = number
+    return event.encode()
+
+
+_SOUND: Final = captures.stored()[0]
 _DIGITS: Final = "7" * 5000
 _DESCRIBED: Final = Described(Described(Symbol("a"), 1), 3)
 _BROKEN_MAP: Final = bytes.fromhex("005372c100")
@@ -89,6 +99,7 @@ REGRESSIONS: Final[dict[str, Regression]] = {
     ),
     "a read whose message id is negative": Regression("management", (_request(properties=Properties(message_id=-1)),)),
     "a token whose message id is a list": Regression("cbs", (_request(properties=Properties(message_id=[1])),)),
+    "a sequence number beyond a long": Regression("rows", (_SOUND, _numbered(ULong(2**63)), _SOUND)),
     "an answer to CONNECT with a head beyond its limit": Regression(
         "connect", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
     ),
