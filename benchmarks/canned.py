@@ -66,7 +66,7 @@ from eventpump.dialect.requests import reply_to
 from eventpump.emulator.connection import service_config
 from eventpump.emulator.stamping import stamp
 from eventpump.events import EventData
-from eventpump.wire.stream import ConnectionProtocol
+from eventpump.net.stream import ConnectionProtocol
 
 HUB = "bench"
 RUN_BYTES = 256 * 1024
@@ -235,7 +235,7 @@ class CannedConnection:
         self._protocol = protocol
 
     def on_events(self, events: list[Event]) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         for event in events:
             match event:
                 case Messages(link, payloads, delivery_ids, formats):
@@ -256,11 +256,11 @@ class CannedConnection:
         self._give_turns()
 
     def on_writable(self) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         self._give_turns()
 
     def on_closed(self, error: Exception | None) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         self._turns.clear()
         self._protocol = None
 

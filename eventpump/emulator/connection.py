@@ -67,7 +67,7 @@ from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
     from eventpump.emulator.service import Service
-    from eventpump.wire.stream import ConnectionProtocol
+    from eventpump.net.stream import ConnectionProtocol
 
 _P = ParamSpec("_P")
 

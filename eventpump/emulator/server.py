@@ -21,10 +21,10 @@ from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
-from eventpump.wire.stream import ConnectionProtocol
+from eventpump.net.stream import ConnectionProtocol
 
 if TYPE_CHECKING:
-    from eventpump.wire.websocket import WebSocketServer
+    from eventpump.net.websocket import WebSocketServer
 
 STOP_TIMEOUT = 3.0
 """Seconds that clients have to let go of their connections when the service stops."""
@@ -156,7 +156,7 @@ class Emulator:
                     make, self._host, port, ssl=self._tls, backlog=1024
                 )
             if ws_port is not None:
-                from eventpump.wire.websocket import WebSocketServer  # aiohttp takes long to import
+                from eventpump.net.websocket import WebSocketServer  # aiohttp takes long to import
 
                 with self._listening("ws_port", ws_port):
                     ws_server = await WebSocketServer.start(

@@ -34,8 +34,8 @@ from eventpump.amqp.session import Session
 from eventpump.dialect import cbs, sas
 from eventpump.dialect.names import SAS_TOKEN_TYPE
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
-from eventpump.wire.route import Route, dial
-from eventpump.wire.stream import ConnectionProtocol
+from eventpump.net.route import Route, dial
+from eventpump.net.stream import ConnectionProtocol
 
 PATIENCE = 10.0
 """Seconds to wait for what must come."""

@@ -35,18 +35,18 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
+from eventpump.net.route import Route, client_tls, dial
+from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
 from eventpump.transport.links import ClientLink, ClientSendLink
-from eventpump.wire.route import Route, client_tls, dial
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 
 _FLUSH_AT = 256 * 1024
 """Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
 
 
 class Dial(Protocol):
-    """How a stream is made: :func:`eventpump.wire.route.dial`, or another in its place."""
+    """How a stream is made: :func:`eventpump.net.route.dial`, or another in its place."""
 
     async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
         """Connect. :raises ServiceError: no connection."""
@@ -200,7 +200,7 @@ class ClientConnection(BaseConnection):
     # ---------------------------------------------------------------------------------- ConnectionHandler
 
     def on_events(self, events: list[Event]) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         self._heard += 1
         for event in events:
             match event:
@@ -239,13 +239,13 @@ class ClientConnection(BaseConnection):
                     pass
 
     def on_writable(self) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         held_back, self._held_back = self._held_back, {}
         for link in held_back:
             link.on_writable()
 
     def on_closed(self, error: Exception | None) -> None:
-        """See :class:`eventpump.wire.stream.ConnectionHandler`."""
+        """See :class:`eventpump.net.stream.ConnectionHandler`."""
         reason = "" if error is None else f": {error}"
         self._lose(ConnectionLostError(f"the connection was lost{reason}"))
 

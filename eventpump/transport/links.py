@@ -19,9 +19,9 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.ports import ReceiveSink
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
-from eventpump.wire.stream import CLOSE_TIMEOUT
 
 _UNLIMITED = 2**63
 

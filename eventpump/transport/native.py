@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import Callable
 
+from eventpump.net.route import dial
 from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection
 from eventpump.transport.connection import ClientConnection, Dial
 from eventpump.transport.namespace import NamespaceTransport
-from eventpump.wire.route import dial
 
 
 class NativeTransport(NamespaceTransport):

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from eventpump.amqp.performatives import AmqpError
 from eventpump.errors import ConnectionLostError, QuotaExceededError, Recovery, ServiceError
+from eventpump.net.route import open_stream
+from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error
 from eventpump.transport.connection import client_route
 from eventpump.transport.links import ClientLink, ClientSendLink
 from eventpump.transport.uamqp_door import CA_FILE
 from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
-from eventpump.wire.route import open_stream
-from eventpump.wire.stream import CLOSE_TIMEOUT
 
 _MAX_UNSETTLED: Final = 4 * 1024 * 1024
 """Bytes of messages that wait in uamqp for their outcome; the rest waits here, where it can be taken back."""

@@ -27,8 +27,8 @@ from eventpump.emulator.auth import AccessRule, KeyRing
 from eventpump.emulator.ledger import run_of
 from eventpump.emulator.stamping import add_delivery_annotations, stamp
 from eventpump.events import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.net.tunnel import TunnelHandshake
 from eventpump.settings import ProxySettings
-from eventpump.wire.tunnel import TunnelHandshake
 from tests.fuzz import captures
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same
 from tests.fuzz.mutations import mutate, mutate_bytes, pieces

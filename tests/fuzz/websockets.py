@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from eventpump.errors import ServiceError
-from eventpump.wire.route import Route
-from eventpump.wire.websocket import WebSocketServer, WebSocketTransport, connect
+from eventpump.net.route import Route
+from eventpump.net.websocket import WebSocketServer, WebSocketTransport, connect
 from tests.fuzz import captures
 from tests.fuzz.entry import BreachError, Entry, require, same
 from tests.fuzz.memory import MemoryTransport, Unhandled, settle

@@ -22,10 +22,10 @@ from eventpump.amqp.performatives import MAX_ITEMS as MAX_PERFORMATIVE_ITEMS
 from eventpump.amqp.performatives import Attach, Begin, Close, Detach, End, Flow, Source, Target, Transfer
 from eventpump.amqp.session import Session
 from eventpump.amqp.types import Array, Described, UByte
-from eventpump.wire.stream import ConnectionProtocol
+from eventpump.net.stream import ConnectionProtocol
 from tests.unit.amqp.pair import Pair, condition, config, frame, only, opened, payloads
 from tests.unit.amqp.values import values
-from tests.unit.wire.ends import Recorder
+from tests.unit.net.ends import Recorder
 
 MIB = 1024 * 1024
 ROLES = pytest.mark.parametrize("is_client", [True, False], ids=["client", "server"])

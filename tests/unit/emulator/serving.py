@@ -15,8 +15,8 @@ from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.log import Retention
 from eventpump.emulator.server import _ServedProtocol
 from eventpump.emulator.service import Deadlines, Service
+from eventpump.net.stream import ConnectionProtocol
 from eventpump.testing.peer import AmqpPeer
-from eventpump.wire.stream import ConnectionProtocol
 from tests.unit.amqp.pair import frame
 from tests.unit.transport.service import MemoryStream
 

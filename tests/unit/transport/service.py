@@ -27,14 +27,14 @@ from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.dialect import cbs, management
 from eventpump.dialect.management import HubFacts
 from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.net.route import Route
+from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import ConnectionSettings, Credential, SharedKey, connection_settings
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 from eventpump.transport.native import NativeTransport
-from eventpump.wire.route import Route
-from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol
 
 KEY = "c2VjcmV0LWtleQ=="
 EARLIEST = EventPosition.earliest()

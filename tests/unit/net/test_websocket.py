@@ -15,12 +15,12 @@ from aiohttp import web
 
 from eventpump.amqp.connection import Closed, Connection, Role
 from eventpump.errors import ConnectionLostError, Recovery
-from eventpump.wire import stream
-from eventpump.wire.route import Route, dial
-from eventpump.wire.stream import ConnectionProtocol
-from eventpump.wire.websocket import PATH, SUBPROTOCOL, WebSocketServer, connect
+from eventpump.net import stream
+from eventpump.net.route import Route, dial
+from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.websocket import PATH, SUBPROTOCOL, WebSocketServer, connect
 from tests.unit.amqp.pair import config, only
-from tests.unit.wire.ends import Client, Recorder
+from tests.unit.net.ends import Client, Recorder
 
 pytestmark = pytest.mark.real_time
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eventpump.wire import websocket
+from eventpump.net import websocket
 
 
 class _Dripping(asyncio.Transport):

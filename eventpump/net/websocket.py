@@ -14,10 +14,10 @@ import aiohttp
 from aiohttp import web
 
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.net.route import Route, open_stream
+from eventpump.net.stream import reason_of
+from eventpump.net.tunnel import refusal
 from eventpump.texts import excerpt
-from eventpump.wire.route import Route, open_stream
-from eventpump.wire.stream import reason_of
-from eventpump.wire.tunnel import refusal
 
 if TYPE_CHECKING:
     import ssl

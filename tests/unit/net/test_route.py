@@ -11,13 +11,13 @@ import pytest
 
 from eventpump.amqp.connection import Closed, Connection, Messages, Role
 from eventpump.errors import ConnectionLostError, Recovery
+from eventpump.net.route import Route, client_tls, dial
+from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.websocket import WebSocketServer
 from eventpump.settings import ProxySettings
-from eventpump.wire.route import Route, client_tls, dial
-from eventpump.wire.stream import ConnectionProtocol
-from eventpump.wire.websocket import WebSocketServer
 from tests.authority import Authority
 from tests.unit.amqp.pair import config, only
-from tests.unit.wire.ends import Client, Recorder
+from tests.unit.net.ends import Client, Recorder
 
 pytestmark = pytest.mark.real_time
 

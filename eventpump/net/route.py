@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from eventpump.amqp.connection import Connection
 from eventpump.errors import ConnectionLostError, Recovery
+from eventpump.net.addresses import connect
+from eventpump.net.stream import ConnectionHandler, ConnectionProtocol, reason_of
+from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
 from eventpump.settings import ProxySettings
-from eventpump.wire.addresses import connect
-from eventpump.wire.stream import ConnectionHandler, ConnectionProtocol, reason_of
-from eventpump.wire.tunnel import TunnelHandshake, TunnelProtocol
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
@@ -61,7 +61,7 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
     """
     if route.is_websocket:
         # Only this needs aiohttp, which takes long to import.
-        from eventpump.wire import websocket
+        from eventpump.net import websocket
 
         return await websocket.connect(
             lambda: ConnectionProtocol(connection, handler),

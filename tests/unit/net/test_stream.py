@@ -21,11 +21,11 @@ from eventpump.amqp.connection import (
     Role,
 )
 from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Open, SaslInit, Source, Target
+from eventpump.net import stream
+from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionProtocol
 from eventpump.testing.clock import VirtualClock
-from eventpump.wire import stream
-from eventpump.wire.stream import CLOSE_TIMEOUT, ConnectionProtocol
 from tests.unit.amqp.pair import config, frame, only, sent
-from tests.unit.wire.ends import Recorder
+from tests.unit.net.ends import Recorder
 
 
 class MemoryTransport(asyncio.Transport):

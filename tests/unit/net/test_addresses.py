@@ -12,11 +12,11 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
+from eventpump.net import addresses
+from eventpump.net.route import Route, dial
 from eventpump.settings import ProxySettings
-from eventpump.wire import addresses
-from eventpump.wire.route import Route, dial
-from tests.unit.wire.ends import Client
-from tests.unit.wire.test_route import answering
+from tests.unit.net.ends import Client
+from tests.unit.net.test_route import answering
 
 pytestmark = pytest.mark.real_time
 
