@@ -52,20 +52,20 @@ from eventpump.amqp.link import UINT, Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.amqp.types import Int, Short, UInt
-from eventpump.dialect import cbs, management
-from eventpump.dialect.addresses import Address, AddressKind, parse_address
-from eventpump.dialect.envelope import decode_batch
-from eventpump.dialect.names import (
+from eventpump.emulator.connection import service_config
+from eventpump.emulator.stamping import stamp
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
+from eventpump.eventhubs.envelope import decode_batch
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import (
     BATCH_MESSAGE_FORMAT,
     IDEMPOTENT_PRODUCER,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
 )
-from eventpump.dialect.requests import reply_to
-from eventpump.emulator.connection import service_config
-from eventpump.emulator.stamping import stamp
-from eventpump.events import EventData
+from eventpump.eventhubs.requests import reply_to
 from eventpump.net.stream import ConnectionProtocol
 
 HUB = "bench"

@@ -35,7 +35,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
-from eventpump.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import HubProperties, PartitionProperties, PublisherStateStore
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt

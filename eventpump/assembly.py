@@ -15,7 +15,7 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventData, EventPosition
+from eventpump.eventhubs.events import EventData, EventPosition
 from eventpump.hooks import Hook
 from eventpump.ports import LeaseStore, PublisherStateStore, Transport
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess

@@ -28,7 +28,7 @@
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
     └── ClosedError                   used after it was closed
 
-An AMQP condition becomes one of these in :mod:`eventpump.dialect.conditions`, and nowhere else.
+An AMQP condition becomes one of these in :mod:`eventpump.eventhubs.conditions`, and nowhere else.
 No error ever carries a key, a signature or a token.
 """
 

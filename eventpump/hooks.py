@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, OnDataLoss
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

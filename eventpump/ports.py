@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from eventpump.core.claim import PublisherState, StoredPublisherState
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
     from eventpump.errors import EventPumpError
-    from eventpump.events import Checkpoint, EventPosition
+    from eventpump.eventhubs.events import Checkpoint, EventPosition
 
 
 class Clock(Protocol):

@@ -31,9 +31,9 @@ from pydantic import (
 
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.starts import OnDataLoss
-from eventpump.dialect import sas
 from eventpump.errors import ConfigurationError
-from eventpump.events import LATEST_OFFSET, EventPosition
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
 
 AMQPS_PORT: Final = 5671
 AMQP_PORT: Final = 5672

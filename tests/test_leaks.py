@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pytest
 from pydantic import SecretStr
 from eventpump import errors
-from eventpump.dialect import sas
-from eventpump.dialect.requests import SecretText
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.requests import SecretText
 
 KEY = "SAS_KEY" + "_VALUE"
 URI = "sb://host/hub"

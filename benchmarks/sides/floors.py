@@ -9,7 +9,7 @@ from datetime import datetime
 
 from benchmarks.canned import CannedPartition
 from benchmarks.meter import Meter
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 
 CHUNK = 230
 """How many events come with one read, about."""

@@ -35,7 +35,7 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.hooks import HostReport, PumpStarted
 from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 

@@ -17,7 +17,7 @@ from eventpump.amqp.performatives import Source, Target
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.connection import service_config
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLink, SendLinkSpec
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeaseStore

@@ -27,7 +27,6 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
-from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.errors import (
     ConfigurationError,
     EventError,
@@ -37,7 +36,8 @@ from eventpump.errors import (
     Recovery,
     ServiceError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.producer.batch import EventBatch
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from eventpump.cli.streams import (
 )
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,

@@ -12,7 +12,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import CheckpointStore
 
 FAILURES_TOLD = 3

@@ -23,7 +23,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
 )
-from eventpump.events import LATEST_OFFSET, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 

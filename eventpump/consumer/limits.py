@@ -14,7 +14,7 @@ from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import (
     Clock,
     ConsumerScope,

@@ -30,7 +30,7 @@ from eventpump.core.starts import (
     starts_text,
 )
 from eventpump.errors import DataLossError, Recovery, ServiceError, StoreError
-from eventpump.events import LATEST_OFFSET, Checkpoint, EventPosition
+from eventpump.eventhubs.events import LATEST_OFFSET, Checkpoint, EventPosition
 from eventpump.hooks import DataLost, ServiceFailed, StoreFailed
 from eventpump.ports import (
     HubDirectory,

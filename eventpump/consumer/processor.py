@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from eventpump.core.pump_state import CloseReason as CloseReason
 from eventpump.errors import ConfigurationError, EventError
-from eventpump.events import LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import LastEnqueued, ReceivedEvent
 
 if TYPE_CHECKING:
     from eventpump.ports import ConsumerScope

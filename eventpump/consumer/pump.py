@@ -27,7 +27,6 @@ from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.core.silence import lag
 from eventpump.core.starts import NumberWatch
-from eventpump.dialect.conditions import ARGUMENT_ERROR
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -40,7 +39,8 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR
+from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.hooks import (
     CheckpointDropped,
     CheckpointWritten,

@@ -19,7 +19,7 @@ from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.backoff import Backoff
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
-from eventpump.events import EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
 

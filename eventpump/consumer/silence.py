@@ -19,7 +19,7 @@ from eventpump.core.silence import (
     is_ahead,
 )
 from eventpump.errors import EventPumpError, LinkDetachedError, ServiceTimeoutError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.ports import HubDirectory, ReceiveLink
 
 _ENOUGH = 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from eventpump.errors import ConfigurationError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 
 
 class Positioned(Protocol):

@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, NUMBERS, AttachRequest, advance, distance
+from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
     InvalidClientStateError,
     ProducerDisconnectedError,
@@ -42,6 +42,7 @@ from eventpump.errors import (
     PublishOutcomeUnknownError,
     RequestRefusedError,
 )
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, distance
 
 T = TypeVar("T")
 

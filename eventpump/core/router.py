@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
 
 
 class PartitionRouter(Protocol):
@@ -27,7 +27,7 @@ class HashRouter:
     """Routes keys as the service does, and events without key round robin.
 
     :param partition_for_key: the service's hash, from key and number of partitions to an index
-        (`dialect.hashing.partition_for_key`).
+        (`eventhubs.hashing.partition_for_key`).
     """
 
     __slots__ = ("_next", "_partition_for_key")

@@ -64,26 +64,12 @@ from eventpump.errors import (
     ProducerDisconnectedError,
     ProducerStateLostError,
 )
-
-NUMBERS = 2**31
-"""How many sequence numbers there are: after 2147483647 comes 0 (wire reference 8.4)."""
-MAX_PRODUCER_ID = 2**63 - 1
-MAX_OWNER_LEVEL = 2**15 - 1
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 
 _NOTHING_PUBLISHED = (-1, 0)
 """What the service answers for an id and level under which nothing is published: sources disagree (8.2)."""
 
 B = TypeVar("B")
-
-
-def advance(number: int, by: int = 1) -> int:
-    """Give the number `by` places (at least 1) after another; -1, for nothing, lies before 0."""
-    return (number + by) % NUMBERS
-
-
-def distance(start: int, end: int) -> int:
-    """Count the numbers from one (exclusive) to another (inclusive), across the wrap."""
-    return (end - start) % NUMBERS
 
 
 class Outcome(enum.Enum):

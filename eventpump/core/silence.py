@@ -34,7 +34,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 
 LOOK_INTERVAL = 1.0
 """Seconds between two questions to management, of all partitions of a host together."""

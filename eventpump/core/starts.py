@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeAlias
 
-from eventpump.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
 
 OnDataLoss: TypeAlias = Literal["earliest", "latest", "fail"]
 """What follows where events are gone: go on at the oldest event kept, at the end of the partition, or not at all."""

@@ -7,9 +7,9 @@ import hmac
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from eventpump.dialect import sas
-from eventpump.dialect.addresses import Address, AddressKind, Audience, parse_audience
-from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.addresses import Address, AddressKind, Audience, parse_audience
+from eventpump.eventhubs.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.texts import excerpt
 
 DEFAULT_KEY_NAME = "RootManageSharedAccessKey"

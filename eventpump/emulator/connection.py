@@ -27,17 +27,6 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.amqp.types import Int, Short
-from eventpump.dialect.addresses import Address, AddressKind, parse_address
-from eventpump.dialect.filters import parse_source_filter
-from eventpump.dialect.names import (
-    EPOCH,
-    IDEMPOTENT_PRODUCER,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    PRODUCER_SEQUENCE_NUMBER,
-    RECEIVER_NAME,
-    RUNTIME_METRIC,
-)
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Grant, Grants, Right
 from eventpump.emulator.faults import (
@@ -63,6 +52,17 @@ from eventpump.emulator.log import (
 )
 from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
+from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
+from eventpump.eventhubs.filters import parse_source_filter
+from eventpump.eventhubs.names import (
+    EPOCH,
+    IDEMPOTENT_PRODUCER,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+    RECEIVER_NAME,
+    RUNTIME_METRIC,
+)
 from eventpump.texts import excerpt
 
 if TYPE_CHECKING:

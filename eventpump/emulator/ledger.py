@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from eventpump.amqp import codec
 from eventpump.amqp.message import MESSAGE_ANNOTATIONS, section_spans
 from eventpump.amqp.types import Int, Short
-from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
 NUMBERS = 1 << 31
 """How many sequence numbers there are: after the last comes 0 (wire reference 8.4)."""

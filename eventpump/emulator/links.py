@@ -12,16 +12,6 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.amqp.types import Timestamp
-from eventpump.dialect.addresses import Address
-from eventpump.dialect.envelope import decode_batch, partition_key_of
-from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_hash, partition_for_key
-from eventpump.dialect.names import (
-    BATCH_MESSAGE_FORMAT,
-    LAST_ENQUEUED_OFFSET,
-    LAST_ENQUEUED_SEQUENCE_NUMBER,
-    LAST_ENQUEUED_TIME,
-    RUNTIME_INFO_RETRIEVAL_TIME,
-)
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Right
 from eventpump.emulator.faults import (
@@ -43,6 +33,16 @@ from eventpump.emulator.long_keys import LONG
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.emulator.stamping import add_delivery_annotations
 from eventpump.errors import EventTooLargeError
+from eventpump.eventhubs.addresses import Address
+from eventpump.eventhubs.envelope import decode_batch, partition_key_of
+from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_hash, partition_for_key
+from eventpump.eventhubs.names import (
+    BATCH_MESSAGE_FORMAT,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME,
+    RUNTIME_INFO_RETRIEVAL_TIME,
+)
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from eventpump.amqp.types import Timestamp
-from eventpump.dialect.management import NEVER, PartitionFacts
-from eventpump.dialect.names import DEFAULT_CONSUMER_GROUP
 from eventpump.emulator.ledger import ProducerState, PublishingLedger
 from eventpump.emulator.stamping import stamp
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.management import NEVER, PartitionFacts
+from eventpump.eventhubs.names import DEFAULT_CONSUMER_GROUP
 from eventpump.texts import excerpt
 
 _OFFSET = re.compile(r"-?[0-9]{1,19}")

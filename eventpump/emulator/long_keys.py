@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from eventpump.dialect.hashing import KeyHash
+from eventpump.eventhubs.hashing import KeyHash
 
 LONG = 4096
 """Characters above which a key is not hashed at once."""

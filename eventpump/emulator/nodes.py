@@ -11,15 +11,15 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.amqp.types import Symbol
-from eventpump.dialect import cbs, management
-from eventpump.dialect.addresses import Address, AddressKind
-from eventpump.dialect.requests import BadRequestError, answer, message_id, reply_to
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
 from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
 from eventpump.emulator.log import entity_not_found, invalid_partition
 from eventpump.errors import EventTooLargeError
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.addresses import Address, AddressKind
+from eventpump.eventhubs.requests import BadRequestError, answer, message_id, reply_to
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection

@@ -20,8 +20,8 @@ from eventpump.amqp.message import (
     check_sections,
     section_spans,
 )
-from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.emulator import bounds
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _LONG = struct.Struct(">q")
 _SEQUENCE = codec.encode(SEQUENCE_NUMBER) + b"\x81"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 
-from eventpump.dialect.envelope import envelope_head
-from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
 from eventpump.errors import EventError, EventTooLargeError
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 
 
 class BatchState(enum.Enum):

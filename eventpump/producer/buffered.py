@@ -22,11 +22,6 @@ from typing import Any, NamedTuple, Self, cast
 from eventpump.cancellation import is_cancelled
 from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 from eventpump.core.router import HashRouter, PartitionRouter
-from eventpump.core.sequencer import NUMBERS
-from eventpump.dialect.envelope import envelope_head
-from eventpump.dialect.hashing import check_key_length, partition_for_key
-from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
-from eventpump.dialect.stamps import with_room
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -37,7 +32,12 @@ from eventpump.errors import (
     PublishOutcomeUnknownError,
     ServiceError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import check_key_length, partition_for_key
+from eventpump.eventhubs.numbering import NUMBERS
+from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
+from eventpump.eventhubs.stamps import with_room
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, PartitionPublishingProperties
 from eventpump.settings import BufferSettings
 

@@ -30,10 +30,6 @@ from eventpump.core.claim import (
     start,
 )
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
-from eventpump.dialect.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
-from eventpump.dialect.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.sealing import SealedBatch
-from eventpump.dialect.stamps import STAMP, read_stamp
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
@@ -46,6 +42,10 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
+from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.sealing import SealedBatch
+from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.ports import PublisherStateStore, SendLink, SendLinkSpec, Transport
 from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
 from eventpump.producer.tail import read_tail

@@ -13,8 +13,8 @@ from typing import TypeVar
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import Backoff
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
-from eventpump.core.sequencer import distance
 from eventpump.errors import EventPumpError, StoreError
+from eventpump.eventhubs.numbering import distance
 from eventpump.ports import PublisherStateStore
 from eventpump.settings import RetryOptions
 

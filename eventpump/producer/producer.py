@@ -16,18 +16,7 @@ from weakref import WeakValueDictionary
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
-from eventpump.core.sequencer import (
-    MAX_OWNER_LEVEL,
-    MAX_PRODUCER_ID,
-    NUMBERS,
-    AttachRequest,
-    PartitionSequencer,
-    advance,
-)
-from eventpump.dialect.conditions import SERVER_BUSY_WAIT
-from eventpump.dialect.hashing import check_key_length
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
-from eventpump.dialect.sealing import SealedBatch
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -38,7 +27,12 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import check_key_length
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
+from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,

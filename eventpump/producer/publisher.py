@@ -17,21 +17,6 @@ from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
-from eventpump.dialect.conditions import (
-    ARGUMENT_OUT_OF_RANGE,
-    NOT_ALLOWED,
-    OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_EPOCH_STOLEN,
-    SERVER_BUSY_WAIT,
-)
-from eventpump.dialect.names import (
-    BATCH_MESSAGE_FORMAT,
-    IDEMPOTENT_PRODUCER,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    PRODUCER_SEQUENCE_NUMBER,
-)
-from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -43,6 +28,21 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
+from eventpump.eventhubs.conditions import (
+    ARGUMENT_OUT_OF_RANGE,
+    NOT_ALLOWED,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_EPOCH_STOLEN,
+    SERVER_BUSY_WAIT,
+)
+from eventpump.eventhubs.names import (
+    BATCH_MESSAGE_FORMAT,
+    IDEMPOTENT_PRODUCER,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+)
+from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.settings import RetryOptions
 

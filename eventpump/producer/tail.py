@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 from eventpump.errors import EventPumpError, ServiceTimeoutError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec, Transport
 
 _CREDIT = 300

@@ -18,10 +18,10 @@ from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, Strin
 from pyspark.taskcontext import TaskContext
 
 from eventpump.amqp.message import APPLICATION_PROPERTIES, encode_data, section
-from eventpump.dialect.envelope import envelope_head
-from eventpump.dialect.hashing import MAX_KEY_LENGTH, partition_for_key
-from eventpump.dialect.sealing import ROOM, pieces
 from eventpump.errors import ConfigurationError, EventError
+from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
+from eventpump.eventhubs.sealing import ROOM, pieces
 
 ANYWHERE: Final = -1
 """Instead of a partition: the row names neither a partition nor a key."""

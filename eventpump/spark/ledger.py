@@ -28,7 +28,7 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, AttachRequest, advance, distance
+from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
     ConfigurationError,
     EventPumpError,
@@ -37,6 +37,7 @@ from eventpump.errors import (
     ProducerStateLostError,
     StoreError,
 )
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance, distance
 
 VERSION: Final = 1
 """Of the records. A reader takes its own version only."""

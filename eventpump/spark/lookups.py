@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from eventpump.core.backoff import Backoff
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError, ServiceTimeoutError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.spark.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
 from eventpump.spark.options import SourceOptions

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from eventpump.errors import ConfigurationError, DataLossError
-from eventpump.events import LATEST_OFFSET, START_OFFSET, EventPosition
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
 from eventpump.ports import PartitionProperties
 
 _T = TypeVar("_T")

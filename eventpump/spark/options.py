@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.settings import Name, Seconds, SettingsModel
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
 from eventpump.spark.offsets import ReceiveOptions, TriggerLimits

@@ -35,8 +35,6 @@ from eventpump.amqp.message import APPLICATION_PROPERTIES, Message, section, sec
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
-from eventpump.dialect.conditions import NOT_ALLOWED
-from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -50,7 +48,9 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.conditions import NOT_ALLOWED
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.ports import ReceiveLinkSpec, Transport
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import FeedSettings, Name, RetryOptions, Seconds, SettingsModel

@@ -30,9 +30,9 @@ from eventpump.amqp.message import (
     Properties,
 )
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
-from eventpump.dialect.names import PUBLISHER
 from eventpump.errors import EventError
-from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.spark.walk import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
 
 _MAP: Final = pa.map_(pa.string(), pa.string())

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from eventpump.core.backoff import Backoff
-from eventpump.dialect.conditions import SERVER_BUSY_WAIT
-from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import Recovery, ServiceBusyError, ServiceError
+from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,

@@ -39,7 +39,7 @@ from eventpump.storage.layout import (
 from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
-    from eventpump.events import Checkpoint
+    from eventpump.eventhubs.events import Checkpoint
     from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 
 T = TypeVar("T")

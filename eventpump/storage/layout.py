@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 
 DEFAULT_SUBSCRIPTION: Final = "default"
 """The subscription whose checkpoint lies in the lease itself."""

@@ -14,7 +14,7 @@ from eventpump.ports import StoredScopeRecord
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:
-    from eventpump.events import Checkpoint
+    from eventpump.eventhubs.events import Checkpoint
     from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 
 

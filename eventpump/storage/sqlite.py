@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import StoredScopeRecord
 from eventpump.storage.expiry import Expiry, ExpiryJudge
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
-from eventpump.events import Checkpoint, ReceivedEvent
+from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.hooks import HostReport
 from eventpump.ports import ConsumerScope
 from eventpump.settings import HostSettings

@@ -31,9 +31,9 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.amqp.session import Session
-from eventpump.dialect import cbs, sas
-from eventpump.dialect.names import SAS_TOKEN_TYPE
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
+from eventpump.eventhubs import cbs, sas
+from eventpump.eventhubs.names import SAS_TOKEN_TYPE
 from eventpump.net.route import Route, dial
 from eventpump.net.stream import ConnectionProtocol
 

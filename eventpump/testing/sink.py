@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from eventpump.errors import EventPumpError, ServiceError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 
 PATIENCE = 10.0
 """Seconds to wait for what must come."""

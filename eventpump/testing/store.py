@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 
 

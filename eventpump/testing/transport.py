@@ -19,16 +19,6 @@ from typing import Literal
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Int, Short, Symbol, Timestamp
-from eventpump.dialect.conditions import error_for
-from eventpump.dialect.envelope import decode_batch
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import (
-    BATCH_MESSAGE_FORMAT,
-    IDEMPOTENT_PRODUCER,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    PRODUCER_SEQUENCE_NUMBER,
-)
 from eventpump.emulator.ledger import PublishingLedger, Repeat, Run, claim_of, run_of
 from eventpump.emulator.readers import Reader, ReaderTable, Refusal
 from eventpump.errors import (
@@ -39,18 +29,24 @@ from eventpump.errors import (
     LinkDetachedError,
     Recovery,
 )
-from eventpump.events import (
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.envelope import decode_batch
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.names import (
+    BATCH_MESSAGE_FORMAT,
     ENQUEUED_TIME,
+    IDEMPOTENT_PRODUCER,
     LAST_ENQUEUED_OFFSET,
     LAST_ENQUEUED_SEQUENCE_NUMBER,
     LAST_ENQUEUED_TIME,
     OFFSET,
     PARTITION_KEY,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
     RUNTIME_INFO_RETRIEVAL_TIME,
     SEQUENCE_NUMBER,
-    EventData,
-    EventPosition,
-    ReceivedEvent,
 )
 from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
 

@@ -14,8 +14,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from eventpump.amqp.performatives import AmqpError, Source, Target
-from eventpump.dialect.conditions import error_for
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
+from eventpump.eventhubs.conditions import error_for
 from eventpump.settings import ConnectionSettings
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.session import Session
-from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS
 from eventpump.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -35,6 +34,7 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
+from eventpump.eventhubs.conditions import UNAUTHORIZED_ACCESS
 from eventpump.net.route import Route, client_tls, dial
 from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.settings import ConnectionSettings

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
-from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
     AuthenticationError,
     EventPumpError,
@@ -19,6 +18,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.eventhubs.conditions import error_for
 from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.ports import ReceiveSink
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec

@@ -15,17 +15,6 @@ from typing import TypeVar
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.core.backoff import Backoff
-from eventpump.dialect import management
-from eventpump.dialect.addresses import audience, consumer_address, producer_address
-from eventpump.dialect.filters import source_filter
-from eventpump.dialect.names import (
-    CBS_NODE,
-    EPOCH,
-    GEOREPLICATION,
-    MANAGEMENT_NODE,
-    RECEIVER_NAME,
-    RUNTIME_METRIC,
-)
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -34,6 +23,10 @@ from eventpump.errors import (
     Recovery,
     ServiceError,
 )
+from eventpump.eventhubs import management
+from eventpump.eventhubs.addresses import audience, consumer_address, producer_address
+from eventpump.eventhubs.filters import source_filter
+from eventpump.eventhubs.names import CBS_NODE, EPOCH, GEOREPLICATION, MANAGEMENT_NODE, RECEIVER_NAME, RUNTIME_METRIC
 from eventpump.ports import (
     HubProperties,
     PartitionProperties,

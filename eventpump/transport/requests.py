@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
-from eventpump.dialect.requests import correlation_id
 from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, Recovery, ServiceTimeoutError
+from eventpump.eventhubs.requests import correlation_id
 from eventpump.transport.base import BaseConnection, LinkSpec
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 

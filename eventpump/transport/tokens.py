@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from eventpump.cancellation import is_failure
 from eventpump.core.backoff import Backoff
-from eventpump.dialect import cbs, sas
-from eventpump.dialect.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.errors import (
     AuthenticationError,
     ClosedError,
@@ -24,6 +22,8 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.eventhubs import cbs, sas
+from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.settings import Credential, SharedKey, SharedSignature, TokenCredential, current_secret
 from eventpump.transport.requests import RequestLinks
 

@@ -22,8 +22,6 @@ import pytest
 
 from eventpump.amqp.message import Data
 from eventpump.core.router import HashRouter
-from eventpump.dialect.conditions import error_for
-from eventpump.dialect.hashing import partition_for_key
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
@@ -31,7 +29,9 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer

@@ -26,10 +26,11 @@ from eventpump import (
     StoreError,
 )
 from eventpump.amqp.message import Data, Message
-from eventpump.core.sequencer import NUMBERS, PartitionSequencer
-from eventpump.dialect.names import PRODUCER_ID
-from eventpump.dialect.sealing import SealedBatch
+from eventpump.core.sequencer import PartitionSequencer
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault, Hold, LinkRole, Reject, StoreLate
+from eventpump.eventhubs.names import PRODUCER_ID
+from eventpump.eventhubs.numbering import NUMBERS
+from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.spark.ledger import (
     STAMP,

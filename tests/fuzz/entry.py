@@ -11,8 +11,8 @@ from random import Random
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
 from eventpump.amqp.codec import DecodeError, EncodeError
-from eventpump.dialect.requests import BadRequestError
 from eventpump.errors import ClosedError, EventError, EventTooLargeError, ProtocolError, ServiceError
+from eventpump.eventhubs.requests import BadRequestError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -8,8 +8,8 @@ from eventpump.amqp.codec import encode
 from eventpump.amqp.message import PROPERTIES, AmqpValue, Message, Properties, encode_data, section
 from eventpump.amqp.performatives import Attach, Source, Target
 from eventpump.amqp.types import Described, Symbol, ULong
-from eventpump.dialect.management import partition_request
-from eventpump.events import SEQUENCE_NUMBER
+from eventpump.eventhubs.management import partition_request
+from eventpump.eventhubs.names import SEQUENCE_NUMBER
 from tests.fuzz import captures
 
 

@@ -7,7 +7,8 @@ from random import Random
 from typing import Any, Final
 
 from eventpump.errors import EventError
-from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
 from tests.fuzz import captures
 from tests.fuzz.entry import Entry, attempt, require, same

@@ -23,14 +23,14 @@ from eventpump.amqp.performatives import (
     Target,
     Transfer,
 )
-from eventpump.dialect.names import CBS_NODE, MANAGEMENT_NODE
 from eventpump.emulator.auth import AccessRule, KeyRing
 from eventpump.emulator.config import HubSpec
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.log import Retention
 from eventpump.emulator.server import _ServedProtocol
 from eventpump.emulator.service import Deadlines, Service
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import CBS_NODE, MANAGEMENT_NODE
 from tests.fuzz import captures
 from tests.fuzz.captures import HUBS, KEY, KEY_NAME, performative_of, split_frames
 from tests.fuzz.engines import kept_by, phases_of

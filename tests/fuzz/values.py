@@ -18,15 +18,22 @@ from eventpump.amqp.message import (
     section_spans,
 )
 from eventpump.amqp.types import Described, ULong
-from eventpump.dialect import cbs, management
-from eventpump.dialect.addresses import parse_address
-from eventpump.dialect.envelope import decode_batch, partition_key_of
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, CBS_NODE, MANAGEMENT_NODE
 from eventpump.emulator.auth import AccessRule, KeyRing
 from eventpump.emulator.ledger import run_of
 from eventpump.emulator.stamping import add_delivery_annotations, stamp
-from eventpump.events import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.addresses import parse_address
+from eventpump.eventhubs.envelope import decode_batch, partition_key_of
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.names import (
+    BATCH_MESSAGE_FORMAT,
+    CBS_NODE,
+    ENQUEUED_TIME,
+    MANAGEMENT_NODE,
+    OFFSET,
+    SEQUENCE_NUMBER,
+)
 from eventpump.net.tunnel import TunnelHandshake
 from eventpump.settings import ProxySettings
 from tests.fuzz import captures

@@ -18,7 +18,7 @@ from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.hooks import HostReport, LinkFailed
 from eventpump.ports import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
 from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings

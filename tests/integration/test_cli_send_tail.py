@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from eventpump import Emulator, EventData, EventProducer, PartitionReader
-from eventpump.dialect.hashing import partition_for_key
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
+from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.testing.fixtures import eventpump_emulator
 
 __all__ = ["eventpump_emulator"]

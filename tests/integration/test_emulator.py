@@ -19,11 +19,6 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected, Source
 from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, ULong
-from eventpump.dialect import cbs, management
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.filters import source_filter
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, EPOCH, JWT_TOKEN_TYPE, RECEIVER_NAME, RUNTIME_METRIC
 from eventpump.emulator.auth import AccessRule, Right, VerifiedToken
 from eventpump.emulator.config import HubSpec
 from eventpump.emulator.faults import (
@@ -41,7 +36,12 @@ from eventpump.emulator.log import Retention
 from eventpump.emulator.server import Emulator
 from eventpump.emulator.service import Deadlines
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.filters import source_filter
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, EPOCH, JWT_TOKEN_TYPE, RECEIVER_NAME, RUNTIME_METRIC
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
 
 AUDIENCE = "sb://127.0.0.1/telemetry"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from eventpump.amqp.message import AmqpValue, Data, Message
 from eventpump.amqp.performatives import Accepted, Source
-from eventpump.dialect import management
 from eventpump.emulator.config import HubSpec
 from eventpump.emulator.server import Emulator
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs import management
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.testing.peer import AmqpPeer
 
 AUDIENCE = "sb://127.0.0.1/telemetry"

@@ -10,12 +10,12 @@ import pytest
 from eventpump.amqp.message import Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, Rejected, Source
 from eventpump.amqp.types import Described
-from eventpump.dialect import cbs, management
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY, SAS_TOKEN_TYPE, SELECTOR_FILTER
 from eventpump.emulator.server import Emulator
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY, SAS_TOKEN_TYPE, SELECTOR_FILTER
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
 
 DIGITS = "9" * 5000

@@ -15,19 +15,19 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message
 from eventpump.amqp.performatives import Accepted, Rejected, Source, Target
 from eventpump.amqp.types import Int, Short
-from eventpump.dialect import management
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.names import (
+from eventpump.emulator.faults import Delay, DetachLink, DropConnection, Hold, LinkRole, Performative, Reject, StoreLate
+from eventpump.emulator.ledger import LOOK_BACK, OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
+from eventpump.emulator.server import Emulator
+from eventpump.eventhubs import management
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import (
     BATCH_MESSAGE_FORMAT,
     IDEMPOTENT_PRODUCER,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
 )
-from eventpump.emulator.faults import Delay, DetachLink, DropConnection, Hold, LinkRole, Performative, Reject, StoreLate
-from eventpump.emulator.ledger import LOOK_BACK, OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
-from eventpump.emulator.server import Emulator
-from eventpump.events import ReceivedEvent
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError, Listening
 from eventpump.testing.processes import EmulatorProcess
 

@@ -20,10 +20,10 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, Rejected, Source, Target
 from eventpump.amqp.session import Session
-from eventpump.dialect import cbs, management, sas
-from eventpump.dialect.names import SAS_TOKEN_TYPE
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
+from eventpump.eventhubs import cbs, management, sas
+from eventpump.eventhubs.names import SAS_TOKEN_TYPE
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError
 from eventpump.testing.processes import EmulatorProcess
 

@@ -18,11 +18,11 @@ from azure.identity.aio import ManagedIdentityCredential
 
 from eventpump import EventData, EventProducer, PartitionReader
 from eventpump.assembly import make_transport
-from eventpump.dialect import sas
 from eventpump.emulator.auth import DEFAULT_KEY_NAME, VerifiedToken
 from eventpump.emulator.server import Emulator
 from eventpump.errors import AuthenticationError, Recovery
-from eventpump.events import EventPosition
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.events import EventPosition
 from eventpump.ports import ReceiveLinkSpec, SendLink, SendLinkSpec
 from eventpump.settings import Credential, connection_settings
 from eventpump.testing.sink import RecordingSink

@@ -25,7 +25,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
 )
-from eventpump.events import EventData, EventPosition
+from eventpump.eventhubs.events import EventData, EventPosition
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.proxy import FaultProxy

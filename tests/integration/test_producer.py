@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from eventpump import BufferedProducer, EventData, EventPosition, EventProducer, PartitionReader, RetryOptions
-from eventpump.dialect.hashing import partition_for_key
 from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole, Performative, Refuse
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ClosedError, EntityNotFoundError, EventTooLargeError, RequestRefusedError, ServiceError
+from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.testing.sink import PATIENCE
 from tests.ways import Served, Way, over_both
 

@@ -13,7 +13,7 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.hooks import HostReport, LinkStalled
 from eventpump.ports import PartitionProperties, SendLinkSpec, Transport
 from eventpump.settings import HostSettings, connection_settings

@@ -29,7 +29,7 @@ from eventpump.errors import (
     LinkDetachedError,
     Recovery,
 )
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.sink import PATIENCE, RecordingSink

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from eventpump import Emulator, EventData, EventProducer
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
-from eventpump.events import EventPosition
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec, Transport
 from eventpump.testing.processes import ChildProcess
 from eventpump.testing.sink import RecordingSink

@@ -41,7 +41,7 @@ from eventpump.amqp.performatives import (
     decode_performative,
 )
 from eventpump.amqp.types import Array, Symbol, Timestamp, UByte, UInt, ULong
-from eventpump.events import EventData, ReceivedEvent
+from eventpump.eventhubs.events import EventData, ReceivedEvent
 from tests.unit.amqp.pair import Pair, config
 
 NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=datetime.UTC)

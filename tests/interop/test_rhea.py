@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -23,7 +21,9 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
 )
-from eventpump.events import EventData, EventPosition
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import EventData, EventPosition
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.ports import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority

@@ -24,8 +24,8 @@ import pydantic
 import pytest
 
 from eventpump import errors
-from eventpump.dialect.requests import SecretText
 from eventpump.emulator.auth import DEFAULT_KEY
+from eventpump.eventhubs.requests import SecretText
 from eventpump.testing.azurite import Azurite
 from tests.leaks.log_tap import tap
 

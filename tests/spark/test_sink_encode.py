@@ -21,9 +21,9 @@ from pyspark.sql.types import (
 )
 
 from eventpump import EventData
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import ConfigurationError, EventError
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, hashed
 from eventpump.spark.foreach_batch import stamp_room
 from eventpump.spark.ledger import PackingLimits, PartitionPlan, Plan, Sink

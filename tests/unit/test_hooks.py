@@ -11,7 +11,7 @@ from eventpump import hooks
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.hooks import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
 
 _VALUES: dict[str, Any] = {

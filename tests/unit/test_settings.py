@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from eventpump.dialect import sas
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs import sas
 from eventpump.settings import (
     ConnectionSettings,
     ConnectionString,

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Protocol
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import ConsumerScope, ScopeRecord
 
 if TYPE_CHECKING:

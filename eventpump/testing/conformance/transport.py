@@ -12,9 +12,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import (
     ClosedError,
     ConnectionLostError,
@@ -28,7 +25,10 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.testing.sink import PATIENCE, RecordingSink
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.dialect.conditions import CONDITIONS, error_for
 from eventpump.errors import ConnectionLostError, EventPumpError
-from eventpump.events import EventPosition
+from eventpump.eventhubs.conditions import CONDITIONS, error_for
+from eventpump.eventhubs.events import EventPosition
 from eventpump.hooks import CheckpointWritten, HostReport, PumpStarted
 from eventpump.ports import ConsumerScope
 from eventpump.settings import HostSettings

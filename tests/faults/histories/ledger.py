@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from eventpump import ReceivedEvent
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.world import World
 

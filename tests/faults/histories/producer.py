@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
     ClosedError,
     ConnectionLostError,
@@ -25,7 +24,8 @@ from eventpump.errors import (
     PublishOutcomeUnknownError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventData
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions

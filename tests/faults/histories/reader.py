@@ -13,9 +13,9 @@ from typing import Any
 
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.reader import PartitionReader
-from eventpump.dialect.conditions import error_for
 from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
-from eventpump.events import EventPosition
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventPosition
 from eventpump.ports import ReceiveSink
 from eventpump.settings import ReaderSettings
 from eventpump.testing.transport import FakeHub

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 from eventpump.storage import sqlite
 from tests.faults.histories.ledger import Ledger

@@ -19,7 +19,7 @@ from benchmarks.events import (
     mean_body_size,
     samples,
 )
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 
 
 def test_varied_events_are_what_the_readme_says() -> None:

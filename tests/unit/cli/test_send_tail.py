@@ -18,7 +18,7 @@ from eventpump.cli.send import KeyedEvent, key_of
 from eventpump.cli.streams import LineSource, whole_number
 from eventpump.cli.tail import json_line, plain, plain_line, position, shown_line
 from eventpump.errors import ConfigurationError, EventError
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, 123000, UTC)
 

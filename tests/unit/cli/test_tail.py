@@ -11,7 +11,7 @@ import pytest
 
 from eventpump.cli.streams import Output
 from eventpump.cli.tail import _Tail
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.errors import ConfigurationError, OwnershipLostError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
 

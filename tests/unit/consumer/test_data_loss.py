@@ -16,7 +16,7 @@ from eventpump.consumer.reader import PartitionReader
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
-from eventpump.events import Checkpoint, EventPosition
+from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.ports import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
 from eventpump.settings import HostSettings, ReaderSettings

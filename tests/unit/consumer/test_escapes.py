@@ -13,7 +13,7 @@ from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionC
 from eventpump.consumer.tasks import TaskSet
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError, StoreError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.hooks import (
     HostReport,
     LeaseLost,

@@ -23,7 +23,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
 )
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.ports import ReceiveLinkSpec
 from eventpump.settings import FeedSettings
 from eventpump.testing.clock import VirtualClock, VirtualTimeLoop

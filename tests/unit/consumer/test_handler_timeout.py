@@ -12,7 +12,7 @@ import pytest
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.hooks import HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor

@@ -29,7 +29,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.hooks import (
     CheckpointDropped,
     HostReport,

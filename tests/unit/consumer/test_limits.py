@@ -23,7 +23,7 @@ from eventpump.consumer.limits import (
 from eventpump.consumer.turns import Turns
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
-from eventpump.events import Checkpoint, EventPosition
+from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.hooks import HostReport, LeaseLost, LeaseTaken, StoreFailed
 from eventpump.ports import ConsumerScope, ReceiveLinkSpec
 from eventpump.settings import HostSettings

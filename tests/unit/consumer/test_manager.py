@@ -16,7 +16,7 @@ from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConnectionLostError, OwnershipLostError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.hooks import (
     LeaseLost,
     LeaseTaken,

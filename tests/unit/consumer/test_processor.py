@@ -8,7 +8,7 @@ import pytest
 
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.errors import ConfigurationError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.testing.fleet import Fleet
 
 

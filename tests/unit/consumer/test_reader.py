@@ -19,7 +19,7 @@ from eventpump.errors import (
     EntityNotFoundError,
     RequestRefusedError,
 )
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.settings import ReaderSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
 

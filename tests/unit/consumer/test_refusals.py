@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from eventpump.dialect.conditions import CONDITIONS, LINK_STOLEN, PRODUCER_EPOCH_STOLEN, error_for
 from eventpump.errors import (
     AuthenticationError,
     EntityNotFoundError,
@@ -16,6 +15,7 @@ from eventpump.errors import (
     QuotaExceededError,
     Recovery,
 )
+from eventpump.eventhubs.conditions import CONDITIONS, LINK_STOLEN, PRODUCER_EPOCH_STOLEN, error_for
 from eventpump.hooks import PartitionFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor

@@ -13,7 +13,7 @@ import pytest
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import Recovery, ServiceTimeoutError
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.hooks import LinkFailed, LinkStalled
 from eventpump.settings import ReaderSettings
 from eventpump.testing.fleet import Fleet, RecordingProcessor

@@ -10,7 +10,7 @@ import pytest
 
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConnectionLostError, ServiceTimeoutError
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub
 

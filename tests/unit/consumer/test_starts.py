@@ -12,7 +12,7 @@ import pytest
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
-from eventpump.events import Checkpoint, EventPosition
+from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.hooks import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
 from eventpump.ports import ScopeRecord
 from eventpump.settings import HostSettings, ReaderSettings

@@ -12,7 +12,8 @@ from eventpump.amqp.types import Timestamp
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import EventError
-from eventpump.events import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
 

@@ -25,8 +25,9 @@ from eventpump.core.claim import (
     SwapState,
     start,
 )
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, NUMBERS, AttachRequest, advance, distance
+from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import ProducerDisconnectedError, PublishOutcomeUnknownError
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, distance
 
 
 @dataclass

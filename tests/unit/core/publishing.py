@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eventpump.core.sequencer import (
-    NUMBERS,
     AttachRequest,
     Failure,
     Outcome,
@@ -24,8 +23,8 @@ from eventpump.core.sequencer import (
     SequencerInput,
     SequencerState,
     Step,
-    advance,
 )
+from eventpump.eventhubs.numbering import NUMBERS, advance
 
 Event = tuple[int, int]
 """Its place in the application's row, and which one of that place it is. A rival's have negative places."""

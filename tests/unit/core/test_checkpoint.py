@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eventpump.core.checkpoint import CheckpointPolicy, CheckpointTracker
 from eventpump.errors import ConfigurationError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 
 
 @dataclass(frozen=True)

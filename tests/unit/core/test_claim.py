@@ -30,13 +30,14 @@ from eventpump.core.claim import (
     published_since,
     start,
 )
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, NUMBERS, AttachRequest
+from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
     InvalidClientStateError,
     ProducerDisconnectedError,
     ProducerStateLostError,
     PublishOutcomeUnknownError,
 )
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
 from tests.unit.core.claiming import walk
 
 EXCLUSIVE, REPLAYABLE = PublisherMode.EXCLUSIVE, PublisherMode.REPLAYABLE

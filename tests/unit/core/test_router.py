@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from eventpump.core.router import HashRouter, PartitionRouter
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import partition_for_key
 
 EVENT = EventData(b"x")
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from eventpump.core.sequencer import (
-    NUMBERS,
     TRANSITIONS,
     AttachRequest,
     Failure,
@@ -22,10 +21,9 @@ from eventpump.core.sequencer import (
     SequencerInput,
     SequencerState,
     Step,
-    advance,
-    distance,
 )
 from eventpump.errors import InvalidClientStateError, ProducerDisconnectedError, ProducerStateLostError
+from eventpump.eventhubs.numbering import NUMBERS, advance, distance
 from tests.unit.core.publishing import PRODUCER_ID, World, walk
 
 MAX = NUMBERS - 1

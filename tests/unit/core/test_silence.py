@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.core.silence import DROP_INTERVAL, Look, Patience, Peer, SilenceCheck, Step, is_ahead, lag
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 
 ANSWERS = st.sampled_from([True, False, None])
 

@@ -25,7 +25,7 @@ from eventpump.core.starts import (
     start_of,
     starts_text,
 )
-from eventpump.events import Checkpoint, EventPosition
+from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.ports import PartitionProperties, ScopeRecord
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)

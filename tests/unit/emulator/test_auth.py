@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from eventpump.dialect import sas
-from eventpump.dialect.addresses import parse_address
-from eventpump.dialect.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.emulator.auth import AccessRule, Denial, Grant, Grants, KeyRing, Right, VerifiedToken
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.addresses import parse_address
+from eventpump.eventhubs.names import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 
 NOW = 1000.0
 KEYS = KeyRing([AccessRule("root", "secret"), AccessRule("reader", "other", Right.LISTEN)])

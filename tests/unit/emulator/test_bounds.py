@@ -10,11 +10,11 @@ import pytest
 from eventpump.amqp.codec import DecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Int, Short, Symbol
-from eventpump.dialect.envelope import decode_batch, encode_batch, partition_key_of
-from eventpump.dialect.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.emulator import bounds
 from eventpump.emulator.ledger import Run, run_of
 from eventpump.emulator.stamping import stamp
+from eventpump.eventhubs.envelope import decode_batch, encode_batch, partition_key_of
+from eventpump.eventhubs.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
 MIB = 1024 * 1024
 

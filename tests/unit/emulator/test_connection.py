@@ -22,12 +22,12 @@ from eventpump.amqp.performatives import (
     Target,
     Transfer,
 )
-from eventpump.dialect import cbs
-from eventpump.dialect.names import JWT_TOKEN_TYPE
 from eventpump.emulator.auth import Right, VerifiedToken
 from eventpump.emulator.connection import CLOSE_GRACE
 from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
 from eventpump.emulator.service import Service
+from eventpump.eventhubs import cbs
+from eventpump.eventhubs.names import JWT_TOKEN_TYPE
 from eventpump.testing.peer import AmqpPeer, LinkRefusedError
 from tests.unit.amqp.pair import frame, sent
 from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve

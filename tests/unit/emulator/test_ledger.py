@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import Data, Header, Message
 from eventpump.amqp.types import Int, Short, Symbol
-from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.emulator.ledger import (
     LOOK_BACK,
     NUMBERS,
@@ -32,6 +31,7 @@ from eventpump.emulator.ledger import (
 from eventpump.emulator.readers import Refusal
 from eventpump.emulator.stamping import stamp
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
 LAST = NUMBERS - 1
 NOTHING = Claim(None, None, None)

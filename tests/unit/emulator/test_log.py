@@ -19,7 +19,7 @@ from eventpump.emulator.log import (
     enforce_retention,
     group_names,
 )
-from eventpump.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 
 
 def event(body: bytes = b"x") -> bytes:

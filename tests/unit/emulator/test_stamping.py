@@ -24,7 +24,7 @@ from eventpump.amqp.message import (
 )
 from eventpump.amqp.types import Described, Int, Short, Symbol, Timestamp
 from eventpump.emulator.stamping import add_delivery_annotations, stamp
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 
 _NAMES = EventFields(b"x-opt-sequence-number", b"x-opt-offset", b"x-opt-enqueued-time")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect.envelope import decode_batch
 from eventpump.errors import EventTooLargeError
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import decode_batch
+from eventpump.eventhubs.events import EventData
 from eventpump.producer.batch import EventBatch
 
 SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integers(0, 3000)), max_size=40)

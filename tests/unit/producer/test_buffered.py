@@ -17,10 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp.message import Data, Message
-from eventpump.core.sequencer import NUMBERS
-from eventpump.dialect.envelope import decode_batch
-from eventpump.dialect.hashing import partition_for_key
-from eventpump.dialect.sealing import SealedBatch, pieces
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -31,7 +27,11 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import decode_batch
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.eventhubs.numbering import NUMBERS
+from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 
 from eventpump.core.claim import PublisherIntent, PublisherState, Started, StoredPublisherState
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, NUMBERS
-from eventpump.dialect.names import PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.stamps import STAMP, read_stamp
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
@@ -27,7 +24,10 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
+from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks

@@ -25,7 +25,7 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Receipt
 from eventpump.producer.producer import HubProducer

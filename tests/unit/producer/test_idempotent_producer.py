@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from eventpump.core.claim import StoredPublisherState
-from eventpump.dialect.conditions import error_for
-from eventpump.dialect.names import PRODUCER_ID
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -26,7 +24,9 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import RetryOptions

@@ -21,7 +21,7 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import RetryOptions
 from eventpump.storage.publisher_state import MemoryPublisherStateStore

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from eventpump.dialect.conditions import error_for
 from eventpump.errors import (
     AuthenticationError,
     ClosedError,
@@ -25,7 +24,8 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventData
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import RetryOptions

@@ -12,9 +12,6 @@ import pytest
 
 from eventpump.amqp.types import Int, Short
 from eventpump.core.sequencer import Outcome, PartitionSequencer
-from eventpump.dialect.conditions import error_for
-from eventpump.dialect.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.sealing import SealedBatch
 from eventpump.errors import (
     ClosedError,
     EventPumpError,
@@ -27,7 +24,10 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
 )
-from eventpump.events import EventData
+from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.ports import SendLinkSpec
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions

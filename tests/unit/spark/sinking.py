@@ -18,14 +18,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eventpump.core.sequencer import (
-    NUMBERS,
-    AttachRequest,
-    Outcome,
-    PartitionSequencer,
-    Publication,
-    Step,
-)
+from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
 from eventpump.errors import (
     EventPumpError,
     ProducerDisconnectedError,
@@ -34,6 +27,7 @@ from eventpump.errors import (
     RequestRefusedError,
     StoreError,
 )
+from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.spark.ledger import (
     RENEW_AT,
     AttachProducers,

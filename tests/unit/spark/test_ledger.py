@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, AttachRequest
+from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
     ConfigurationError,
     EventPumpError,
@@ -21,6 +21,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
 from eventpump.spark.ledger import (
     KEPT_BATCHES,
     PRUNED_EVERY,

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.ports import PartitionProperties
 from eventpump.spark.offsets import (
     FIRST_START,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from eventpump.errors import ConfigurationError
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.spark.connection import CONNECTION_OPTIONS
 from eventpump.spark.offsets import TriggerLimits
 from eventpump.spark.options import NOT_TAKEN, SOURCE_OPTIONS, WITHOUT_EFFECT, SourceOptions, without_effect

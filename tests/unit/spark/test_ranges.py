@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.events import ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.ports import PartitionProperties
 from eventpump.spark.offsets import SequenceRange
 from eventpump.spark.ranges import RangeProgress, number_of

@@ -15,7 +15,7 @@ from eventpump.errors import (
     EntityNotFoundError,
     LinkDetachedError,
 )
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.ports import ReceiveLinkSpec
 from eventpump.spark.offsets import ReceiveOptions, SequenceRange
 from eventpump.spark.ranges import number_of

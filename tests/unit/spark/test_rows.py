@@ -34,7 +34,8 @@ from eventpump.amqp.types import (
     UShort,
 )
 from eventpump.errors import EventError
-from eventpump.events import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

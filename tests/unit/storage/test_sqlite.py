@@ -17,7 +17,7 @@ import pytest
 
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.sqlite import SqliteLeaseStore
 
@@ -525,7 +525,7 @@ def test_a_duration_must_be_positive() -> None:
 
 _ACQUIRE_ALL = """
 import asyncio, sys
-from eventpump.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint
 from eventpump.ports import ConsumerScope
 from eventpump.storage.sqlite import SqliteLeaseStore
 

@@ -6,8 +6,6 @@ import asyncio
 
 import pytest
 
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import (
     ClosedError,
     ConnectionLostError,
@@ -20,7 +18,9 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceBusyError,
 )
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 

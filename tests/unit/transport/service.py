@@ -24,9 +24,9 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
-from eventpump.dialect import cbs, management
-from eventpump.dialect.management import HubFacts
-from eventpump.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs import cbs, management
+from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.management import HubFacts
 from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
 from eventpump.ports import ReceiveLinkSpec, SendLinkSpec

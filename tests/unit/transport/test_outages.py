@@ -10,9 +10,9 @@ import pytest
 
 from eventpump.amqp.types import Int, Short
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.errors import ConnectionLostError, EventPumpError
-from eventpump.events import EventData
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.ports import ReceiveLinkSpec
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import FeedSettings, RetryOptions

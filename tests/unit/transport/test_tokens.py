@@ -14,10 +14,10 @@ from pydantic import SecretStr
 
 from eventpump.amqp.message import Message, Properties
 from eventpump.amqp.types import Symbol
-from eventpump.dialect import cbs, sas
-from eventpump.dialect.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
-from eventpump.dialect.requests import correlation_id, message_id
 from eventpump.errors import AuthenticationError, ClosedError, Recovery, ServiceError, ServiceTimeoutError
+from eventpump.eventhubs import cbs, sas
+from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.eventhubs.requests import correlation_id, message_id
 from eventpump.settings import SharedKey, SharedSignature
 from tests.unit.transport.service import KEY, Service, open_reader, open_sender, settle
 

@@ -21,9 +21,9 @@ from eventpump.amqp.message import (
 )
 from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
 from eventpump.amqp.types import Array, Char, Decimal64, Int, Short, Symbol, Timestamp, UByte
-from eventpump.dialect.envelope import encode_batch
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT
 from eventpump.errors import EventError
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from tests.unit.amqp.test_message import messages
 from tests.unit.amqp.values import SCALARS, plain
 from tests.ways import need_uamqp

@@ -6,11 +6,11 @@ import pytest
 
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Int, Symbol, Timestamp
-from eventpump.dialect import cbs
-from eventpump.dialect.conditions import UNAUTHORIZED_ACCESS
-from eventpump.dialect.names import SAS_TOKEN_TYPE
-from eventpump.dialect.requests import BadRequestError, MessageId, correlation_id
 from eventpump.errors import AuthenticationError, EntityNotFoundError, ProtocolError, QuotaExceededError
+from eventpump.eventhubs import cbs
+from eventpump.eventhubs.conditions import UNAUTHORIZED_ACCESS
+from eventpump.eventhubs.names import SAS_TOKEN_TYPE
+from eventpump.eventhubs.requests import BadRequestError, MessageId, correlation_id
 
 TOKEN = "SharedAccessSignature sr=a&sig=SECRET&se=1&skn=n"
 IDS: list[MessageId] = [uuid.UUID(int=7), "request-7"]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eventpump.amqp.types import Described, Symbol
-from eventpump.dialect.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
 from eventpump.texts import excerpt
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -6,14 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect.conditions import (
-    CONDITIONS,
-    SERVER_BUSY_WAIT,
-    STATUS_CONDITIONS,
-    error_for,
-    error_for_status,
-    tracking_id,
-)
 from eventpump.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -27,6 +19,14 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
     ServiceTimeoutError,
+)
+from eventpump.eventhubs.conditions import (
+    CONDITIONS,
+    SERVER_BUSY_WAIT,
+    STATUS_CONDITIONS,
+    error_for,
+    error_for_status,
+    tracking_id,
 )
 
 MISSING = "The messaging entity 'sb://ns/hub' could not be found. To know more visit https://aka.ms/x."

@@ -7,8 +7,8 @@ from typing import Any
 
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Symbol, Timestamp
-from eventpump.dialect.names import CBS_NODE, EXPIRATION, NAME, OPERATION, PUT_TOKEN, TYPE
-from eventpump.dialect.requests import (
+from eventpump.eventhubs.names import CBS_NODE, EXPIRATION, NAME, OPERATION, PUT_TOKEN, TYPE
+from eventpump.eventhubs.requests import (
     BadRequestError,
     MessageId,
     SecretText,

@@ -24,18 +24,16 @@ from eventpump.amqp.message import (
 )
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import EventError
-
-SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
-OFFSET = Symbol("x-opt-offset")
-ENQUEUED_TIME = Symbol("x-opt-enqueued-time")
-PARTITION_KEY = Symbol("x-opt-partition-key")
-"""The message annotations the service adds (wire reference, 6.1)."""
-
-LAST_ENQUEUED_SEQUENCE_NUMBER = Symbol("last_enqueued_sequence_number")
-LAST_ENQUEUED_OFFSET = Symbol("last_enqueued_offset")
-LAST_ENQUEUED_TIME = Symbol("last_enqueued_time_utc")
-RUNTIME_INFO_RETRIEVAL_TIME = Symbol("runtime_info_retrieval_time_utc")
-"""The delivery annotations of a link with runtime metrics (6.3)."""
+from eventpump.eventhubs.names import (
+    ENQUEUED_TIME,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME,
+    OFFSET,
+    PARTITION_KEY,
+    RUNTIME_INFO_RETRIEVAL_TIME,
+    SEQUENCE_NUMBER,
+)
 
 _FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode())
 

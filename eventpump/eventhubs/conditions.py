@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Final
 
 from eventpump.amqp.types import Symbol
-from eventpump.dialect.names import VENDOR
 from eventpump.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -23,6 +22,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.eventhubs.names import VENDOR
 from eventpump.texts import excerpt
 
 SERVER_BUSY_WAIT: Final = 4.0

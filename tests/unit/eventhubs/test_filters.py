@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.codec import decode, encode
 from eventpump.amqp.types import Described, Symbol, ULong
-from eventpump.dialect.filters import parse_selector, parse_source_filter, selector, source_filter
-from eventpump.dialect.names import SELECTOR_DESCRIPTORS, SELECTOR_FILTER
-from eventpump.events import EventPosition
+from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.filters import parse_selector, parse_source_filter, selector, source_filter
+from eventpump.eventhubs.names import SELECTOR_DESCRIPTORS, SELECTOR_FILTER
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_704_110_400_000

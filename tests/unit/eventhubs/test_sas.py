@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect import sas
-from eventpump.dialect.sas import Verdict
+from eventpump.eventhubs import sas
+from eventpump.eventhubs.sas import Verdict
 
 URI = "sb://ns.servicebus.windows.net/hub"
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)

@@ -15,12 +15,12 @@ from typing import Final, Self
 from eventpump.amqp import codec
 from eventpump.amqp.message import MESSAGE_ANNOTATIONS, data_head, section, section_spans
 from eventpump.amqp.types import Described, Int, Short, Symbol
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.dialect.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
-from eventpump.dialect.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.stamps import filled, spell_stamp, with_room
 from eventpump.errors import EventError
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
+from eventpump.eventhubs.stamps import filled, spell_stamp, with_room
 
 _KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 
@@ -55,7 +55,7 @@ def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = Fal
     A body that is bytes and no more is a piece as it is: it is first copied when its batch is sealed.
 
     :param idempotent: whether to leave room for numbers.
-    :param stamped: whether to leave room for a stamp too (`dialect/stamps.py`).
+    :param stamped: whether to leave room for a stamp too (`eventhubs/stamps.py`).
     :returns: what stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
     :raises EventError: a property or the body has no AMQP form, or the event carries numbers already.
     """

@@ -15,17 +15,8 @@ from eventpump.amqp.codec import encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties, section, section_spans
 from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
 from eventpump.errors import EventError
-from eventpump.events import (
-    ENQUEUED_TIME,
-    OFFSET,
-    PARTITION_KEY,
-    SEQUENCE_NUMBER,
-    Checkpoint,
-    EventData,
-    EventPosition,
-    LastEnqueued,
-    ReceivedEvent,
-)
+from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 
 NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
 texts = st.text(max_size=20)

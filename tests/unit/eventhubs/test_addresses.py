@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect.addresses import (
+from eventpump.eventhubs.addresses import (
     Address,
     AddressKind,
     Audience,

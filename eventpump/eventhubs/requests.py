@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from eventpump.amqp.message import Message, Properties
 from eventpump.amqp.types import Int, Symbol
-from eventpump.dialect.conditions import ARGUMENT_ERROR, INVALID_FIELD, error_for_status
-from eventpump.dialect.names import ERROR_CONDITION, STATUS_CODE, STATUS_DESCRIPTION
 from eventpump.errors import ProtocolError
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR, INVALID_FIELD, error_for_status
+from eventpump.eventhubs.names import ERROR_CONDITION, STATUS_CODE, STATUS_DESCRIPTION
 
 MessageId = uuid.UUID | str
 """What a client may name a request with; an answer's correlation id is the same value of the same type."""

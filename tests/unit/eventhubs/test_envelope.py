@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from eventpump.amqp.codec import DecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Header, Message
 from eventpump.amqp.types import Described, Symbol, ULong
-from eventpump.dialect.envelope import DATA_HEADS, EVENT_HEADS, decode_batch, encode_batch, partition_key_of
-from eventpump.dialect.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import DATA_HEADS, EVENT_HEADS, decode_batch, encode_batch, partition_key_of
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY
 
 # Sizes around 255, where a section's length takes one byte or four.
 payloads = st.binary(max_size=40) | st.integers(250, 260).map(bytes) | st.just(bytes(70_000))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Array, Int, Timestamp
-from eventpump.dialect import management
-from eventpump.dialect.conditions import ARGUMENT_OUT_OF_RANGE, NOT_FOUND
-from eventpump.dialect.management import NEVER, HubFacts, ManagementRequest, PartitionFacts
-from eventpump.dialect.requests import BadRequestError, correlation_id
 from eventpump.errors import EntityNotFoundError, ProtocolError, RequestRefusedError
+from eventpump.eventhubs import management
+from eventpump.eventhubs.conditions import ARGUMENT_OUT_OF_RANGE, NOT_FOUND
+from eventpump.eventhubs.management import NEVER, HubFacts, ManagementRequest, PartitionFacts
+from eventpump.eventhubs.requests import BadRequestError, correlation_id
 
 HUB = HubFacts("telemetry", datetime(2024, 5, 6, tzinfo=UTC), ("0", "1", "2"))
 PARTITION = PartitionFacts("telemetry", "1", 5, 2**40, "123456", datetime(2024, 5, 6, 7, tzinfo=UTC), is_empty=False)

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from eventpump.amqp.message import AmqpValue, Message, Properties
 from eventpump.amqp.types import Array, Int, Symbol, Timestamp
-from eventpump.dialect.conditions import INVALID_FIELD, NOT_ALLOWED
-from eventpump.dialect.names import (
+from eventpump.errors import ProtocolError
+from eventpump.eventhubs.conditions import INVALID_FIELD, NOT_ALLOWED
+from eventpump.eventhubs.names import (
     HUB_TYPE,
     LAST_ENQUEUED_OFFSET,
     LAST_ENQUEUED_SEQUENCE_NUMBER,
@@ -24,8 +25,7 @@ from eventpump.dialect.names import (
     SECURITY_TOKEN,
     TYPE,
 )
-from eventpump.dialect.requests import BadRequestError, MessageId, SecretText, answer, check_answer, text_field
-from eventpump.errors import ProtocolError
+from eventpump.eventhubs.requests import BadRequestError, MessageId, SecretText, answer, check_answer, text_field
 from eventpump.texts import MAX_EXCERPT, excerpt
 
 NEVER = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from eventpump.amqp.message import Message
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.dialect.envelope import decode_batch
-from eventpump.dialect.names import PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.sealing import SealedBatch, pieces, pieces_of
-from eventpump.dialect.stamps import STAMP, Stamp, read_stamp, spell_stamp, with_room
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import decode_batch
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
+from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
+from eventpump.eventhubs.stamps import STAMP, Stamp, read_stamp, spell_stamp, with_room
 
 EVENTS = [
     EventData(b"bytes and no more"),

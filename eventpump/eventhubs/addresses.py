@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from eventpump.dialect.names import CBS_NODE, MANAGEMENT_NODE
+from eventpump.eventhubs.names import CBS_NODE, MANAGEMENT_NODE
 from eventpump.texts import excerpt
 
 _GROUPS = "consumergroups"

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.message import Data, Header, Message
 from eventpump.amqp.types import Int, Short, Symbol
-from eventpump.core.sequencer import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.dialect.envelope import decode_batch, encode_batch, envelope_head
-from eventpump.dialect.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.dialect.sealing import ROOM, SealedBatch, pieces, pieces_of
 from eventpump.errors import EventError
-from eventpump.events import EventData
+from eventpump.eventhubs.envelope import decode_batch, encode_batch, envelope_head
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
+from eventpump.eventhubs.sealing import ROOM, SealedBatch, pieces, pieces_of
 
 KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 

@@ -5,14 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from eventpump.amqp.types import Symbol, ULong
-from eventpump.events import ENQUEUED_TIME as ENQUEUED_TIME
-from eventpump.events import LAST_ENQUEUED_OFFSET as LAST_ENQUEUED_OFFSET
-from eventpump.events import LAST_ENQUEUED_SEQUENCE_NUMBER as LAST_ENQUEUED_SEQUENCE_NUMBER
-from eventpump.events import LAST_ENQUEUED_TIME as LAST_ENQUEUED_TIME
-from eventpump.events import OFFSET as OFFSET
-from eventpump.events import PARTITION_KEY as PARTITION_KEY
-from eventpump.events import RUNTIME_INFO_RETRIEVAL_TIME as RUNTIME_INFO_RETRIEVAL_TIME
-from eventpump.events import SEQUENCE_NUMBER as SEQUENCE_NUMBER
 
 VENDOR: Final = "com.microsoft:"
 
@@ -77,3 +69,17 @@ JWT_SCOPE: Final = "https://eventhubs.azure.net//.default"
 
 HUB_TYPE: Final = VENDOR + "eventhub"
 PARTITION_TYPE: Final = VENDOR + "partition"
+
+# --------------------------------------------------------------------------- annotations of what the service stored
+
+SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
+OFFSET: Final = Symbol("x-opt-offset")
+ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
+PARTITION_KEY: Final = Symbol("x-opt-partition-key")
+"""The message annotations the service adds (wire reference, 6.1)."""
+
+LAST_ENQUEUED_SEQUENCE_NUMBER: Final = Symbol("last_enqueued_sequence_number")
+LAST_ENQUEUED_OFFSET: Final = Symbol("last_enqueued_offset")
+LAST_ENQUEUED_TIME: Final = Symbol("last_enqueued_time_utc")
+RUNTIME_INFO_RETRIEVAL_TIME: Final = Symbol("runtime_info_retrieval_time_utc")
+"""The delivery annotations of a link with runtime metrics (6.3)."""

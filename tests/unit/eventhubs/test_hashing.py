@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.dialect import hashing
-from eventpump.dialect.hashing import KeyHash, check_key_length, hash_key, partition_for_key
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs import hashing
+from eventpump.eventhubs.hashing import KeyHash, check_key_length, hash_key, partition_for_key
 
 VECTORS = {
     "": 0,

@@ -14,7 +14,7 @@ from typing import Final
 from eventpump.amqp.codec import MAX_ITEMS, DecodeError, count_items, decode, skip
 from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message, data_head
 from eventpump.amqp.types import Described
-from eventpump.dialect.names import PARTITION_KEY
+from eventpump.eventhubs.names import PARTITION_KEY
 
 _SMALL = b"\x00\x53\x75\xa0"
 _LARGE = b"\x00\x53\x75\xb0"
