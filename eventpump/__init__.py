@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from eventpump.assembly import BufferedProducer, EventProducer, PartitionReader, ProcessorHost
+from eventpump.clients import BufferedProducer, EventProducer, PartitionReader, ProcessorHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
@@ -36,7 +36,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.ports import HubProperties, PartitionProperties, PublisherStateStore
+from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt
 from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties

@@ -36,8 +36,8 @@ from eventpump import (
 )
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.hooks import HostReport, PumpStarted
-from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.reports import HostReport, PumpStarted
 
 _T = TypeVar("_T")
 Options = dict[str, Any]

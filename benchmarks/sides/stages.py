@@ -18,7 +18,14 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.connection import service_config
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLink, SendLinkSpec
+from eventpump.interfaces import (
+    HubProperties,
+    PartitionProperties,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    SendLink,
+    SendLinkSpec,
+)
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeaseStore
 

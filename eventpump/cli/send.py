@@ -14,7 +14,6 @@ from importlib import util
 from typing import TYPE_CHECKING, Final
 
 from eventpump.amqp.message import Data, encode_data
-from eventpump.assembly import EventProducer
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
@@ -27,6 +26,7 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
+from eventpump.clients import EventProducer
 from eventpump.errors import (
     ConfigurationError,
     EventError,

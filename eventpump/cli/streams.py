@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar, get_args
 
-from eventpump.assembly import ConnectionOptions
+from eventpump.clients import ConnectionOptions
 from eventpump.errors import ConfigurationError
 from eventpump.settings import TransportType
 

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from eventpump.amqp.types import Decimal32, Decimal64, Decimal128, Described, Timestamp
-from eventpump.assembly import make_transport
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
@@ -26,10 +25,11 @@ from eventpump.cli.streams import (
     keep_quiet,
     whole_number,
 )
+from eventpump.clients import make_transport
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.ports import (
+from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
     ReceiveLink,

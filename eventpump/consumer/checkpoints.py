@@ -13,7 +13,7 @@ from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import CheckpointStore
+from eventpump.interfaces import CheckpointStore
 
 FAILURES_TOLD = 3
 """Failed writes in a row after which those who wait are told. Writing goes on."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from eventpump.consumer.tasks import TaskSet
 from eventpump.errors import EventPumpError
-from eventpump.ports import PartitionProperties
+from eventpump.interfaces import PartitionProperties
 
 QUIET = 15.0
 """Seconds without an event after which the service is asked, and after which its answer counts."""

@@ -24,7 +24,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
-from eventpump.ports import ReceiveLink, ReceiveLinkSpec, Transport
+from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 
 BUSY_DELAY = 4.0

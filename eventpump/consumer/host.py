@@ -22,8 +22,8 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
-from eventpump.hooks import Hook, Reporter
-from eventpump.ports import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.reports import Hook, Reporter
 from eventpump.settings import HostSettings
 
 logger = logging.getLogger("eventpump.consumer")

@@ -15,7 +15,7 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import (
+from eventpump.interfaces import (
     Clock,
     ConsumerScope,
     HubDirectory,

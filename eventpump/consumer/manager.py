@@ -30,7 +30,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
-from eventpump.hooks import (
+from eventpump.reports import (
     HostReport,
     LeaseLost,
     LeaseReleased,

@@ -31,8 +31,7 @@ from eventpump.core.starts import (
 )
 from eventpump.errors import DataLossError, Recovery, ServiceError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, Checkpoint, EventPosition
-from eventpump.hooks import DataLost, ServiceFailed, StoreFailed
-from eventpump.ports import (
+from eventpump.interfaces import (
     HubDirectory,
     HubProperties,
     LeaseStore,
@@ -40,6 +39,7 @@ from eventpump.ports import (
     ScopeRecord,
     StoredScopeRecord,
 )
+from eventpump.reports import DataLost, ServiceFailed, StoreFailed
 from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.events import LastEnqueued, ReceivedEvent
 
 if TYPE_CHECKING:
-    from eventpump.ports import ConsumerScope
+    from eventpump.interfaces import ConsumerScope
 
 
 class EventProcessor(ABC):

@@ -41,7 +41,8 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
-from eventpump.hooks import (
+from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
@@ -57,14 +58,6 @@ from eventpump.hooks import (
     ServiceFailed,
     StoreFailed,
     UnexpectedFailure,
-)
-from eventpump.ports import (
-    Clock,
-    ConsumerScope,
-    HubDirectory,
-    PartitionProperties,
-    ReceiveLinkSpec,
-    Transport,
 )
 from eventpump.settings import HostSettings
 

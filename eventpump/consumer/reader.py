@@ -20,7 +20,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import ReaderSettings
 
 SILENCE = 30.0

@@ -20,7 +20,7 @@ from eventpump.core.silence import (
 )
 from eventpump.errors import EventPumpError, LinkDetachedError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.ports import HubDirectory, ReceiveLink
+from eventpump.interfaces import HubDirectory, ReceiveLink
 
 _ENOUGH = 0.9
 """The part of the time at which a check may begin."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eventpump.core.turns import TurnLedger
-from eventpump.ports import Clock
+from eventpump.interfaces import Clock
 
 
 class Turns:

@@ -73,7 +73,7 @@ def starts_text(configured: EventPosition | Mapping[str, EventPosition]) -> dict
 
 
 class Record(Protocol):
-    """A consumer group's record; see `eventpump.ports.ScopeRecord`."""
+    """A consumer group's record; see `eventpump.interfaces.ScopeRecord`."""
 
     @property
     def hub_created_at(self) -> datetime:
@@ -116,7 +116,7 @@ def hub_of(record: Record, partition_id: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class RecordChange:
-    """What is new in a record; see `eventpump.ports.ScopeRecord`."""
+    """What is new in a record; see `eventpump.interfaces.ScopeRecord`."""
 
     hub_created_at: datetime
     partition_count: int
@@ -149,7 +149,7 @@ def entered(
 
 
 class PartitionFacts(Protocol):
-    """What the service says of a partition; see `eventpump.ports.PartitionProperties`."""
+    """What the service says of a partition; see `eventpump.interfaces.PartitionProperties`."""
 
     @property
     def beginning_sequence_number(self) -> int:

@@ -46,7 +46,7 @@ from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, S
 from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP, read_stamp
-from eventpump.ports import PublisherStateStore, SendLink, SendLinkSpec, Transport
+from eventpump.interfaces import PublisherStateStore, SendLink, SendLinkSpec, Transport
 from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
 from eventpump.producer.tail import read_tail
 from eventpump.settings import RetryOptions

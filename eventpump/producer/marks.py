@@ -15,7 +15,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.eventhubs.numbering import distance
-from eventpump.ports import PublisherStateStore
+from eventpump.interfaces import PublisherStateStore
 from eventpump.settings import RetryOptions
 
 MARK_INTERVAL = 30.0

@@ -33,7 +33,7 @@ from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.ports import (
+from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
     PublisherStateStore,
@@ -140,7 +140,7 @@ class HubProducer:
         storing it. Without options each producer is given an id of its own.
     :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
     :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
-    :param state_store: see :class:`eventpump.ports.PublisherStateStore`; opened and closed with the producer.
+    :param state_store: see :class:`eventpump.interfaces.PublisherStateStore`; opened and closed with the producer.
     :param mode: how processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
         "exclusive" with one unless given.
 

@@ -43,7 +43,7 @@ from eventpump.eventhubs.names import (
     PRODUCER_SEQUENCE_NUMBER,
 )
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.ports import SendLink, SendLinkOpener, SendLinkSpec
+from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.settings import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")

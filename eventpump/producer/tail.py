@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from eventpump.errors import EventPumpError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.ports import ReceiveLinkSpec, Transport
+from eventpump.interfaces import ReceiveLinkSpec, Transport
 
 _CREDIT = 300
 _TIMEOUT = 60.0

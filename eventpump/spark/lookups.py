@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from eventpump.core.backoff import Backoff
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.spark.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
 from eventpump.spark.options import SourceOptions
 
@@ -82,7 +82,7 @@ async def find_numbers(
 
 
 class _FirstMessage:
-    """Takes the first message of a link. A :class:`eventpump.ports.ReceiveSink`."""
+    """Takes the first message of a link. A :class:`eventpump.interfaces.ReceiveSink`."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from eventpump.errors import ConfigurationError, DataLossError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
-from eventpump.ports import PartitionProperties
+from eventpump.interfaces import PartitionProperties
 
 _T = TypeVar("_T")
 

@@ -51,7 +51,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import NOT_ALLOWED
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.sealing import SealedBatch, pieces
-from eventpump.ports import ReceiveLinkSpec, Transport
+from eventpump.interfaces import ReceiveLinkSpec, Transport
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import FeedSettings, Name, RetryOptions, Seconds, SettingsModel
 from eventpump.spark.ledger import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.ports import PartitionProperties
+from eventpump.interfaces import PartitionProperties
 from eventpump.spark.offsets import SequenceRange
 
 

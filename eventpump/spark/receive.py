@@ -15,7 +15,7 @@ import pyarrow as pa
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
-from eventpump.ports import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection

@@ -19,7 +19,7 @@ from eventpump.core.backoff import Backoff
 from eventpump.errors import Recovery, ServiceBusyError, ServiceError
 from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
 from eventpump.eventhubs.sealing import SealedBatch, pieces
-from eventpump.ports import (
+from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
     ReceiveLink,

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError, ServiceError
-from eventpump.ports import Transport
+from eventpump.interfaces import Transport
 from eventpump.spark import lookups, worker
 from eventpump.spark.offsets import (
     HubOffset,

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from eventpump.ports import Transport
+from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.encode import EventColumns, EventEncoder, hashed

@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
-from eventpump.assembly import make_transport
+from eventpump.clients import make_transport
 from eventpump.errors import ServiceTimeoutError
-from eventpump.ports import Transport
+from eventpump.interfaces import Transport
 from eventpump.spark.connection import SparkConnection
 
 _T = TypeVar("_T")

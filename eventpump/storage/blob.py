@@ -20,7 +20,7 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.ports import StoredScopeRecord
+from eventpump.interfaces import StoredScopeRecord
 from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.layout import (
     DEFAULT_SUBSCRIPTION,
@@ -40,7 +40,7 @@ from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
-    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 
 T = TypeVar("T")
 

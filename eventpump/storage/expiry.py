@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eventpump.ports import Clock, MachineClock
+from eventpump.interfaces import Clock, MachineClock
 
 
 @dataclass(frozen=True, slots=True)

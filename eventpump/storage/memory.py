@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.ports import StoredScopeRecord
+from eventpump.interfaces import StoredScopeRecord
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
-    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 
 
 @dataclass(slots=True)

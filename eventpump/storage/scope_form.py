@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from eventpump.ports import ScopeRecord
+from eventpump.interfaces import ScopeRecord
 
 _VERSION: Final = 1
 """Raised with every member added, dropped or changed: who does not know a member would drop it at the next swap."""

@@ -34,13 +34,13 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import StoredScopeRecord
+from eventpump.interfaces import StoredScopeRecord
 from eventpump.storage.expiry import Expiry, ExpiryJudge
 from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
 from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
-    from eventpump.ports import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 
 T = TypeVar("T")
 

@@ -107,7 +107,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """`ports.Clock` on the time of a virtual loop.
+    """`interfaces.Clock` on the time of a virtual loop.
 
     :param loop: the loop; None for the one that runs when the clock is read.
     :param epoch: what `time` says when the loop's time is 0, in seconds since the Unix epoch.

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.hooks import HostReport
-from eventpump.ports import ConsumerScope
+from eventpump.interfaces import ConsumerScope
+from eventpump.reports import HostReport
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.store import FlakyLeaseStore

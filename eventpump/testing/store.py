@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""An Event Hub in memory, and transports to it: for testing what stands on `ports.Transport` without a network.
+"""An Event Hub in memory, and transports to it: for testing what stands on `interfaces.Transport` without a network.
 
 `FakeHub` is the service: partitions, offsets, credit, owner levels, and faults that a test scripts. Any number of
 `FakeTransport`s lead to one hub, as any number of hosts would.
@@ -48,7 +48,7 @@ from eventpump.eventhubs.names import (
     RUNTIME_INFO_RETRIEVAL_TIME,
     SEQUENCE_NUMBER,
 )
-from eventpump.ports import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
+from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
 
 _RUN = 256
 """The most messages handed to a sink at once."""
@@ -752,7 +752,7 @@ class FakeSendLink:
 
 
 class FakeTransport:
-    """`ports.Transport` to a hub in memory.
+    """`interfaces.Transport` to a hub in memory.
 
     :param hub: the hub; None for one of its own.
     """

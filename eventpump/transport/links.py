@@ -19,8 +19,8 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.eventhubs.conditions import error_for
+from eventpump.interfaces import ReceiveSink
 from eventpump.net.stream import CLOSE_TIMEOUT
-from eventpump.ports import ReceiveSink
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 
 _UNLIMITED = 2**63
@@ -143,7 +143,7 @@ class ClientLink:
 
 
 class ClientReceiveLink(ClientLink):
-    """A receive link: `eventpump.ports.ReceiveLink`."""
+    """A receive link: `eventpump.interfaces.ReceiveLink`."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class ClientReceiveLink(ClientLink):
 
 
 class ClientSendLink(ClientLink):
-    """A send link: `eventpump.ports.SendLink`.
+    """A send link: `eventpump.interfaces.SendLink`.
 
     Messages stand in one queue, which is sent from whenever there is credit and the peer reads.
     """

@@ -27,13 +27,7 @@ from eventpump.eventhubs import management
 from eventpump.eventhubs.addresses import audience, consumer_address, producer_address
 from eventpump.eventhubs.filters import source_filter
 from eventpump.eventhubs.names import CBS_NODE, EPOCH, GEOREPLICATION, MANAGEMENT_NODE, RECEIVER_NAME, RUNTIME_METRIC
-from eventpump.ports import (
-    HubProperties,
-    PartitionProperties,
-    ReceiveLinkSpec,
-    ReceiveSink,
-    SendLinkSpec,
-)
+from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
 from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
@@ -77,7 +71,7 @@ class _Live:
 
 
 class NamespaceTransport(ABC):
-    """The way to one namespace: `eventpump.ports.Transport`.
+    """The way to one namespace: `eventpump.interfaces.Transport`.
 
     :param settings: where to connect, and as whom.
     :param rng: spreads the back-off.

@@ -14,7 +14,7 @@ from eventpump.transport.namespace import NamespaceTransport
 
 
 class NativeTransport(NamespaceTransport):
-    """The way to one namespace over AMQP on TCP or TLS: `eventpump.ports.Transport`.
+    """The way to one namespace over AMQP on TCP or TLS: `eventpump.interfaces.Transport`.
 
     :param settings: where to connect, and as whom.
     :param rng: spreads the back-off.

@@ -8,7 +8,7 @@ from eventpump.transport.uamqp_connection import UamqpConnection
 
 
 class UamqpTransport(NamespaceTransport):
-    """The way to one namespace over AMQP on TLS, with uamqp: `eventpump.ports.Transport`.
+    """The way to one namespace over AMQP on TLS, with uamqp: `eventpump.interfaces.Transport`.
 
     :param settings: where to connect, and as whom.
     :param rng: spreads the back-off.

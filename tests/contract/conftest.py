@@ -13,7 +13,7 @@ import pytest
 pytest.register_assert_rewrite("eventpump.testing.conformance.leases")
 
 from eventpump.clock import LoopClock  # noqa: E402
-from eventpump.ports import Clock, LeaseStore  # noqa: E402
+from eventpump.interfaces import Clock, LeaseStore  # noqa: E402
 from eventpump.storage.blob import BlobLeaseStore  # noqa: E402
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
 from eventpump.storage.sqlite import SqliteLeaseStore  # noqa: E402

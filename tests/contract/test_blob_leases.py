@@ -23,7 +23,7 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import Clock, ConsumerScope, ScopeRecord
+from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.blob import BlobLeaseStore
 from eventpump.testing.azurite import Azurite
 

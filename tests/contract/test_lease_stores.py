@@ -9,7 +9,7 @@ import pytest
 from eventpump.testing.conformance.leases import LeaseHarness, LeaseStoreContract
 
 if TYPE_CHECKING:
-    from eventpump.ports import LeaseStore
+    from eventpump.interfaces import LeaseStore
     from eventpump.storage.blob import BlobLeaseStore
     from eventpump.storage.memory import MemoryLeaseStore
     from eventpump.storage.sqlite import SqliteLeaseStore

@@ -24,7 +24,7 @@ pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")
 
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState  # noqa: E402
 from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
-from eventpump.ports import ConsumerScope  # noqa: E402
+from eventpump.interfaces import ConsumerScope  # noqa: E402
 from eventpump.storage.blob_states import BlobPublisherStateStore  # noqa: E402
 from eventpump.storage.publisher_state import (  # noqa: E402
     MemoryPublisherStateStore,
@@ -43,7 +43,7 @@ from eventpump.testing.conformance.publisher_state import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from eventpump.ports import PublisherStateStore
+    from eventpump.interfaces import PublisherStateStore
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.transport")
 
-from eventpump.assembly import make_transport  # noqa: E402 - after the registration
+from eventpump.clients import make_transport  # noqa: E402 - after the registration
 from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402
 from eventpump.emulator.server import Emulator  # noqa: E402
 from eventpump.settings import connection_settings  # noqa: E402
@@ -20,7 +20,7 @@ from tests.authority import Authority  # noqa: E402
 from tests.ways import need_uamqp  # noqa: E402
 
 if TYPE_CHECKING:
-    from eventpump.ports import Transport
+    from eventpump.interfaces import Transport
     from eventpump.transport.uamqp import UamqpTransport
 
     def _are_ports(native: NativeTransport, uamqp: UamqpTransport, fake: FakeTransport) -> list[Transport]:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
 from eventpump import CheckpointPolicy, PartitionContext, ProcessorHost, ReceivedEvent, RetryOptions, SqliteLeaseStore
-from eventpump.hooks import HostReport
+from eventpump.reports import HostReport
 from tests.faults.evidence import Journal
 from tests.faults.programs import HUB, JournalProcessor
 

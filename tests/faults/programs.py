@@ -27,8 +27,8 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.emulator.config import HubSpec
-from eventpump.hooks import HostReport
-from eventpump.ports import ConsumerScope
+from eventpump.interfaces import ConsumerScope
+from eventpump.reports import HostReport
 from eventpump.settings import connection_settings
 from eventpump.testing.processes import ChildProcess
 from tests.faults.evidence import Evidence, Fact, Journal, Witnessed, digest_of, read_log

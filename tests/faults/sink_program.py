@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from eventpump.ports import SendLink, SendLinkSpec
+from eventpump.interfaces import SendLink, SendLinkSpec
 from eventpump.spark.ledger_store import DirectoryLedger
 from tests.faults.sinking import PlainTransport, query_of
 

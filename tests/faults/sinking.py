@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import Emulator, EventData, PartitionReader, RetryOptions
-from eventpump.assembly import make_transport
-from eventpump.ports import (
+from eventpump.clients import make_transport
+from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
     ReceiveLink,

@@ -32,7 +32,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
-from eventpump.ports import SendLinkSpec
+from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions

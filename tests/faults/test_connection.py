@@ -17,7 +17,7 @@ from eventpump import (
     ServiceTimeoutError,
 )
 from eventpump.emulator.faults import DropConnection, LinkRole
-from eventpump.hooks import LinkFailed
+from eventpump.reports import LinkFailed
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.faults.programs import CONNECTION, HUB, IDLE_TIMEOUT, RECONNECT, Publisher, Stage, run_for
 from tests.ways import over_both

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from eventpump import Checkpoint, CloseReason, Emulator, OwnershipLostError, PartitionReader
-from eventpump.hooks import LeaseLost, OutsideReader
+from eventpump.reports import LeaseLost, OutsideReader
 from eventpump.testing.proxy import FaultProxy
 from tests.faults.evidence import Evidence
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for

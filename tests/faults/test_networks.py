@@ -29,7 +29,7 @@ from eventpump import (
     RetryOptions,
 )
 from eventpump.errors import Recovery
-from eventpump.hooks import LinkFailed
+from eventpump.reports import LinkFailed
 from eventpump.testing.proxy import FaultProxy
 from tests.authority import Authority
 from tests.faults.connect_proxy import BAD_GATEWAY, GARBAGE, ConnectProxy

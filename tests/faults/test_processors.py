@@ -15,7 +15,7 @@ from eventpump import (
     ProcessorFailedError,
     ReceivedEvent,
 )
-from eventpump.hooks import LeaseLost, LeaseTaken, ProcessorFailed, PumpOverdue
+from eventpump.reports import LeaseLost, LeaseTaken, ProcessorFailed, PumpOverdue
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.faults.programs import (
     LEASE_DURATION,

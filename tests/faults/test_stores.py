@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from eventpump import BlobLeaseStore, StoreError
-from eventpump.hooks import LeaseLost, LeaseTaken, StoreFailed
+from eventpump.reports import LeaseLost, LeaseTaken, StoreFailed
 from eventpump.testing.azurite import Azurite
 from tests.faults.programs import Publisher, Stage, run_for
 from tests.faults.storage_proxy import Answer, StorageProxy

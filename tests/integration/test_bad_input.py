@@ -36,7 +36,7 @@ from eventpump import (
     RetryOptions,
     SqliteLeaseStore,
 )
-from eventpump.hooks import HostReport, PartitionFailed
+from eventpump.reports import HostReport, PartitionFailed
 
 KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
 WRONG_KEY = "AnotherSecretKeyOfTheUser+/0123456789abcdef="

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from eventpump.assembly import make_transport
+from eventpump.clients import make_transport
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
-from eventpump.hooks import HostReport, LinkFailed
-from eventpump.ports import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
+from eventpump.interfaces import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
+from eventpump.reports import HostReport, LinkFailed
 from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings
 from eventpump.storage.memory import MemoryLeaseStore
 from eventpump.testing.sink import PATIENCE

@@ -17,13 +17,13 @@ from azure.core.credentials import AccessToken, AzureNamedKey, AzureNamedKeyCred
 from azure.identity.aio import ManagedIdentityCredential
 
 from eventpump import EventData, EventProducer, PartitionReader
-from eventpump.assembly import make_transport
+from eventpump.clients import make_transport
 from eventpump.emulator.auth import DEFAULT_KEY_NAME, VerifiedToken
 from eventpump.emulator.server import Emulator
 from eventpump.errors import AuthenticationError, Recovery
 from eventpump.eventhubs import sas
 from eventpump.eventhubs.events import EventPosition
-from eventpump.ports import ReceiveLinkSpec, SendLink, SendLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec, SendLink, SendLinkSpec
 from eventpump.settings import Credential, connection_settings
 from eventpump.testing.sink import RecordingSink
 from tests.ways import Way, over_both

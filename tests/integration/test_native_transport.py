@@ -26,7 +26,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import EventData, EventPosition
-from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.proxy import FaultProxy
 from eventpump.testing.sink import PATIENCE, RecordingSink

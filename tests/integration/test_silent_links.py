@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from eventpump.assembly import make_transport
+from eventpump.clients import make_transport
 from eventpump.consumer import silence
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
-from eventpump.hooks import HostReport, LinkStalled
-from eventpump.ports import PartitionProperties, SendLinkSpec, Transport
+from eventpump.interfaces import PartitionProperties, SendLinkSpec, Transport
+from eventpump.reports import HostReport, LinkStalled
 from eventpump.settings import HostSettings, connection_settings
 from eventpump.storage.memory import MemoryLeaseStore
 from tests.authority import Authority

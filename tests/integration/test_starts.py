@@ -24,7 +24,7 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.core.starts import LossKind
-from eventpump.hooks import DataLost, HostReport, PartitionFailed, PumpStarted
+from eventpump.reports import DataLost, HostReport, PartitionFailed, PumpStarted
 
 HUB = "telemetry"
 LIMIT = 30.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.assembly import make_transport
-from eventpump.ports import Transport
+from eventpump.clients import make_transport
+from eventpump.interfaces import Transport
 from eventpump.settings import connection_settings
 
 

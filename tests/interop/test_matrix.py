@@ -18,7 +18,7 @@ from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.ports import ReceiveLinkSpec, SendLinkSpec, Transport
+from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec, Transport
 from eventpump.testing.processes import ChildProcess
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority

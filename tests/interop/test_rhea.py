@@ -24,7 +24,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventData, EventPosition
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.ports import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
+from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, SendLink, SendLinkSpec, Transport
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
 from tests.interop.clients import CLIENTS, NATIVE_WEBSOCKET, UAMQP, ClientKind

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eventpump import clock as clock_module
 from eventpump.clock import LoopClock, SuspendedTime
-from eventpump.ports import MachineClock
+from eventpump.interfaces import MachineClock
 from eventpump.testing.clock import VirtualClock
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.assembly import ConnectionOptions
+from eventpump.clients import ConnectionOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0

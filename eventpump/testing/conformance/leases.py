@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import ConsumerScope, ScopeRecord
+from eventpump.interfaces import ConsumerScope, ScopeRecord
 
 if TYPE_CHECKING:
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
-    from eventpump.ports import Clock, LeaseStore, StoredScopeRecord
+    from eventpump.interfaces import Clock, LeaseStore, StoredScopeRecord
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OTHER_SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "audit")

@@ -18,7 +18,7 @@ from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublishe
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 
 if TYPE_CHECKING:
-    from eventpump.ports import PublisherStateStore
+    from eventpump.interfaces import PublisherStateStore
 
 NewStore: TypeAlias = "Callable[[], PublisherStateStore]"
 

@@ -29,11 +29,11 @@ from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.testing.sink import PATIENCE, RecordingSink
 
 if TYPE_CHECKING:
-    from eventpump.ports import ReceiveLink, Transport
+    from eventpump.interfaces import ReceiveLink, Transport
 
 HUB = "telemetry"
 PARTITIONS = ("0", "1", "2", "3")

@@ -22,8 +22,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.conditions import CONDITIONS, error_for
 from eventpump.eventhubs.events import EventPosition
-from eventpump.hooks import CheckpointWritten, HostReport, PumpStarted
-from eventpump.ports import ConsumerScope
+from eventpump.interfaces import ConsumerScope
+from eventpump.reports import CheckpointWritten, HostReport, PumpStarted
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.sqlite import SqliteLeaseStore

@@ -16,7 +16,7 @@ from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
-from eventpump.ports import ReceiveSink
+from eventpump.interfaces import ReceiveSink
 from eventpump.settings import ReaderSettings
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.world import LifeTransport, Violation, World

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
 from eventpump.storage import sqlite
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from eventpump.errors import EventPumpError
-from eventpump.ports import ReceiveLinkSpec, ReceiveSink
+from eventpump.interfaces import ReceiveLinkSpec, ReceiveSink
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 

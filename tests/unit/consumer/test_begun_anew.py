@@ -11,7 +11,7 @@ import pytest
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import OwnershipLostError
-from eventpump.hooks import CheckpointDropped, DataLost, PumpOverdue, UnexpectedFailure
+from eventpump.reports import CheckpointDropped, DataLost, PumpOverdue, UnexpectedFailure
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
 

@@ -10,7 +10,7 @@ import pytest
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.hooks import LeaseLost, LoopBlocked, StoreFailed
+from eventpump.reports import LeaseLost, LoopBlocked, StoreFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub

@@ -17,8 +17,8 @@ from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.hooks import DataLost, PartitionFailed, PumpStarted, ServiceFailed
-from eventpump.ports import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
+from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
+from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Fleet

@@ -14,7 +14,7 @@ from eventpump.consumer.tasks import TaskSet
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError, StoreError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.hooks import (
+from eventpump.reports import (
     HostReport,
     LeaseLost,
     LeaseReleased,

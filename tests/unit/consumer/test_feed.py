@@ -24,7 +24,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.ports import ReceiveLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.settings import FeedSettings
 from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport

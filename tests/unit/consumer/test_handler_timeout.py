@@ -13,7 +13,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.hooks import HandlerSlow, ProcessorFailed
+from eventpump.reports import HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub

@@ -30,7 +30,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.hooks import (
+from eventpump.reports import (
     CheckpointDropped,
     HostReport,
     LoopBlocked,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eventpump.hooks import LeaseTaken
+from eventpump.reports import LeaseTaken
 from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub
 

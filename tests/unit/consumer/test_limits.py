@@ -24,8 +24,8 @@ from eventpump.consumer.turns import Turns
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.hooks import HostReport, LeaseLost, LeaseTaken, StoreFailed
-from eventpump.ports import ConsumerScope, ReceiveLinkSpec
+from eventpump.interfaces import ConsumerScope, ReceiveLinkSpec
+from eventpump.reports import HostReport, LeaseLost, LeaseTaken, StoreFailed
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock

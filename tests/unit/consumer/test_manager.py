@@ -17,7 +17,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.hooks import (
+from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.reports import (
     LeaseLost,
     LeaseTaken,
     LinkFailed,
@@ -28,7 +29,6 @@ from eventpump.hooks import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.ports import ReceiveLinkSpec
 from eventpump.storage.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor

@@ -16,7 +16,7 @@ from eventpump.errors import (
     Recovery,
 )
 from eventpump.eventhubs.conditions import CONDITIONS, LINK_STOLEN, PRODUCER_EPOCH_STOLEN, error_for
-from eventpump.hooks import PartitionFailed
+from eventpump.reports import PartitionFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub

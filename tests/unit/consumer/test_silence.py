@@ -14,7 +14,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import Recovery, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.hooks import LinkFailed, LinkStalled
+from eventpump.reports import LinkFailed, LinkStalled
 from eventpump.settings import ReaderSettings
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport

@@ -13,8 +13,8 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.hooks import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
-from eventpump.ports import ScopeRecord
+from eventpump.interfaces import ScopeRecord
+from eventpump.reports import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
 from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport

@@ -6,7 +6,7 @@ import asyncio
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.hooks import HostReport, LeaseLost, LoopBlocked, StoreFailed
+from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
 from eventpump.settings import HostSettings
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Record, RecordingProcessor

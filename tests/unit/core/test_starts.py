@@ -26,7 +26,7 @@ from eventpump.core.starts import (
     starts_text,
 )
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.ports import PartitionProperties, ScopeRecord
+from eventpump.interfaces import PartitionProperties, ScopeRecord
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 

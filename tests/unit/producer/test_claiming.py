@@ -28,7 +28,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
 from eventpump.eventhubs.stamps import STAMP, read_stamp
-from eventpump.ports import SendLinkSpec
+from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions

@@ -26,7 +26,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventData
-from eventpump.ports import SendLinkSpec
+from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Receipt
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions

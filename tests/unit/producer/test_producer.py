@@ -26,7 +26,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
-from eventpump.ports import SendLinkSpec
+from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import RetryOptions
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport

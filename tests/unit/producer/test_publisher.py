@@ -28,7 +28,7 @@ from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.ports import SendLinkSpec
+from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import RetryOptions
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
-from eventpump.ports import PartitionProperties
+from eventpump.interfaces import PartitionProperties
 from eventpump.spark.offsets import (
     FIRST_START,
     MAX_READERS,

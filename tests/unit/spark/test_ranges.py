@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.ports import PartitionProperties
+from eventpump.interfaces import PartitionProperties
 from eventpump.spark.offsets import SequenceRange
 from eventpump.spark.ranges import RangeProgress, number_of
 

@@ -16,7 +16,7 @@ from eventpump.errors import (
     LinkDetachedError,
 )
 from eventpump.eventhubs.events import EventPosition
-from eventpump.ports import ReceiveLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.spark.offsets import ReceiveOptions, SequenceRange
 from eventpump.spark.ranges import number_of
 from eventpump.spark.receive import MAX_ROWS, KeptLinks, RangesReceiver

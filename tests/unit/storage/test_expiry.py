@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eventpump.ports import Clock, MachineClock
+from eventpump.interfaces import Clock, MachineClock
 from eventpump.storage.expiry import Expiry, ExpiryJudge
 
 

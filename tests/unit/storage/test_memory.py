@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from eventpump.errors import ConfigurationError
-from eventpump.ports import ConsumerScope
+from eventpump.interfaces import ConsumerScope
 from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.ports import ScopeRecord
+from eventpump.interfaces import ScopeRecord
 from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
 
 RECORD = ScopeRecord(

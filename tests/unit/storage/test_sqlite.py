@@ -18,7 +18,7 @@ import pytest
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import Clock, ConsumerScope, ScopeRecord
+from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.sqlite import SqliteLeaseStore
 
 pytestmark = pytest.mark.real_time
@@ -526,7 +526,7 @@ def test_a_duration_must_be_positive() -> None:
 _ACQUIRE_ALL = """
 import asyncio, sys
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.ports import ConsumerScope
+from eventpump.interfaces import ConsumerScope
 from eventpump.storage.sqlite import SqliteLeaseStore
 
 async def main(path, name):

@@ -21,7 +21,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 
 

@@ -27,9 +27,9 @@ from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.eventhubs import cbs, management
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.eventhubs.management import HubFacts
+from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
-from eventpump.ports import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import ConnectionSettings, Credential, SharedKey, connection_settings
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.sink import RecordingSink

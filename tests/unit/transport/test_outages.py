@@ -13,7 +13,7 @@ from eventpump.consumer.feed import PartitionFeed
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
-from eventpump.ports import ReceiveLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import FeedSettings, RetryOptions
 from eventpump.transport.namespace import RECONNECT_DELAY_MAX

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from eventpump import hooks
+from eventpump import reports as hooks
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.hooks import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
+from eventpump.reports import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
 
 _VALUES: dict[str, Any] = {
     "host": "a",

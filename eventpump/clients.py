@@ -16,10 +16,10 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData, EventPosition
-from eventpump.hooks import Hook
-from eventpump.ports import LeaseStore, PublisherStateStore, Transport
+from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.reports import Hook
 from eventpump.settings import (
     BufferSettings,
     ConnectionSettings,
@@ -145,7 +145,7 @@ class ProcessorHost(PartitionHost):
     :param processor: an `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
         partition), or a factory.
     :param leases: the store of leases and checkpoints; one object per host. The host opens and closes it.
-    :param hooks: are called with every report of the host (see :mod:`eventpump.hooks`).
+    :param hooks: are called with every report of the host (see :mod:`eventpump.reports`).
     :param options: see :class:`HostOptions`; units and defaults stand in :class:`eventpump.settings.HostSettings`.
     :raises ConfigurationError: a value that cannot work.
     """
