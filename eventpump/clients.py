@@ -119,7 +119,7 @@ def make_transport(settings: ConnectionSettings) -> Transport:
     """
     if settings.transport == "uamqp":
         # An extra, and only imported where it is asked for.
-        from eventpump.transport.uamqp import UamqpTransport
+        from eventpump.transport.uamqp.transport import UamqpTransport
 
         return UamqpTransport(settings)
     return NativeTransport(settings)

@@ -21,7 +21,7 @@ from tests.ways import need_uamqp  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.interfaces import Transport
-    from eventpump.transport.uamqp import UamqpTransport
+    from eventpump.transport.uamqp.transport import UamqpTransport
 
     def _are_ports(native: NativeTransport, uamqp: UamqpTransport, fake: FakeTransport) -> list[Transport]:
         return [native, uamqp, fake]

@@ -18,7 +18,6 @@ import pytest
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.types import Char, Int, Symbol, Timestamp
-from eventpump.core.pace import Pace
 from eventpump.emulator.faults import CloseConnection, DetachLink, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
@@ -34,13 +33,14 @@ from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.settings import connection_settings
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
+from eventpump.transport.uamqp.pace import Pace
 from tests.authority import Authority
 from tests.ways import need_uamqp
 
 need_uamqp()
 
-from eventpump.transport.uamqp import UamqpTransport  # noqa: E402
-from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker  # noqa: E402
+from eventpump.transport.uamqp.transport import UamqpTransport  # noqa: E402
+from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker  # noqa: E402
 
 HUB = "telemetry"
 EARLIEST = EventPosition.earliest()

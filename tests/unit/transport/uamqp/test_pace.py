@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventpump.core.pace import Pace
+from eventpump.transport.uamqp.pace import Pace
 
 
 def test_waits_double_up_to_the_longest_and_start_over() -> None:

@@ -23,7 +23,7 @@ from eventpump.amqp.message import (
     section_spans,
 )
 from eventpump.errors import EventError, ProtocolError
-from eventpump.transport.uamqp_door import c_uamqp
+from eventpump.transport.uamqp.door import c_uamqp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

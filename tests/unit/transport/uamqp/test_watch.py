@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eventpump.transport.uamqp_watch import Watch, open_sockets
+from eventpump.transport.uamqp.watch import Watch, open_sockets
 
 FOR_EVER = 60.0
 """Seconds: longer than a test may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eventpump.transport.base import BaseConnection
 from eventpump.transport.namespace import NamespaceTransport
-from eventpump.transport.uamqp_connection import UamqpConnection
+from eventpump.transport.uamqp.connection import UamqpConnection
 
 
 class UamqpTransport(NamespaceTransport):

@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol
 
 from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
 from eventpump.amqp.types import Array, Symbol
-from eventpump.core.pace import Pace
 from eventpump.errors import EventError, ProtocolError
 from eventpump.transport.base import LinkSpec, snd_settle_mode
-from eventpump.transport.uamqp_codec import from_message, from_value, to_message, to_value
-from eventpump.transport.uamqp_door import SASLAnonymous, c_uamqp
-from eventpump.transport.uamqp_watch import Watch, open_sockets
+from eventpump.transport.uamqp.codec import from_message, from_value, to_message, to_value
+from eventpump.transport.uamqp.door import SASLAnonymous, c_uamqp
+from eventpump.transport.uamqp.pace import Pace
+from eventpump.transport.uamqp.watch import Watch, open_sockets
 
 _SHORTEST: Final = 0.0002
 _LONGEST: Final = 0.05

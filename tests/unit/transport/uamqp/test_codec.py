@@ -30,9 +30,9 @@ from tests.ways import need_uamqp
 
 need_uamqp()
 
-from eventpump.transport.uamqp_codec import from_message, from_value, mended, to_message, to_value  # noqa: E402
-from eventpump.transport.uamqp_door import c_uamqp  # noqa: E402
-from eventpump.transport.uamqp_worker import _outcome  # noqa: E402
+from eventpump.transport.uamqp.codec import from_message, from_value, mended, to_message, to_value  # noqa: E402
+from eventpump.transport.uamqp.door import c_uamqp  # noqa: E402
+from eventpump.transport.uamqp.worker import _outcome  # noqa: E402
 
 _NOT_KNOWN = {"char", "decimal32", "decimal64", "decimal128"}
 _texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

@@ -15,8 +15,8 @@ from eventpump.settings import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error
 from eventpump.transport.connection import client_route
 from eventpump.transport.links import ClientLink, ClientSendLink
-from eventpump.transport.uamqp_door import CA_FILE
-from eventpump.transport.uamqp_worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
+from eventpump.transport.uamqp.door import CA_FILE
+from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 
 _MAX_UNSETTLED: Final = 4 * 1024 * 1024
 """Bytes of messages that wait in uamqp for their outcome; the rest waits here, where it can be taken back."""
@@ -82,7 +82,7 @@ class UamqpLink:
     # -------------------------------------------------------------------------------- told by the worker
 
     def on_attached(self, max_message_size: int | None, properties: Mapping[Any, Any]) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.LinkOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.LinkOwner`."""
         self._connection.was_of_use = True
         if not self._is_detaching:
             self.is_attached = True
@@ -91,17 +91,17 @@ class UamqpLink:
             self.owner.on_attached()
 
     def on_messages(self, payloads: list[bytes]) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.LinkOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.LinkOwner`."""
         self.owner.on_messages(payloads)
 
     def on_outcome(self, delivery_id: int, outcome: Any) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.LinkOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.LinkOwner`."""
         self._unsettled -= self._sizes.pop(delivery_id)
         self.owner.on_outcomes([(delivery_id, outcome)])
         self.owner.on_credit()
 
     def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.LinkOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.LinkOwner`."""
         self._connection.forget(self, is_free=is_free)
         self.end(end_error(error, self.owner.entity, Recovery.RELINK, "the link was closed"))
 
@@ -231,27 +231,27 @@ class UamqpConnection(BaseConnection):
     # -------------------------------------------------------------------------------- told by the worker
 
     def on_told(self, told: list[Ask]) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.ConnectionOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         self._heard += 1
         for what, arguments in told:
             what(*arguments)
 
     def on_opened(self) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.ConnectionOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         if not self._opened.done():
             self._opened.set_result(None)
 
     def on_closed(self, error: AmqpError | None) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.ConnectionOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         self._lose(self.passing(end_error(error, None, Recovery.RECONNECT, "the service closed the connection")))
 
     def on_lost(self, reason: str | None) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.ConnectionOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         because = "" if reason is None else f": {reason}"
         self._lose(ConnectionLostError(f"the connection was lost{because}"))
 
     def on_ended(self) -> None:
-        """See :class:`eventpump.transport.uamqp_worker.ConnectionOwner`."""
+        """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         self._ended.set_result(None)
 
     def _lose(self, error: ServiceError) -> None:
