@@ -41,13 +41,14 @@ from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt
 from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.settings import RetryOptions, SharedKey, SharedSignature
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.storage.publisher_state import MemoryPublisherStateStore, SqlitePublisherStateStore
-from eventpump.storage.sqlite import SqliteLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 
 if TYPE_CHECKING:
-    from eventpump.storage.blob import BlobLeaseStore
-    from eventpump.storage.blob_states import BlobPublisherStateStore
+    from eventpump.storage.leases.blob import BlobLeaseStore
+    from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
 
 __all__ = [
     "AuthenticationError",
@@ -118,11 +119,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The storage SDK takes 40 MiB and most of the import's time; only those who use blobs pay for it.
     if name == "BlobLeaseStore":
-        from eventpump.storage.blob import BlobLeaseStore
+        from eventpump.storage.leases.blob import BlobLeaseStore
 
         return BlobLeaseStore
     if name == "BlobPublisherStateStore":
-        from eventpump.storage.blob_states import BlobPublisherStateStore
+        from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
 
         return BlobPublisherStateStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from eventpump.interfaces import (
     SendLinkSpec,
 )
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 
 READ_SIZE = 256 * 1024
 """What asyncio reads from a socket at once, at most."""

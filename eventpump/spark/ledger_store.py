@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import ConsumerScope
 from eventpump.reports import HostReport
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.store import FlakyLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 

@@ -14,9 +14,9 @@ pytest.register_assert_rewrite("eventpump.testing.conformance.leases")
 
 from eventpump.clock import LoopClock  # noqa: E402
 from eventpump.interfaces import Clock, LeaseStore  # noqa: E402
-from eventpump.storage.blob import BlobLeaseStore  # noqa: E402
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
-from eventpump.storage.sqlite import SqliteLeaseStore  # noqa: E402
+from eventpump.storage.leases.blob import BlobLeaseStore  # noqa: E402
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
+from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
 from eventpump.testing.azurite import Azurite  # noqa: E402
 
 

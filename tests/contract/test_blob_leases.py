@@ -24,7 +24,7 @@ from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
-from eventpump.storage.blob import BlobLeaseStore
+from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.testing.azurite import Azurite
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")

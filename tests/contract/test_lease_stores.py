@@ -10,9 +10,9 @@ from eventpump.testing.conformance.leases import LeaseHarness, LeaseStoreContrac
 
 if TYPE_CHECKING:
     from eventpump.interfaces import LeaseStore
-    from eventpump.storage.blob import BlobLeaseStore
-    from eventpump.storage.memory import MemoryLeaseStore
-    from eventpump.storage.sqlite import SqliteLeaseStore
+    from eventpump.storage.leases.blob import BlobLeaseStore
+    from eventpump.storage.leases.memory import MemoryLeaseStore
+    from eventpump.storage.leases.sqlite import SqliteLeaseStore
 
     def _are_ports(blob: BlobLeaseStore, sqlite: SqliteLeaseStore, memory: MemoryLeaseStore) -> list[LeaseStore]:
         return [blob, sqlite, memory]

@@ -25,13 +25,11 @@ pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState  # noqa: E402
 from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
 from eventpump.interfaces import ConsumerScope  # noqa: E402
-from eventpump.storage.blob_states import BlobPublisherStateStore  # noqa: E402
-from eventpump.storage.publisher_state import (  # noqa: E402
-    MemoryPublisherStateStore,
-    SqlitePublisherStateStore,
-    decode_state,
-)
-from eventpump.storage.sqlite import SqliteLeaseStore  # noqa: E402
+from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
+from eventpump.storage.publisher_states.blob import BlobPublisherStateStore  # noqa: E402
+from eventpump.storage.publisher_states.form import decode_state  # noqa: E402
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore  # noqa: E402
+from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore  # noqa: E402
 from eventpump.testing.azurite import Azurite  # noqa: E402
 from eventpump.testing.conformance.publisher_state import (  # noqa: E402
     FIRST,

@@ -36,7 +36,7 @@ from eventpump.interfaces import SendLinkSpec
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions
-from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 

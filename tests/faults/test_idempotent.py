@@ -35,7 +35,7 @@ from eventpump.emulator.faults import (
     StoreLate,
 )
 from eventpump.producer.batch import BatchState
-from eventpump.storage.publisher_state import SqlitePublisherStateStore
+from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.processes import EmulatorProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY, Progress, emulator_of, write_config
 from tests.ways import Way, over_both

@@ -22,7 +22,7 @@ from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.interfaces import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
 from eventpump.reports import HostReport, LinkFailed
 from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings
-from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.sink import PATIENCE
 from eventpump.transport.native import NativeTransport
 from tests.authority import Authority

@@ -17,7 +17,7 @@ from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties, SendLinkSpec, Transport
 from eventpump.reports import HostReport, LinkStalled
 from eventpump.settings import HostSettings, connection_settings
-from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from tests.authority import Authority
 from tests.ways import need_uamqp
 

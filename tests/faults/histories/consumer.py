@@ -25,8 +25,8 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ConsumerScope
 from eventpump.reports import CheckpointWritten, HostReport, PumpStarted
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.storage.sqlite import SqliteLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.ledger import Ledger, Start
 from tests.faults.histories.manners import Manners, UnrulyProcessor

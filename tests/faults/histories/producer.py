@@ -29,7 +29,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import BufferSettings, RetryOptions
-from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, SendFault
 from tests.faults.histories.consumer import DETACHES, REFUSALS, make_again
 from tests.faults.histories.manners import Oddity

@@ -17,7 +17,7 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
-from eventpump.storage import sqlite
+from eventpump.storage.leases import sqlite
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World
 

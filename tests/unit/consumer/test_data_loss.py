@@ -20,7 +20,7 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.settings import HostSettings, ReaderSettings
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 

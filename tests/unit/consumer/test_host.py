@@ -42,7 +42,7 @@ from eventpump.reports import (
     UnexpectedFailure,
 )
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport

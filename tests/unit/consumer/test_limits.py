@@ -27,7 +27,7 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ConsumerScope, ReceiveLinkSpec
 from eventpump.reports import HostReport, LeaseLost, LeaseTaken, StoreFailed
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Record, RecordingProcessor
 from eventpump.testing.store import FlakyLeaseStore

@@ -29,7 +29,7 @@ from eventpump.reports import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.storage.memory import MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport

@@ -8,7 +8,7 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
 from eventpump.settings import HostSettings
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.fleet import Record, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
 

@@ -33,7 +33,7 @@ from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import RetryOptions
-from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)

@@ -30,7 +30,8 @@ from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.settings import RetryOptions
-from eventpump.storage.publisher_state import MemoryPublisherStateStore, SqlitePublisherStateStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
 
 AFTER, BEFORE = SendFault.LOST_AFTER_STORE, SendFault.LOST_BEFORE_STORE

@@ -24,7 +24,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import EventData
 from eventpump.producer.producer import HubProducer
 from eventpump.settings import RetryOptions
-from eventpump.storage.publisher_state import MemoryPublisherStateStore
+from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
 
 RETRY = RetryOptions(max_retries=3, base_delay=0.1, max_delay=1.0)

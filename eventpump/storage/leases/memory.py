@@ -11,7 +11,7 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.interfaces import StoredScopeRecord
-from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint

@@ -8,7 +8,7 @@ import pytest
 
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import ConsumerScope
-from eventpump.storage.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 

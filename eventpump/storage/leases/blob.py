@@ -21,8 +21,8 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.interfaces import StoredScopeRecord
-from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
-from eventpump.storage.layout import (
+from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.storage.leases.layout import (
     DEFAULT_SUBSCRIPTION,
     NO_NUMBER,
     CheckpointRecord,
@@ -36,7 +36,7 @@ from eventpump.storage.layout import (
     partition_order,
     scope_blob,
 )
-from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
+from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.interfaces import ScopeRecord
-from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
+from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
 
 RECORD = ScopeRecord(
     datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC),

@@ -35,9 +35,9 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import StoredScopeRecord
-from eventpump.storage.expiry import Expiry, ExpiryJudge
-from eventpump.storage.layout import DEFAULT_SUBSCRIPTION, partition_order
-from eventpump.storage.scope_form import encode_scope_record, parse_scope_record
+from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
     from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.storage.layout import (
+from eventpump.storage.leases.layout import (
     NO_NUMBER,
     CheckpointRecord,
     LeaseBody,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eventpump.interfaces import Clock, MachineClock
-from eventpump.storage.expiry import Expiry, ExpiryJudge
+from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
 
 
 class WallClock:

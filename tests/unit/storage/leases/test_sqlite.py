@@ -19,7 +19,7 @@ from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
-from eventpump.storage.sqlite import SqliteLeaseStore
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
 
 pytestmark = pytest.mark.real_time
 
@@ -527,7 +527,7 @@ _ACQUIRE_ALL = """
 import asyncio, sys
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import ConsumerScope
-from eventpump.storage.sqlite import SqliteLeaseStore
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
 
 async def main(path, name):
     store = SqliteLeaseStore(path)
@@ -555,7 +555,7 @@ def test_processes_share_one_file(tmp_path: Path) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[4],
         )
         for number in range(3)
     ]

@@ -14,8 +14,8 @@ from azure.storage.blob.aio import BlobClient, ContainerClient
 
 from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.blob_door import Answer, RefusedError, call, ensure_container, make_client, request_options
-from eventpump.storage.publisher_state import Key, check_key, check_writable, decode_state, encode_state
+from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.storage.publisher_states.form import Key, check_key, check_writable, decode_state, encode_state
 
 T = TypeVar("T")
 
