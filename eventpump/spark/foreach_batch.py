@@ -37,10 +37,11 @@ from eventpump.spark.ledger import (
     decode_outcome,
     directory_name,
 )
-from eventpump.spark.ledger_store import LedgerStore, open_ledger
 from eventpump.spark.publish import begin_batch, finish_batch, sink_of
 from eventpump.spark.sending import RECEIPTS_DDL, SendTask, message_limit, retried
 from eventpump.spark.tasks import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
+from eventpump.storage.ledgers.interface import LedgerStore
+from eventpump.storage.ledgers.opening import open_ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

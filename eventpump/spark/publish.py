@@ -82,7 +82,9 @@ from eventpump.spark.ledger import (
 )
 
 if TYPE_CHECKING:
-    from eventpump.spark.ledger_store import LedgerStore  # not loaded by executors: it brings the blob SDK with it
+    from eventpump.storage.ledgers.interface import (
+        LedgerStore,  # not loaded by executors: it brings the blob SDK with it
+    )
 
 _log = logging.getLogger("eventpump.spark")
 

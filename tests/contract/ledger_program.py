@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-from eventpump.spark.ledger_store import DirectoryLedger
+from eventpump.storage.ledgers.directory import DirectoryLedger
 
 BODY = b"0123456789abcdef" * 4096
 

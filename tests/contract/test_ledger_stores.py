@@ -20,7 +20,10 @@ from azure.storage.blob.aio import ContainerClient
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 from eventpump.spark.ledger import directory_name
-from eventpump.spark.ledger_store import BlobLedger, DirectoryLedger, LedgerStore, open_ledger
+from eventpump.storage.ledgers.blob import BlobLedger
+from eventpump.storage.ledgers.directory import DirectoryLedger
+from eventpump.storage.ledgers.interface import LedgerStore
+from eventpump.storage.ledgers.opening import open_ledger
 from eventpump.testing.azurite import Azurite
 from eventpump.testing.proxy import Direction, FaultProxy
 

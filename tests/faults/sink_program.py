@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eventpump.interfaces import SendLink, SendLinkSpec
-from eventpump.spark.ledger_store import DirectoryLedger
+from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.sinking import PlainTransport, query_of
 
 

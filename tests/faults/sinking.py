@@ -27,8 +27,8 @@ from eventpump.interfaces import (
 )
 from eventpump.settings import connection_settings
 from eventpump.spark.ledger import Batch, Done, OnProducerStateLost, PackingLimits, PartitionOutcome, Plan
-from eventpump.spark.ledger_store import DirectoryLedger
 from eventpump.spark.publish import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
+from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY
 
 PARTITIONS = ("0", "1", "2", "3")

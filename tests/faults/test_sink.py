@@ -45,8 +45,8 @@ from eventpump.spark.ledger import (
     done_name,
     encode_record,
 )
-from eventpump.spark.ledger_store import DirectoryLedger
 from eventpump.spark.publish import PartitionPublishing, begin_batch, sink_of
+from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.testing.processes import ChildProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY
 from tests.faults.sinking import (

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eventpump import PartitionReader
 from eventpump.spark import BatchReceipt, ForeachBatchWriter, foreach_batch_producer
-from eventpump.spark.ledger_store import DirectoryLedger
+from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.spark.service import SparkService
 
 COLUMNS = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 7 AS STRING) AS partitionKey")
