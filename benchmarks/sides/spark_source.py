@@ -24,9 +24,9 @@ from benchmarks.processes import READY
 from benchmarks.sides.stages import make_messages
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
-from eventpump.spark.receive import ReceiveCounters, counters
-from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder
-from eventpump.spark.schema import ddl
+from eventpump.spark.source.receive import ReceiveCounters, counters
+from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder
+from eventpump.spark.source.schema import ddl
 
 SLOTS = 2
 _BATCH = 8192

@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eventpump.spark.data_source import register
-    from eventpump.spark.foreach_batch import BatchReceipt, ForeachBatchWriter, PublishedRows, foreach_batch_producer
-    from eventpump.spark.lag import PartitionLag, QueryLag
-    from eventpump.spark.progress import LagListener
+    from eventpump.spark.sink.foreach_batch import (
+        BatchReceipt,
+        ForeachBatchWriter,
+        PublishedRows,
+        foreach_batch_producer,
+    )
+    from eventpump.spark.source.lag import PartitionLag, QueryLag
+    from eventpump.spark.source.progress import LagListener
 
 __all__ = [
     "BatchReceipt",
@@ -22,13 +27,13 @@ __all__ = [
 
 # Every Python worker imports this package; what only the driver needs is not loaded there.
 _HOMES = {
-    "BatchReceipt": "foreach_batch",
-    "ForeachBatchWriter": "foreach_batch",
-    "LagListener": "progress",
-    "PartitionLag": "lag",
-    "PublishedRows": "foreach_batch",
-    "QueryLag": "lag",
-    "foreach_batch_producer": "foreach_batch",
+    "BatchReceipt": "sink.foreach_batch",
+    "ForeachBatchWriter": "sink.foreach_batch",
+    "LagListener": "source.progress",
+    "PartitionLag": "source.lag",
+    "PublishedRows": "sink.foreach_batch",
+    "QueryLag": "source.lag",
+    "foreach_batch_producer": "sink.foreach_batch",
     "register": "data_source",
 }
 

@@ -38,35 +38,35 @@ class EventPumpDataSource(DataSource):
 
         :raises ConfigurationError: an option cannot work.
         """
-        from eventpump.spark.options import SourceOptions
-        from eventpump.spark.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
+        from eventpump.spark.source.options import SourceOptions
+        from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
 
         options = SourceOptions.from_options(self.options)
         return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make what reads a batch. :raises ConfigurationError: an option or a column cannot work."""
-        from eventpump.spark.options import SourceOptions
-        from eventpump.spark.source import BatchReader, columns_of
+        from eventpump.spark.source.options import SourceOptions
+        from eventpump.spark.source.readers import BatchReader, columns_of
 
         return BatchReader(SourceOptions.from_options(self.options).for_batch(), columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Make what reads for a query. :raises ConfigurationError: an option or a column cannot work."""
-        from eventpump.spark.options import SourceOptions, without_effect
-        from eventpump.spark.source import StreamReader, columns_of
+        from eventpump.spark.source.options import SourceOptions, without_effect
+        from eventpump.spark.source.readers import StreamReader, columns_of
 
         options = SourceOptions.from_options(self.options).for_stream()
         return StreamReader(options, columns_of(schema), without_effect(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make what writes a batch. Raises as :class:`eventpump.spark.writer.BatchWriter`."""
-        from eventpump.spark.writer import BatchWriter
+        """Make what writes a batch. Raises as :class:`eventpump.spark.sink.data_source_writer.BatchWriter`."""
+        from eventpump.spark.sink.data_source_writer import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Make what writes a query's output. Raises as :class:`eventpump.spark.writer.StreamWriter`."""
-        from eventpump.spark.writer import StreamWriter
+        """Return the writer of a query. Raises as :class:`eventpump.spark.sink.data_source_writer.StreamWriter`."""
+        from eventpump.spark.sink.data_source_writer import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)

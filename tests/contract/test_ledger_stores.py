@@ -19,7 +19,7 @@ import pytest
 from azure.storage.blob.aio import ContainerClient
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
-from eventpump.spark.ledger import directory_name
+from eventpump.spark.sink.records import directory_name
 from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.ledgers.interface import LedgerStore

@@ -26,8 +26,9 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.settings import connection_settings
-from eventpump.spark.ledger import Batch, Done, OnProducerStateLost, PackingLimits, PartitionOutcome, Plan
-from eventpump.spark.publish import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
+from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
+from eventpump.spark.sink.protocol import Batch, OnProducerStateLost
+from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY
 

@@ -32,11 +32,11 @@ from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.spark.ledger import (
-    STAMP,
+from eventpump.spark.sink.exactly_once import PartitionPublishing, begin_batch, sink_of
+from eventpump.spark.sink.protocol import STAMP, OnProducerStateLost
+from eventpump.spark.sink.records import (
     Done,
     LossReason,
-    OnProducerStateLost,
     PartitionDone,
     PartitionOutcome,
     PartitionReceipt,
@@ -45,7 +45,6 @@ from eventpump.spark.ledger import (
     done_name,
     encode_record,
 )
-from eventpump.spark.publish import PartitionPublishing, begin_batch, sink_of
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.testing.processes import ChildProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY

@@ -9,7 +9,7 @@ from typing import Any, Final
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
-from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
 from tests.fuzz import captures
 from tests.fuzz.entry import Entry, attempt, require, same
 from tests.fuzz.mutations import mutate
@@ -43,7 +43,7 @@ def _expected(raw: bytes) -> dict[str, Any]:
 
 
 class RowsEntry(Entry):
-    """`spark/walk.py` and `spark/rows.py`, several messages at once."""
+    """`spark/source/columnar.py` and `spark/source/rows.py`, several messages at once."""
 
     name, gate, long = "rows", 250, 20_000
     overhead = 1024 * 1024

@@ -16,9 +16,9 @@ from eventpump import ConsumerDisconnectedError, EntityNotFoundError, EventData,
 from eventpump.emulator.faults import CloseConnection, DetachLink, DropConnection, LinkRole, Performative, Refuse
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.offsets import ReceiveOptions, SequenceRange
-from eventpump.spark.receive import ReceiveCounters, counters, read_ranges
-from eventpump.spark.rows import COLUMNS
+from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.receive import ReceiveCounters, counters, read_ranges
+from eventpump.spark.source.rows import COLUMNS
 from eventpump.testing.threaded import EmulatorThread
 
 _ROOT = Path(__file__).parents[2]
@@ -201,8 +201,8 @@ import os, sys
 from pydantic import SecretStr
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.offsets import ReceiveOptions, SequenceRange
-from eventpump.spark.receive import counters, read_ranges
+from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.receive import counters, read_ranges
 
 connection = SparkConnection(hub="telemetry", connection_string=SecretStr(sys.argv[1]))
 

@@ -16,8 +16,8 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
 from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
-from eventpump.spark.encode import EventColumns
-from eventpump.spark.sending import RECEIPTS_DDL, SendTask
+from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
+from eventpump.spark.sink.encode import EventColumns
 from tests.spark.service import SparkService
 from tests.spark.sinks import (
     SinkHub,

@@ -24,10 +24,10 @@ from eventpump import EventData
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.sealing import SealedBatch, pieces
-from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, hashed
-from eventpump.spark.foreach_batch import stamp_room
-from eventpump.spark.ledger import PackingLimits, PartitionPlan, Plan, Sink
-from eventpump.spark.publish import stamped
+from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, hashed
+from eventpump.spark.sink.exactly_once import stamped
+from eventpump.spark.sink.foreach_batch import stamp_room
+from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
 
 TEXT = StringType()
 MAP = MapType(TEXT, TEXT)

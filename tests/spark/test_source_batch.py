@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from eventpump import EventData
 from eventpump.spark.data_source import register
-from eventpump.spark.rows import COLUMNS
-from eventpump.spark.schema import COLUMN_TYPES
+from eventpump.spark.source.rows import COLUMNS
+from eventpump.spark.source.schema import COLUMN_TYPES
 from tests.spark.reading import HubReading
 from tests.spark.service import SparkService
 

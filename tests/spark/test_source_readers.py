@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZT
 from eventpump import ReceivedEvent
 from eventpump.emulator.faults import Delay, LinkRole, Reject
 from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
-from eventpump.spark.options import SourceOptions
-from eventpump.spark.source import BatchReader, StreamReader, columns_of
+from eventpump.spark.source.options import SourceOptions
+from eventpump.spark.source.readers import BatchReader, StreamReader, columns_of
 from tests.spark.reading import Key
 from tests.spark.service import SparkService
 
@@ -491,8 +491,8 @@ def test_what_is_known_is_not_asked_again(pair: Hub) -> None:
 PROGRAM = """
 import json, sys
 from eventpump.spark import worker
-from eventpump.spark.options import SourceOptions
-from eventpump.spark.source import StreamReader
+from eventpump.spark.source.options import SourceOptions
+from eventpump.spark.source.readers import StreamReader
 reader = StreamReader(SourceOptions.from_options(json.load(sys.stdin)).for_stream(), ("body",))
 try:
     reader.initialOffset()

@@ -28,35 +28,36 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.numbering import NUMBERS
-from eventpump.spark.ledger import (
+from eventpump.spark.sink.attempt import PartitionWork, WorkStep
+from eventpump.spark.sink.protocol import (
     RENEW_AT,
     AttachProducers,
     Batch,
     CreateRecord,
     DeleteRecords,
-    Done,
     ListRecords,
-    LossReason,
     OnProducerStateLost,
-    PackingLimits,
-    PartitionDone,
-    PartitionOutcome,
     PartitionTail,
-    PartitionWork,
-    Plan,
     Procedure,
     ProducerAnswer,
     ReadRecord,
     ReadStamps,
     ReadTails,
     Request,
+    begin,
+    finish,
+)
+from eventpump.spark.sink.records import (
+    Done,
+    LossReason,
+    PackingLimits,
+    PartitionDone,
+    PartitionOutcome,
+    Plan,
     Sink,
     StateLost,
-    WorkStep,
-    begin,
     done_name,
     encode_record,
-    finish,
 )
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.spark.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
-from eventpump.spark.offsets import HubOffset
+from eventpump.spark.source.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
+from eventpump.spark.source.offsets import HubOffset
 
 
 def offsets(hub: str = "hub", **numbers: int) -> str:

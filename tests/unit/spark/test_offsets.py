@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties
-from eventpump.spark.offsets import (
+from eventpump.spark.source.offsets import (
     FIRST_START,
     MAX_READERS,
     HubOffset,

@@ -11,8 +11,8 @@ import pytest
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.spark.connection import CONNECTION_OPTIONS
-from eventpump.spark.offsets import TriggerLimits
-from eventpump.spark.options import NOT_TAKEN, SOURCE_OPTIONS, WITHOUT_EFFECT, SourceOptions, without_effect
+from eventpump.spark.source.offsets import TriggerLimits
+from eventpump.spark.source.options import NOT_TAKEN, SOURCE_OPTIONS, WITHOUT_EFFECT, SourceOptions, without_effect
 
 SECRET = "c2VjcmV0LWtleQ=="
 STRING = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey={SECRET};EntityPath=trades"

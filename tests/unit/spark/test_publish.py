@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.types import Int, Symbol, ULong
-from eventpump.spark.ledger import STAMP
-from eventpump.spark.publish import stamped
+from eventpump.spark.sink.exactly_once import stamped
+from eventpump.spark.sink.protocol import STAMP
 
 texts = st.text(max_size=300)
 values: st.SearchStrategy[Any] = st.one_of(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.offsets import SequenceRange
-from eventpump.spark.rangecache import RangeCache, RangeKey
-from eventpump.spark.rows import PackedEvents
+from eventpump.spark.source.offsets import SequenceRange
+from eventpump.spark.source.rangecache import RangeCache, RangeKey
+from eventpump.spark.source.rows import PackedEvents
 
 _CONNECTION = SparkConnection(
     hub="telemetry",

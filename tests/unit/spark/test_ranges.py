@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import PartitionProperties
-from eventpump.spark.offsets import SequenceRange
-from eventpump.spark.ranges import RangeProgress, number_of
+from eventpump.spark.source.offsets import SequenceRange
+from eventpump.spark.source.ranges import RangeProgress, number_of
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,9 +17,9 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.spark.offsets import ReceiveOptions, SequenceRange
-from eventpump.spark.ranges import number_of
-from eventpump.spark.receive import MAX_ROWS, KeptLinks, RangesReceiver
+from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.ranges import number_of
+from eventpump.spark.source.receive import MAX_ROWS, KeptLinks, RangesReceiver
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 _SHARED = ReceiveOptions(owner_level=None)

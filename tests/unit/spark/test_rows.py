@@ -36,7 +36,7 @@ from eventpump.amqp.types import (
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
-from eventpump.spark.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PUBLISHER = Symbol("x-opt-publisher")

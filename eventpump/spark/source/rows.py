@@ -33,7 +33,7 @@ from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULon
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
-from eventpump.spark.walk import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
+from eventpump.spark.source.columnar import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
 
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -50,7 +50,7 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
         "systemProperties": _MAP,
     }
 )
-"""The columns of :data:`eventpump.spark.schema.COLUMN_TYPES` in Arrow."""
+"""The columns of :data:`eventpump.spark.source.schema.COLUMN_TYPES` in Arrow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import PartitionProperties
-from eventpump.spark.offsets import SequenceRange
+from eventpump.spark.source.offsets import SequenceRange
 
 
 def number_of(message: bytes) -> int:

@@ -54,32 +54,26 @@ from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.interfaces import ReceiveLinkSpec, Transport
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.settings import FeedSettings, Name, RetryOptions, Seconds, SettingsModel
-from eventpump.spark.ledger import (
+from eventpump.spark.sink.attempt import PartitionWork, WorkStep
+from eventpump.spark.sink.protocol import (
     STAMP,
     AttachProducers,
     Batch,
     CreateRecord,
     DeleteRecords,
-    Done,
     ListRecords,
     OnProducerStateLost,
-    PartitionOutcome,
-    PartitionPlan,
     PartitionTail,
-    PartitionWork,
-    Plan,
     Procedure,
     ProducerAnswer,
     ReadRecord,
     ReadStamps,
     ReadTails,
     Request,
-    Sink,
-    WorkStep,
     begin,
-    directory_name,
     finish,
 )
+from eventpump.spark.sink.records import Done, PartitionOutcome, PartitionPlan, Plan, Sink, directory_name
 
 if TYPE_CHECKING:
     from eventpump.storage.ledgers.interface import (

@@ -13,9 +13,9 @@ import pyarrow as pa
 from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.encode import EventColumns, EventEncoder, hashed
-from eventpump.spark.ledger import PartitionOutcome, Plan, encode_outcome
-from eventpump.spark.publish import PartitionPublishing
+from eventpump.spark.sink.encode import EventColumns, EventEncoder, hashed
+from eventpump.spark.sink.exactly_once import PartitionPublishing
+from eventpump.spark.sink.records import PartitionOutcome, Plan, encode_outcome
 
 _OUTCOME: Final = pa.schema([("outcome", pa.string())])
 OUTCOME_DDL: Final = "outcome string"

@@ -19,10 +19,10 @@ from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.settings import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.offsets import ReceiveOptions, SequenceRange
-from eventpump.spark.rangecache import RangeCache, RangeKey
-from eventpump.spark.ranges import RangeProgress
-from eventpump.spark.rows import PackedEvents, RowEncoder
+from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.rangecache import RangeCache, RangeKey
+from eventpump.spark.source.ranges import RangeProgress
+from eventpump.spark.source.rows import PackedEvents, RowEncoder
 
 _log = logging.getLogger("eventpump.spark")
 
@@ -78,7 +78,7 @@ def read_ranges(
     not received. With an owner level, links stay open for the next task that goes on where this one ended; without,
     they are closed. Closing the iterator ends the receiving.
 
-    :param columns: some of :data:`eventpump.spark.rows.COLUMNS`.
+    :param columns: some of :data:`eventpump.spark.source.rows.COLUMNS`.
     :raises DataLossError: events of a range are gone, and `fail_on_data_loss` is set.
     :raises ConsumerDisconnectedError: another reader took the partition with an equal or a higher owner level.
     :raises ServiceError: the service cannot be reached, or refuses.

@@ -18,9 +18,9 @@ from eventpump.errors import ConfigurationError
 from eventpump.settings import SettingsModel
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
-from eventpump.spark.encode import EventColumns
-from eventpump.spark.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unknown_option
-from eventpump.spark.sending import SendTask, retried
+from eventpump.spark.sink.at_least_once import SendTask, retried
+from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unknown_option
 
 
 class WriterOptions(SettingsModel):
@@ -100,7 +100,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._writing = _Writing.plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send what one task holds. Raises as :meth:`eventpump.spark.sending.SendTask.send`."""
+        """Send what one task holds. Raises as :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
         return self._writing.write(iterator)
 
 
@@ -111,5 +111,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._writing = _Writing.plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send what one task holds. Raises as :meth:`eventpump.spark.sending.SendTask.send`."""
+        """Send what one task holds. Raises as :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
         return self._writing.write(iterator)

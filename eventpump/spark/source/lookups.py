@@ -13,8 +13,8 @@ from eventpump.core.backoff import Backoff
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
-from eventpump.spark.options import SourceOptions
+from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
+from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from eventpump.spark.offsets import FIRST_START
+from eventpump.spark.source.offsets import FIRST_START
 
 _MAX_OBSERVATIONS = 512
 

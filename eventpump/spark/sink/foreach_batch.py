@@ -22,24 +22,15 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from eventpump.amqp.message import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.settings import Name, SettingsModel
-from eventpump.spark import staging as staged
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.encode import EventColumns
-from eventpump.spark.ledger import (
-    STAMP,
-    Batch,
-    Done,
-    OnProducerStateLost,
-    PackingLimits,
-    PartitionOutcome,
-    Plan,
-    decode_outcome,
-    directory_name,
-)
-from eventpump.spark.publish import begin_batch, finish_batch, sink_of
-from eventpump.spark.sending import RECEIPTS_DDL, SendTask, message_limit, retried
-from eventpump.spark.tasks import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
+from eventpump.spark.sink import staging as staged
+from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit, retried
+from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.sink.exactly_once import begin_batch, finish_batch, sink_of
+from eventpump.spark.sink.executor import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
+from eventpump.spark.sink.protocol import STAMP, Batch, OnProducerStateLost
+from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan, decode_outcome, directory_name
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
 

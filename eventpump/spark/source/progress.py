@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from eventpump.spark.lag import LagLedger, QueryLag
+from eventpump.spark.source.lag import LagLedger, QueryLag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -33,7 +33,7 @@ class LagListener(StreamingQueryListener):
     the latest offsets in the query's progress. Queries without an eventpump source are passed over.
 
     :param on_lag: is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
-    :param level: of the log line; the logger is `eventpump.spark.progress`.
+    :param level: of the log line; the logger is `eventpump.spark.source.progress`.
     """
 
     def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:

@@ -18,7 +18,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.settings import Name, Seconds, SettingsModel
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
-from eventpump.spark.offsets import ReceiveOptions, TriggerLimits
+from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {

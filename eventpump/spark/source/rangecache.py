@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.offsets import SequenceRange
-from eventpump.spark.rows import PackedEvents
+from eventpump.spark.source.offsets import SequenceRange
+from eventpump.spark.source.rows import PackedEvents
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.settings import RetryOptions
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.encode import ANYWHERE, EventColumns, EventEncoder, task_number
+from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, task_number
 
 T = TypeVar("T")
 

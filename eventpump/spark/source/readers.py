@@ -17,8 +17,9 @@ from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.interfaces import Transport
-from eventpump.spark import lookups, worker
-from eventpump.spark.offsets import (
+from eventpump.spark import worker
+from eventpump.spark.source import lookups
+from eventpump.spark.source.offsets import (
     HubOffset,
     HubSnapshot,
     Loss,
@@ -28,8 +29,8 @@ from eventpump.spark.offsets import (
     batch_ranges,
     plan_tasks,
 )
-from eventpump.spark.options import SourceOptions
-from eventpump.spark.schema import COLUMN_TYPES
+from eventpump.spark.source.options import SourceOptions
+from eventpump.spark.source.schema import COLUMN_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +103,9 @@ class _Reader:
         :raises DataLossError: events are gone, and that is to fail.
         :raises ServiceError: the service refused, or another reader took a partition: Spark tries the task again.
         """
-        from eventpump.spark.receive import read_ranges  # what makes rows is for executors, and takes long to load
+        from eventpump.spark.source.receive import (
+            read_ranges,  # what makes rows is for executors, and takes long to load
+        )
 
         task = partition.value
         assert isinstance(task, SourcePartition)

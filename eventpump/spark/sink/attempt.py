@@ -1,0 +1,196 @@
+"""One attempt of an executor to publish a partition of a batch exactly once."""
+
+from __future__ import annotations
+
+import enum
+
+from eventpump.errors import (
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+)
+from eventpump.eventhubs.numbering import NUMBERS, distance
+from eventpump.spark.sink.records import LossReason, PartitionPlan, PartitionReceipt, StateLost
+
+
+class WorkStep(enum.Enum):
+    """What an attempt does next."""
+
+    LOOK = "look"
+    """Attach as the plan's producer with a null number; then `looked`, `unknown_producer` or `fenced`."""
+    SCAN = "scan"
+    """Look for the stamp, or else the content, of row `offset` after the planned tail; then `scanned`."""
+    SEND = "send"
+    """Publish from row `position` on; then `published`, `troubled` or `fenced`."""
+    REST = "rest"
+    """Wait for rows, or for their end."""
+    END = "end"
+    """All are stored: `receipt`."""
+    LOST = "lost"
+    """The producer's state is lost: `loss`."""
+    FAIL = "fail"
+    """Raise `error()`."""
+
+
+class PartitionWork:
+    """Leads one attempt to publish one partition's rows. Many may run at once: they share the numbers.
+
+    An attempt never trusts what it sent: it asks the service how far the batch is, goes on from there, and asks again
+    whenever an answer is missing or does not fit. A number it is ahead of belongs to a rival with the same rows.
+
+    :param max_tries: how many troubles in a row, without any row getting stored, are borne.
+
+    :ivar rows: how many rows came so far.
+    :ivar position: rows before it are stored; None before the first look.
+    :ivar found: how many rows the first look found stored.
+    """
+
+    __slots__ = (
+        "_entry",
+        "_failure",
+        "_is_ended",
+        "_is_suspicious",
+        "_must_look",
+        "_must_scan",
+        "_tries",
+        "found",
+        "loss",
+        "max_tries",
+        "position",
+        "rows",
+    )
+
+    def __init__(self, entry: PartitionPlan, *, max_tries: int = 3) -> None:
+        self._entry = entry
+        self.max_tries = max_tries
+        self.rows = 0
+        self.position: int | None = None
+        self.found = entry.offset
+        self.loss: StateLost | None = None
+        self._failure: EventPumpError | None = None
+        self._is_ended = False
+        self._must_look = True
+        self._must_scan = False
+        self._is_suspicious = False
+        self._tries = 0
+
+    @property
+    def step(self) -> WorkStep:
+        """What to do next."""
+        if self._failure is not None:
+            return WorkStep.FAIL
+        if self.loss is not None:
+            return WorkStep.LOST
+        if self._must_look:
+            return WorkStep.LOOK
+        position = self._entry.offset if self._must_scan else self.position
+        assert position is not None
+        if position < self.rows:
+            return WorkStep.SCAN if self._must_scan else WorkStep.SEND
+        return WorkStep.END if self._is_ended else WorkStep.REST
+
+    def error(self) -> EventPumpError:
+        """Give the error the attempt failed with."""
+        assert self._failure is not None
+        return self._failure
+
+    def receipt(self, digest: str) -> PartitionReceipt:
+        """Make the receipt, where the step is to end."""
+        assert self.step is WorkStep.END
+        entry = self._entry
+        return PartitionReceipt(
+            partition_id=entry.partition_id,
+            producer_id=entry.producer_id,
+            owner_level=entry.owner_level,
+            count=self.rows,
+            offset=entry.offset,
+            first_number=entry.next_number if self.rows > entry.offset else None,
+            next_number=entry.number_of(self.rows),
+            digest=digest,
+            found=self.found,
+        )
+
+    def received(self, count: int) -> None:
+        """Note that rows came."""
+        assert not self._is_ended
+        self.rows += count
+
+    def ended(self) -> None:
+        """Note that there are no more rows."""
+        self._is_ended = True
+        self._check_end()
+
+    def looked(self, last_number: int) -> None:
+        """Note what the service answered as the last number published."""
+        entry = self._entry
+        ahead = distance(entry.last_number, last_number)
+        self._must_look = self._must_scan = False
+        if last_number == entry.nothing and not (entry.is_fresh and not ahead):
+            # Also where rows go across the wrap, and it might be the number of one: nothing else tells the two apart.
+            self._lose(LossReason.BELOW)
+        elif ahead >= NUMBERS // 2:
+            self._lose(LossReason.BELOW)
+        elif self.position is not None and entry.offset + ahead < self.position:
+            self._lose(LossReason.REGRESSED)
+        elif ahead or not entry.is_fresh:
+            self._arrived_at(entry.offset + ahead)
+        elif self._is_suspicious:
+            self._lose(LossReason.UNCOUNTED)
+        else:
+            # A service that forgot what it had stored would say the same.
+            self._must_scan = True
+
+    def scanned(self, *, is_stored: bool) -> None:
+        """Note whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""
+        assert self.step is WorkStep.SCAN
+        self._must_scan = False
+        if is_stored:
+            self._is_suspicious = self._must_look = True
+        else:
+            self._arrived_at(self._entry.offset)
+
+    def published(self, first_number: int, count: int) -> None:
+        """Note that rows from `position` on were accepted. :param first_number: of the first of them."""
+        assert self.position is not None
+        assert first_number == self._entry.number_of(self.position), "rows were sent under numbers of others"
+        self._arrived_at(self.position + count)
+
+    def unknown_producer(self) -> None:
+        """Note that the service does not know the producer."""
+        self._lose(LossReason.UNKNOWN)
+
+    def fenced(self, error: ProducerDisconnectedError) -> None:
+        """Note that the producer was taken over: final."""
+        self._failure = error
+
+    def troubled(self, error: EventPumpError) -> bool:
+        """Note that a step failed, and what was sent is in doubt or was refused: look again, or give up.
+
+        :returns: whether the attempt goes on.
+        """
+        self._must_look, self._must_scan = True, False
+        self._tries += 1
+        if self._tries > self.max_tries:
+            self._failure = error
+        return self._failure is None
+
+    def _arrived_at(self, position: int) -> None:
+        if self.position is None:
+            self.found = position
+        if self.position is None or position > self.position:
+            self._tries = 0
+        self.position = position
+        self._check_end()
+
+    def _check_end(self) -> None:
+        stored = self._entry.offset if self.position is None else self.position
+        if self._is_ended and stored > self.rows and self._failure is None and self.loss is None:
+            self._failure = InvalidClientStateError(
+                self._entry.partition_id,
+                f"{stored} rows of the batch are stored, and now it has {self.rows}: the query is not "
+                "deterministic, and the batch's rows cannot be told from an earlier attempt's",
+            )
+
+    def _lose(self, reason: LossReason) -> None:
+        stored = self._entry.offset if self.position is None else self.position
+        self.loss = StateLost(partition_id=self._entry.partition_id, reason=reason, stored=stored)

@@ -1,0 +1,518 @@
+"""The driver's protocol of the exactly-once sink: begin, finish and take over a batch, as generators of requests."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from eventpump.core.sequencer import AttachRequest
+from eventpump.errors import (
+    ConfigurationError,
+    InvalidClientStateError,
+    ProducerStateLostError,
+    StoreError,
+)
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance
+from eventpump.spark.sink.records import (
+    LIMITS,
+    BatchRecord,
+    Done,
+    PackingLimits,
+    PartitionDone,
+    PartitionOutcome,
+    PartitionPlan,
+    PartitionReceipt,
+    Plan,
+    R,
+    Sink,
+    StateLost,
+    TakenProducer,
+    TakeOver,
+    batch_of,
+    decode_record,
+    done_name,
+    encode_record,
+    plan_name,
+)
+
+KEPT_BATCHES: Final = 100
+"""How many finished batches the ledger remembers; Spark's own checkpoint keeps as many by default."""
+PRUNED_EVERY: Final = 16
+"""After how many batches older records are deleted."""
+RENEW_AT: Final = NUMBERS - 2**28
+"""From which next number on a partition gets a new producer for its next batch, so that none meets the wrap in one."""
+STAMP: Final = "eventpump:stamp"
+"""The application property that names an event's sink, batch, partition and place."""
+
+T = TypeVar("T")
+
+
+class OnProducerStateLost(enum.StrEnum):
+    """What follows when the service does not know any more what it had of a batch."""
+
+    FAIL = "fail"
+    """The query fails, and nothing is sent."""
+    TAIL_SCAN = "tailScan"
+    """The producer is taken over, and the hub's tail is read for the stamps of what is stored. Exact; takes stamps."""
+    AT_LEAST_ONCE = "atLeastOnce"
+    """The producer is taken over, and the partition's rows are sent from the first: some may be stored twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """Read a record. Answer: its bytes, or None."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRecord:
+    """Create a record, durably. Answer: whether it is there with this body; False where there is another."""
+
+    name: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords:
+    """List the names of all records. Answer: a sequence of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """Delete records that nobody needs any more. Answer: None, and failing is no failure."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTails:
+    """Read where partitions begin and end now. Answer: a mapping from partition id to `PartitionTail`.
+
+    :param partition_ids: which; None for all the hub has.
+    """
+
+    partition_ids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachProducers:
+    """Attach once as each of these producers, with a null number.
+
+    Answer: a mapping to what the service said (`ProducerAnswer`); to None where it does not know the producer.
+    """
+
+    producers: Mapping[str, AttachRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStamps:
+    """Read the events of partitions from after a sequence number up to another, for the stamps of a batch.
+
+    Answer: a mapping from partition id to the row indices found, in the order of the events.
+
+    :param ranges: the two numbers per partition: the first exclusive, the second inclusive.
+    """
+
+    plan: Plan
+    ranges: Mapping[str, tuple[int, int]]
+
+
+Request: TypeAlias = ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadTails | AttachProducers | ReadStamps
+Answer: TypeAlias = "object"
+Procedure: TypeAlias = Generator[Request, Answer, T]
+"""Yields requests, is sent their answers, and returns a result; an error of the outside is not for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTail:
+    """The sequence numbers a partition holds, first and last; of an empty one the last there ever was, or -1."""
+
+    beginning: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerAnswer:
+    """What the service answers to an attach."""
+
+    producer_id: int
+    owner_level: int
+    last_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch as its query announces it.
+
+    :param query_id: Spark's id of the query, which stays the same over restarts; None where it is not told.
+    :param run_id: names this run of the driver, and no other.
+    :param limits: for a new plan; one that exists keeps its own.
+    :param is_stamped: likewise.
+    :param renew_at: see `RENEW_AT`.
+    """
+
+    sink: Sink
+    query_id: str | None
+    run_id: str
+    batch_id: int
+    limits: PackingLimits = LIMITS
+    is_stamped: bool = False
+    renew_at: int = RENEW_AT
+
+
+def begin(batch: Batch) -> Procedure[Plan | Done]:
+    """Steps 1 and 2 of a batch: the record that it is done, or else its plan, made where there is none.
+
+    A take-over that was begun and not finished is finished first.
+
+    :raises ConfigurationError: the sink belongs to another query or hub, or its ledger does not fit the query.
+    :raises StoreError: a record cannot be read.
+    :raises InvalidClientStateError: the hub does not offer idempotent publishing.
+    :raises ProducerStateLostError: what is stored cannot be counted.
+    """
+    name = plan_name(batch.batch_id)
+    concluded = yield from _read_conclusion(batch, batch.batch_id)
+    if isinstance(concluded, Done):
+        # Spark repeats its newest batch only: a query that is at an earlier one is not where the ledger is.
+        if (yield ReadRecord(plan_name(batch.batch_id + 1))) is not None:
+            raise _behind(batch, batch.batch_id + 1)
+        return concluded
+    plan = yield from _read(batch, name, Plan)
+    if plan is None and concluded is not None:
+        raise StoreError(f"read {name}", "it is gone, and what came of it is there")
+    if plan is None:
+        plan = yield from _make_plan(batch)
+    return (yield from _follow(batch, plan, concluded))
+
+
+def finish(
+    batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+) -> Procedure[Plan | Done]:
+    """Step 5 of a batch: the record that it is done; or, where producers were lost, the plan to go on with.
+
+    :param outcomes: what the tasks reported; partitions without rows report nothing.
+    :raises ProducerStateLostError: a producer was lost, and the policy is to fail.
+    :raises ConfigurationError: the policy takes stamps, and the batch has none.
+    :raises InvalidClientStateError: reports do not fit the plan.
+    :raises StoreError: another run has finished the batch.
+    """
+    receipts, lost = _sorted_outcomes(plan, outcomes)
+    mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
+    name = done_name(plan.batch_id, plan.revision)
+    if not (yield CreateRecord(name, encode_record(mine))):
+        concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
+        if not isinstance(concluded, TakeOver):
+            raise StoreError(f"write {name}", "another run of this query has finished the batch")
+        return (yield from _follow(batch, plan, concluded))
+    if isinstance(mine, TakeOver):
+        return (yield from _follow(batch, plan, mine))
+    if plan.batch_id % PRUNED_EVERY == 0:
+        names = yield ListRecords()
+        assert isinstance(names, Sequence)
+        yield DeleteRecords(obsolete(names, plan.batch_id))
+    return mine
+
+
+def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
+    """Give those of the records that are not needed once a batch is done."""
+    return tuple(name for name in names if (found := batch_of(name)) is not None and found <= batch_id - KEPT_BATCHES)
+
+
+def _read(batch: Batch, name: str, *kinds: type[R]) -> Procedure[R | None]:
+    raw = yield ReadRecord(name)
+    if raw is None:
+        return None
+    assert isinstance(raw, bytes)
+    try:
+        record = decode_record(raw, *kinds)
+    except ValueError as error:
+        raise StoreError(f"read {name}", str(error)) from None
+    assert isinstance(record, BatchRecord)
+    _check(batch, record, name)
+    return record
+
+
+def _read_conclusion(batch: Batch, batch_id: int, revision: int = 0) -> Procedure[Done | TakeOver | None]:
+    found = yield from _read(batch, done_name(batch_id, revision), Done, TakeOver)
+    assert found is None or isinstance(found, Done | TakeOver)
+    return found
+
+
+def _check(batch: Batch, record: BatchRecord, name: str) -> None:
+    """See that a record is of this sink, hub and query, and under its own name."""
+    if record.sink.sink_id != batch.sink.sink_id or batch_of(name) != record.batch_id:
+        raise StoreError(f"read {name}", f"it is of batch {record.batch_id} of the sink {record.sink.sink_id!r}")
+    theirs, ours = (f"{sink.namespace}/{sink.hub}".lower() for sink in (record.sink, batch.sink))
+    if theirs != ours:
+        raise ConfigurationError("sink_id", f"{batch.sink.sink_id!r} publishes to {theirs}, not to {ours}")
+    if None not in (record.query_id, batch.query_id) and record.query_id != batch.query_id:
+        raise ConfigurationError(
+            "sink_id",
+            f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, and this is {batch.query_id}; a query "
+            "that starts anew takes another sink_id, and publishes its batches anew",
+        )
+
+
+def _behind(batch: Batch, newest: int) -> ConfigurationError:
+    return ConfigurationError(
+        "sink_id",
+        f"{batch.sink.sink_id!r} is at batch {newest}, and the query at {batch.batch_id}: it is another query, or its "
+        "checkpoint is older than the ledger; take another sink_id to publish these batches",
+    )
+
+
+def _make_plan(batch: Batch) -> Procedure[Plan]:
+    prior = yield from _prior(batch)
+    tails = yield ReadTails()
+    assert isinstance(tails, Mapping)
+    known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
+    gone = [each for each in known if each not in tails]
+    if gone:
+        raise ConfigurationError("hub", f"had the partition {gone[0]}, and has it no more: it was made anew")
+    kept = {key: each for key, each in known.items() if each.is_fresh or each.next_number < batch.renew_at}
+    partition_ids = sorted(tails, key=_by_number)
+    opened = yield AttachProducers({each: AttachRequest() for each in partition_ids if each not in kept})
+    assert isinstance(opened, Mapping)
+    plan = Plan(
+        sink=batch.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=batch.batch_id,
+        partitions=tuple(
+            _continued(kept[each], tails[each]) if each in kept else _opened(each, opened[each], tails[each].last)
+            for each in partition_ids
+        ),
+        limits=batch.limits,
+        is_stamped=batch.is_stamped,
+    )
+    return (yield from _create_plan(batch, plan))
+
+
+def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
+    """Create a plan. :returns: the one that is there then: of two runs, that of the first."""
+    name = plan_name(mine.batch_id, mine.revision)
+    if (yield CreateRecord(name, encode_record(mine))):
+        return mine
+    existing = yield from _read(batch, name, Plan)
+    assert existing is not None, "a record that was there is gone"
+    return existing
+
+
+def _prior(batch: Batch) -> Procedure[Done | None]:
+    """Find what the batch before left; None where its producers are not to be used again."""
+    if batch.batch_id > 0:
+        done = yield from _find_done(batch, batch.batch_id - 1)
+        if done is not None:
+            return done
+    names = yield ListRecords()
+    assert isinstance(names, Sequence)
+    begun = sorted({found for found in map(batch_of, names) if found is not None})
+    if begun and begun[-1] > batch.batch_id:
+        raise _behind(batch, begun[-1])
+    earlier = [each for each in begun if each < batch.batch_id]
+    if earlier and (yield from _find_done(batch, earlier[-1])) is None:
+        raise ConfigurationError(
+            "sink_id",
+            f"{batch.sink.sink_id!r} has begun batch {earlier[-1]} and not finished it, and the query is at "
+            f"{batch.batch_id}: rows may be missing; take another sink_id to go on without them",
+        )
+    # Where records are missing in between, numbers may have been used that nobody knows of: new producers are safe.
+    return None
+
+
+def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
+    """Find the end of a batch, behind its take-overs; None where it has none."""
+    revision = 0
+    while True:
+        concluded = yield from _read_conclusion(batch, batch_id, revision)
+        if not isinstance(concluded, TakeOver):
+            return concluded
+        revision += 1
+
+
+def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
+    if not isinstance(answer, ProducerAnswer):
+        raise InvalidClientStateError(partition_id, "the service refuses an idempotent producer")
+    return PartitionPlan(
+        partition_id=partition_id,
+        producer_id=answer.producer_id,
+        owner_level=answer.owner_level,
+        next_number=advance(answer.last_number),
+        nothing=answer.last_number,
+        is_fresh=True,
+        tail=tail,
+        offset=offset,
+    )
+
+
+def _continued(prior: PartitionDone, tail: PartitionTail) -> PartitionPlan:
+    return PartitionPlan(
+        partition_id=prior.partition_id,
+        producer_id=prior.producer_id,
+        owner_level=prior.owner_level,
+        next_number=prior.next_number,
+        nothing=prior.nothing,
+        is_fresh=prior.is_fresh,
+        tail=tail.last,
+        missing=max(0, prior.tail - tail.last),
+    )
+
+
+def _sorted_outcomes(
+    plan: Plan, outcomes: Iterable[PartitionOutcome]
+) -> tuple[dict[str, PartitionReceipt], dict[str, StateLost]]:
+    receipts: dict[str, PartitionReceipt] = {}
+    lost: dict[str, StateLost] = {}
+    for outcome in outcomes:
+        partition_id = outcome.partition_id
+        if partition_id not in plan.partition_ids:
+            raise InvalidClientStateError(partition_id, "the batch has no such partition")
+        if isinstance(outcome, StateLost):
+            lost[partition_id] = outcome
+            continue
+        entry = plan.partition(partition_id)
+        fits = (
+            (outcome.producer_id, outcome.owner_level) == (entry.producer_id, entry.owner_level)
+            and outcome.offset == entry.offset <= outcome.count
+            and outcome.next_number == entry.number_of(outcome.count)
+        )
+        if not fits or receipts.setdefault(partition_id, outcome) != outcome:
+            raise InvalidClientStateError(partition_id, f"the plan does not allow {outcome!r}")
+    return receipts, lost
+
+
+def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) -> Done:
+    partitions = []
+    for entry in plan.partitions:
+        receipt = receipts.get(entry.partition_id)
+        if receipt is None and entry.offset:
+            raise InvalidClientStateError(
+                entry.partition_id, f"{entry.offset} of its rows are stored, and none is left"
+            )
+        published = 0 if receipt is None else receipt.count - receipt.offset
+        partitions.append(
+            PartitionDone(
+                partition_id=entry.partition_id,
+                producer_id=entry.producer_id,
+                owner_level=entry.owner_level,
+                next_number=advance(entry.next_number, published),
+                nothing=entry.nothing,
+                is_fresh=entry.is_fresh and not published,
+                tail=entry.tail + published,
+                count=0 if receipt is None else receipt.count,
+                first_number=None if receipt is None else receipt.first_number,
+                digest=None if receipt is None else receipt.digest,
+            )
+        )
+    return Done(
+        sink=plan.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=plan.batch_id,
+        partitions=tuple(partitions),
+        receipts=tuple(receipts[each] for each in plan.partition_ids if each in receipts),
+    )
+
+
+def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
+    """Intend to take the lost producers over, if the policy says so."""
+    ids = sorted(lost, key=_by_number)
+    if policy is OnProducerStateLost.FAIL:
+        raise ProducerStateLostError(
+            tuple(ids),
+            f"of batch {plan.batch_id} it is not known how many rows are stored ({lost[ids[0]].reason.value}); "
+            "nothing more was sent. Set on_producer_state_lost to tailScan (with stamps) or atLeastOnce to go on",
+        )
+    is_counted = policy is OnProducerStateLost.TAIL_SCAN
+    if is_counted and not plan.is_stamped:
+        raise ConfigurationError(
+            "on_producer_state_lost",
+            f"tailScan takes events with stamps, and batch {plan.batch_id} was planned without; atLeastOnce, for "
+            "this batch, takes none",
+        )
+    entries = [plan.partition(each) for each in ids]
+    if any(entry.owner_level == MAX_OWNER_LEVEL for entry in entries):
+        raise ProducerStateLostError(tuple(ids), "and there is no owner level above the one they have")
+    return TakeOver(
+        sink=plan.sink,
+        query_id=batch.query_id,
+        run_id=batch.run_id,
+        batch_id=plan.batch_id,
+        producers=tuple(
+            TakenProducer(
+                partition_id=each.partition_id, producer_id=each.producer_id, owner_level=each.owner_level + 1
+            )
+            for each in entries
+        ),
+        is_counted=is_counted,
+    )
+
+
+def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
+    """Follow the take-overs of a batch to its newest plan or its end, carrying out one that was only intended.
+
+    :param concluded: what came of the plan.
+    """
+    while isinstance(concluded, TakeOver):
+        revised = yield from _read(batch, plan_name(plan.batch_id, plan.revision + 1), Plan)
+        if revised is None:
+            revised = yield from _create_plan(batch, (yield from _carry_out(plan, concluded, batch.run_id)))
+        plan = revised
+        concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
+    return plan if concluded is None else concluded
+
+
+def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
+    """Raise the levels, and only then read what is stored: nobody can add to it any more."""
+    ids = tuple(each.partition_id for each in intent.producers)
+    raised = yield AttachProducers(
+        {each.partition_id: AttachRequest(each.producer_id, each.owner_level) for each in intent.producers}
+    )
+    assert isinstance(raised, Mapping)
+    # A producer the service does not know cannot be raised, nor can anybody publish as it.
+    unknown = {each: AttachRequest() for each in ids if raised[each] is None}
+    answers = dict(raised)
+    if unknown:
+        opened = yield AttachProducers(unknown)
+        assert isinstance(opened, Mapping)
+        answers |= opened
+    tails = yield ReadTails(ids)
+    assert isinstance(tails, Mapping)
+    offsets = dict.fromkeys(ids, 0)
+    if intent.is_counted:
+        ranges = {each: (plan.partition(each).tail, tails[each].last) for each in ids}
+        for each, (after, _) in ranges.items():
+            if tails[each].beginning > after + 1:
+                raise ProducerStateLostError((each,), "and events since the batch was planned have passed retention")
+        found = yield ReadStamps(plan, ranges)
+        assert isinstance(found, Mapping)
+        offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
+    revised = {each: _opened(each, answers[each], tails[each].last, offsets[each]) for each in ids}
+    return plan.model_copy(
+        update={
+            "run_id": run_id,
+            "revision": plan.revision + 1,
+            "partitions": tuple(revised.get(each.partition_id, each) for each in plan.partitions),
+        }
+    )
+
+
+def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
+    """Count the rows that are stored, from those whose stamps were found after the planned tail.
+
+    :raises ProducerStateLostError: there is a hole in them.
+    """
+    found = set(rows)
+    count = entry.offset
+    while count in found:
+        count += 1
+    if max(found, default=-1) > count:
+        raise ProducerStateLostError((entry.partition_id,), f"and row {count} is missing before row {max(found)}")
+    return count
+
+
+def _by_number(partition_id: str) -> tuple[int, str]:
+    return int(partition_id) if partition_id.isascii() and partition_id.isdigit() else -1, partition_id
