@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import NoReturn
 
 from eventpump.cli import emulator, send, tail
-from eventpump.cli.demo import command as demo
+from eventpump.demo import command as demo
 from eventpump.errors import EventPumpError
 
 FAILED = 2

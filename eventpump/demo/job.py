@@ -1,4 +1,4 @@
-"""The Spark job of the demo, in a process of its own: trades into bars. `python -m eventpump.cli.demo.job`.
+"""The Spark job of the demo, in a process of its own: trades into bars. `python -m eventpump.demo.job`.
 
 The connection string comes in the environment variable EVENTPUMP_CONNECTION_STRING. What happens is a line of JSON on
 stdout. A line of JSON on stdin, the offsets to read up to, ends it when the bars of all trades before them are out.
@@ -165,7 +165,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run the job. :returns: the exit code."""
-    parser = argparse.ArgumentParser(prog="eventpump.cli.demo.job", description="The Spark job of the demo.")
+    parser = argparse.ArgumentParser(prog="eventpump.demo.job", description="The Spark job of the demo.")
     parser.add_argument("--source", required=True, help="the hub of trades")
     parser.add_argument("--target", required=True, help="the hub of bars")
     parser.add_argument("--state", type=Path, required=True, help="the directory of checkpoint and ledger")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eventpump.cli.demo.fleet import Fleet, Meter
-from eventpump.cli.demo.view import Board, Column, Row
+from eventpump.demo.fleet import Fleet, Meter
+from eventpump.demo.view import Board, Column, Row
 
 _COLORS = ("cyan", "green", "magenta", "yellow", "blue")
 _STATES = {"running": "green", "killed": "bold red", "stopped": "dim"}

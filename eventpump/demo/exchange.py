@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 
 from eventpump import EventData, EventProducer
-from eventpump.cli.demo.market import Trade, trades
+from eventpump.demo.market import Trade, trades
 
 TRADES = "trades"
 """The hub of trades."""

@@ -194,7 +194,7 @@ class Fleet:
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *python(
-                    "eventpump.cli.demo.host",
+                    "eventpump.demo.host",
                     *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
                     *("--options", json.dumps(self.options)),
                     *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventpump.cli.demo.record import Record, RecordFile, read_records
-from eventpump.cli.demo.verify import judge
+from eventpump.demo.record import Record, RecordFile, read_records
+from eventpump.demo.verify import judge
 
 STORED = [("0", 0, "a"), ("0", 1, "b"), ("1", 0, "c")]
 FIRST = [Record("0", 0, "a", 1, 10.0), Record("0", 1, "b", 1, 11.0)]

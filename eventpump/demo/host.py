@@ -1,4 +1,4 @@
-"""One processor host of the demo, in a process of its own: `python -m eventpump.cli.demo.host`.
+"""One processor host of the demo, in a process of its own: `python -m eventpump.demo.host`.
 
 The connection string comes in the environment variable EVENTPUMP_CONNECTION_STRING.
 """
@@ -26,7 +26,7 @@ from eventpump import (
     ReceivedEvent,
     SqliteLeaseStore,
 )
-from eventpump.cli.demo.record import Record, RecordFile, digest
+from eventpump.demo.record import Record, RecordFile, digest
 
 STATUS_INTERVAL = 0.25
 """Seconds between two lines of status."""
@@ -103,7 +103,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run one host until SIGTERM. :returns: the exit code."""
-    parser = argparse.ArgumentParser(prog="eventpump.cli.demo.host", description="One processor host of the demo.")
+    parser = argparse.ArgumentParser(prog="eventpump.demo.host", description="One processor host of the demo.")
     parser.add_argument("--name", required=True)
     parser.add_argument("--hub", required=True)
     parser.add_argument("--leases", required=True, help="the SQLite file of the leases")

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.cli.demo.exchange import TRADES, publish
-from eventpump.cli.demo.fleet import Fleet
-from eventpump.cli.demo.record import Record, digest, read_records
-from eventpump.cli.demo.scene import FleetScene
-from eventpump.cli.demo.verify import Event, Verdict, judge
-from eventpump.cli.demo.view import View
 from eventpump.clients import ConnectionOptions
+from eventpump.demo.exchange import TRADES, publish
+from eventpump.demo.fleet import Fleet
+from eventpump.demo.record import Record, digest, read_records
+from eventpump.demo.scene import FleetScene
+from eventpump.demo.verify import Event, Verdict, judge
+from eventpump.demo.view import View
 
 LEASE_DURATION = 5.0
 """Seconds; the original's is 30, too long to watch."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eventpump.cli.demo.record import Record
+from eventpump.demo.record import Record
 
 Event = tuple[str, int, str]
 """Partition id, sequence number, digest of the body."""

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.cli.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
-from eventpump.cli.demo.exchange import TRADES, publish, send
-from eventpump.cli.demo.fleet import DemoError, LocalService, ended, python
-from eventpump.cli.demo.market import Trade
-from eventpump.cli.demo.view import Board, Column, Row, View
+from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.demo.exchange import TRADES, publish, send
+from eventpump.demo.fleet import DemoError, LocalService, ended, python
+from eventpump.demo.market import Trade
+from eventpump.demo.view import Board, Column, Row, View
 from eventpump.errors import ConfigurationError
 
 BARS = "bars"
@@ -299,7 +299,7 @@ class Pipeline:
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *python(
-                    "eventpump.cli.demo.job",
+                    "eventpump.demo.job",
                     *("--source", TRADES, "--target", BARS),
                     *("--state", str(self._folder), "--directory", str(directory)),
                     *("--window", str(self._window), "--delay", str(self._delay)),

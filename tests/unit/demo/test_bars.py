@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from eventpump.cli.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
-from eventpump.cli.demo.market import trades
+from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.demo.market import trades
 
 BARS = [Bar("A", start, 1.0, 2.0, 0.5, 1.5, 10, 2, 1500) for start in (0, 1000, 2000)]
 EXPECTED = {bar.key: bar for bar in BARS}

@@ -10,7 +10,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, get_args
 
-from eventpump.cli.demo.view import Scene, Verdict, View, view_of
+from eventpump.demo.view import Scene, Verdict, View, view_of
 from eventpump.errors import ConfigurationError
 from eventpump.settings import TransportName, TransportType
 
@@ -83,10 +83,10 @@ def _check_transport(args: argparse.Namespace) -> None:
 
 def _play_of(args: argparse.Namespace, folder: Path) -> Play:
     if args.spark:
-        from eventpump.cli.demo.pipeline import Pipeline
+        from eventpump.demo.pipeline import Pipeline
 
         return Pipeline(args, folder)
-    from eventpump.cli.demo.processing import Processing
+    from eventpump.demo.processing import Processing
 
     return Processing(args, folder)
 
