@@ -14,7 +14,7 @@ from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side
 from benchmarks.receiving import receive, stages
 from benchmarks.report import Row
 from benchmarks.sending import buffered, idempotent, latency, send
-from eventpump.testing.azurite import Azurite
+from tests.support.azurite import Azurite
 
 PEER_UAMQP = f"{PEER}, uamqp"
 NATIVE = f"{OURS}, native"

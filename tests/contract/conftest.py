@@ -17,7 +17,7 @@ from eventpump.interfaces import Clock, LeaseStore  # noqa: E402
 from eventpump.storage.leases.blob import BlobLeaseStore  # noqa: E402
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
 from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
-from eventpump.testing.azurite import Azurite  # noqa: E402
+from tests.support.azurite import Azurite  # noqa: E402
 
 
 class ManualClock:

@@ -9,7 +9,7 @@ import pytest
 from azure.storage.blob.aio import ContainerClient
 
 from eventpump.errors import StoreError
-from eventpump.testing.azurite import AZURITE_VERSION, Azurite, install_azurite
+from tests.support.azurite import AZURITE_VERSION, Azurite, install_azurite
 
 
 async def test_it_serves_until_it_is_stopped() -> None:

@@ -25,7 +25,7 @@ from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.leases.blob import BlobLeaseStore
-from eventpump.testing.azurite import Azurite
+from tests.support.azurite import Azurite
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OWNER = "worker-a-6f0c"

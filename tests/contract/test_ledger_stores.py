@@ -24,8 +24,8 @@ from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
-from eventpump.testing.azurite import Azurite
 from eventpump.testing.proxy import Direction, FaultProxy
+from tests.support.azurite import Azurite
 
 NewStore: TypeAlias = Callable[[], LedgerStore]
 

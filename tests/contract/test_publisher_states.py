@@ -30,7 +30,6 @@ from eventpump.storage.publisher_states.blob import BlobPublisherStateStore  # n
 from eventpump.storage.publisher_states.form import decode_state  # noqa: E402
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore  # noqa: E402
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore  # noqa: E402
-from eventpump.testing.azurite import Azurite  # noqa: E402
 from eventpump.testing.conformance.publisher_state import (  # noqa: E402
     FIRST,
     LARGEST,
@@ -39,6 +38,7 @@ from eventpump.testing.conformance.publisher_state import (  # noqa: E402
     NewStore,
     PublisherStateStoreContract,
 )
+from tests.support.azurite import Azurite  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.interfaces import PublisherStateStore

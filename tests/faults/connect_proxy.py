@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from eventpump.testing.processes import ChildProcess
+    from tests.support.processes import ChildProcess
 
 BAD_GATEWAY = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\nbad\n"
 GARBAGE = "\x00\x15not the protocol you think it is\r\n\r\n"
@@ -45,7 +45,7 @@ class ConnectProxy:
 
     async def start(self) -> None:
         """Start it, or start it again."""
-        from eventpump.testing.processes import ChildProcess
+        from tests.support.processes import ChildProcess
 
         # Isolated, it starts sooner; it needs nothing but the standard library.
         command = [sys.executable, "-I", "-S", __file__, "--port", str(self.port), *self._arguments]

@@ -30,8 +30,8 @@ from eventpump.emulator.config import HubSpec
 from eventpump.interfaces import ConsumerScope
 from eventpump.reports import HostReport
 from eventpump.settings import connection_settings
-from eventpump.testing.processes import ChildProcess
 from tests.faults.evidence import Evidence, Fact, Journal, Witnessed, digest_of, read_log
+from tests.support.processes import ChildProcess
 
 HUB = "telemetry"
 AUDIT = "audit"

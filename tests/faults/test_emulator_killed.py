@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from eventpump import PartitionReader
-from eventpump.testing.processes import EmulatorProcess
 from tests.faults.evidence import Fact, digest_of
 from tests.faults.programs import CONNECTION, HUB, RECONNECT, RETRY, Publisher, Stage, write_config
+from tests.support.processes import EmulatorProcess
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from eventpump.emulator.faults import (
 )
 from eventpump.producer.batch import BatchState
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
-from eventpump.testing.processes import EmulatorProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY, Progress, emulator_of, write_config
+from tests.support.processes import EmulatorProcess
 from tests.ways import Way, over_both
 
 pytestmark = over_both()

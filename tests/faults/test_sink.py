@@ -46,7 +46,6 @@ from eventpump.spark.sink.records import (
     encode_record,
 )
 from eventpump.storage.ledgers.directory import DirectoryLedger
-from eventpump.testing.processes import ChildProcess
 from tests.faults.programs import CONNECTION, HUB, RETRY
 from tests.faults.sinking import (
     OPTIONS,
@@ -59,6 +58,7 @@ from tests.faults.sinking import (
     share,
     stored,
 )
+from tests.support.processes import ChildProcess
 
 FAIL, SCAN, ANYHOW = OnProducerStateLost
 PROGRAM = "tests.faults.sink_program"

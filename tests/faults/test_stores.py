@@ -9,9 +9,9 @@ import pytest
 
 from eventpump import BlobLeaseStore, StoreError
 from eventpump.reports import LeaseLost, LeaseTaken, StoreFailed
-from eventpump.testing.azurite import Azurite
 from tests.faults.programs import Publisher, Stage, run_for
 from tests.faults.storage_proxy import Answer, StorageProxy
+from tests.support.azurite import Azurite
 
 LEASE_DURATION = 15
 """Seconds; blob leases last no shorter."""

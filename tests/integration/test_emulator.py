@@ -42,7 +42,7 @@ from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.filters import source_filter
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, EPOCH, JWT_TOKEN_TYPE, RECEIVER_NAME, RUNTIME_METRIC
-from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
+from tests.support.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
 
 AUDIENCE = "sb://127.0.0.1/telemetry"
 

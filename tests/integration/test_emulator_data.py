@@ -15,7 +15,7 @@ from eventpump.emulator.config import HubSpec
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs import management
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.testing.peer import AmqpPeer
+from tests.support.peer import AmqpPeer
 
 AUDIENCE = "sb://127.0.0.1/telemetry"
 _COMMAND = """

@@ -16,7 +16,7 @@ from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY, SAS_TOKEN_TYPE, SELECTOR_FILTER
-from eventpump.testing.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
+from tests.support.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
 
 DIGITS = "9" * 5000
 

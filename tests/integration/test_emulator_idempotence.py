@@ -28,8 +28,8 @@ from eventpump.eventhubs.names import (
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
 )
-from eventpump.testing.peer import AmqpPeer, LinkRefusedError, Listening
-from eventpump.testing.processes import EmulatorProcess
+from tests.support.peer import AmqpPeer, LinkRefusedError, Listening
+from tests.support.processes import EmulatorProcess
 
 AUDIENCE = "sb://127.0.0.1/telemetry"
 PARTITION = "telemetry/Partitions/0"

@@ -24,8 +24,8 @@ from eventpump.emulator import bounds
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs import cbs, management, sas
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
-from eventpump.testing.peer import AmqpPeer, LinkRefusedError
-from eventpump.testing.processes import EmulatorProcess
+from tests.support.peer import AmqpPeer, LinkRefusedError
+from tests.support.processes import EmulatorProcess
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -26,8 +26,8 @@ from eventpump import (
     RetryOptions,
 )
 from eventpump.emulator.service import Deadlines
-from eventpump.testing.processes import ChildProcess, EmulatorProcess
 from tests.authority import Authority
+from tests.support.processes import ChildProcess, EmulatorProcess
 
 HUB = "telemetry"
 OVER: dict[str, Any] = {"transport_type": "websocket"}

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from eventpump import Emulator
 from eventpump.emulator.config import HubSpec
-from eventpump.testing.azurite import Azurite
 from tests.authority import Authority
 from tests.interop.peers.driver import AzurePeer
+from tests.support.azurite import Azurite
 
 _HUBS = 200
 _numbers = itertools.count()

@@ -14,9 +14,9 @@ import pytest_asyncio
 from azure.storage.blob.aio import ContainerClient
 
 from eventpump import Emulator, EventData, EventProducer
-from eventpump.testing.azurite import Azurite
 from tests.interop.peers.driver import AzurePeer, PeerConsumer
 from tests.interop.reading import PARTITIONS
+from tests.support.azurite import Azurite
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -14,11 +14,11 @@ from azure.storage.blob.aio import ContainerClient
 from eventpump import Emulator, EventData, EventProducer
 from eventpump.emulator.config import HubSpec
 from eventpump.emulator.faults import DetachLink, DropConnection, LinkRole
-from eventpump.testing.azurite import Azurite
 from tests.authority import Authority
 from tests.interop.peers.javascript import JavaScriptPeer, Notes, event
 from tests.interop.peers.lines import PeerError
 from tests.interop.reading import read_hub, read_partition
+from tests.support.azurite import Azurite
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

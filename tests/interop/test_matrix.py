@@ -19,7 +19,6 @@ from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec, Transport
-from eventpump.testing.processes import ChildProcess
 from eventpump.testing.sink import RecordingSink
 from tests.authority import Authority
 from tests.interop.clients import CLIENTS, UAMQP, ClientKind
@@ -30,6 +29,7 @@ from tests.interop.peers.javascript import JavaScriptPeer
 from tests.interop.peers.lines import ROOT, PeerError
 from tests.interop.peers.rhea import RheaOptions, RheaServer
 from tests.interop.reading import read_partition
+from tests.support.processes import ChildProcess
 from tests.ways import need_uamqp
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -26,8 +26,8 @@ import pytest
 from eventpump import errors
 from eventpump.emulator.auth import DEFAULT_KEY
 from eventpump.eventhubs.requests import SecretText
-from eventpump.testing.azurite import Azurite
 from tests.leaks.log_tap import tap
+from tests.support.azurite import Azurite
 
 _SHAPES = re.compile(
     "|".join(

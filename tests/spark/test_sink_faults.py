@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from eventpump.emulator.faults import Fault, Hold, LinkRole
-from eventpump.testing.venv import python_with
 from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, connected_workers, numbered_stream, run_query
+from tests.support.venv import python_with
 
 OLDER_SPARK = ("pyspark==3.5.7", "pandas>=2.2,<3", "pyarrow>=18", "psutil>=6", "setuptools<81")
 OURS = ("aiohttp>=3.10", "azure-storage-blob>=12.20", "pydantic>=2.7")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.testing.node import install_npm_package, node_binary
 from tests.interop.peers.lines import WS_VERSION, LinePeer, PeerError
+from tests.support.node import install_npm_package, node_binary
 
 _PACKAGES = (("@azure/event-hubs", "6.0.4"), ("@azure/eventhubs-checkpointstore-blob", "2.0.0"), ("ws", WS_VERSION))
 _PROGRAM = Path(__file__).with_name("azure_peer.mjs")

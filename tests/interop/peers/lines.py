@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from eventpump.testing.processes import ChildProcess
+from tests.support.processes import ChildProcess
 
 PATIENCE = 30.0
 """Seconds to wait for what must come."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from eventpump.testing.node import install_npm_package, node_binary
 from tests.interop.peers.lines import WS_VERSION, LinePeer
+from tests.support.node import install_npm_package, node_binary
 
 RHEA_VERSION = "3.0.5"
 _PROGRAM = Path(__file__).with_name("rhea_server.mjs")

@@ -12,8 +12,8 @@ from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import OwnershipLostError
 from eventpump.reports import CheckpointDropped, DataLost, PumpOverdue, UnexpectedFailure
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 
 async def _nothing(context: PartitionContext, events: Any) -> None:

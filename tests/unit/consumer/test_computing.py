@@ -12,8 +12,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import LeaseLost, LoopBlocked, StoreFailed
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

@@ -12,8 +12,8 @@ import pytest
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.errors import ConfigurationError, OwnershipLostError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

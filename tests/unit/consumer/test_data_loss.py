@@ -21,8 +21,8 @@ from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLink
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
+from tests.support.fleet import Fleet
 
 
 def _fleet(partitions: int = 1, **options: Any) -> Fleet:

@@ -26,8 +26,8 @@ from eventpump.reports import (
     UnexpectedFailure,
 )
 from eventpump.testing.clock import VirtualTimeLoop
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

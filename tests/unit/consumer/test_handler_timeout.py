@@ -15,8 +15,8 @@ from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

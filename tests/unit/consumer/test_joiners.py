@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from eventpump.reports import LeaseTaken
-from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet
 
 
 @pytest.mark.parametrize(("partitions", "owners", "joiners"), [(300, 1, 19), (120, 3, 17), (64, 2, 30)])

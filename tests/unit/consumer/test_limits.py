@@ -29,9 +29,9 @@ from eventpump.reports import HostReport, LeaseLost, LeaseTaken, StoreFailed
 from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.fleet import Record, RecordingProcessor
-from eventpump.testing.store import FlakyLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.fleet import Record, RecordingProcessor
+from tests.support.store import FlakyLeaseStore
 
 SCOPE = ConsumerScope("fake.servicebus.windows.net", "telemetry", "$Default")
 

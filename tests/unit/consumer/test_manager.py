@@ -31,8 +31,8 @@ from eventpump.reports import (
 )
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

@@ -9,7 +9,7 @@ import pytest
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.testing.fleet import Fleet
+from tests.support.fleet import Fleet
 
 
 class _Plain(EventProcessor):

@@ -18,8 +18,8 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import CONDITIONS, LINK_STOLEN, PRODUCER_EPOCH_STOLEN, error_for
 from eventpump.reports import PartitionFailed
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 REFUSALS = sorted(
     condition

@@ -16,8 +16,8 @@ from eventpump.errors import Recovery, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.reports import LinkFailed, LinkStalled
 from eventpump.settings import ReaderSettings
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.fleet import Fleet, RecordingProcessor
 
 WAIT = 30.0
 """The default of `max_wait_time`."""

@@ -11,8 +11,8 @@ import pytest
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConnectionLostError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.testing.fleet import Fleet
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet
 
 STORE = ("list", "acquire", "steal", "read", "write", "reset", "scope", "record", "ensure")
 

@@ -16,8 +16,8 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ScopeRecord
 from eventpump.reports import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
 from eventpump.settings import HostSettings, ReaderSettings
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.fleet import Fleet, RecordingProcessor
 
 
 def _fleet(partitions: int = 1, **options: Any) -> Fleet:

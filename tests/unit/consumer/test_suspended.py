@@ -9,8 +9,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
 from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.testing.fleet import Record, RecordingProcessor
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.fleet import Record, RecordingProcessor
 
 
 class Machine:

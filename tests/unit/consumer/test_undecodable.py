@@ -14,8 +14,8 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
-from eventpump.testing.fleet import Fleet, RecordingProcessor
 from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 

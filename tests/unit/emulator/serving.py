@@ -16,7 +16,7 @@ from eventpump.emulator.log import Retention
 from eventpump.emulator.server import _ServedProtocol
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.net.stream import ConnectionProtocol
-from eventpump.testing.peer import AmqpPeer
+from tests.support.peer import AmqpPeer
 from tests.unit.amqp.pair import frame
 from tests.unit.transport.service import MemoryStream
 

@@ -28,7 +28,7 @@ from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
 from eventpump.emulator.service import Service
 from eventpump.eventhubs import cbs
 from eventpump.eventhubs.names import JWT_TOKEN_TYPE
-from eventpump.testing.peer import AmqpPeer, LinkRefusedError
+from tests.support.peer import AmqpPeer, LinkRefusedError
 from tests.unit.amqp.pair import frame, sent
 from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve
 

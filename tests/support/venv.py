@@ -12,7 +12,7 @@ import venv
 from pathlib import Path
 
 from eventpump.errors import StoreError
-from eventpump.testing.node import user_cache
+from tests.support.node import user_cache
 
 _INSTALL_TIMEOUT = 900.0
 
@@ -48,9 +48,7 @@ def python_with(*requirements: str, directory: Path | None = None) -> Path:
             *requirements,
         ]
         try:
-            done = subprocess.run(  # noqa: S603 - our own interpreter, arguments of tests
-                command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False)
         except subprocess.TimeoutExpired as error:
             raise StoreError(task, f"pip did not end within {_INSTALL_TIMEOUT:.0f} s") from error
         if done.returncode != 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from eventpump.errors import StoreError
-from eventpump.testing.node import install_npm_package, node_binary
+from tests.support.node import install_npm_package, node_binary
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,7 +92,7 @@ class Azurite:
         # A connection left idle between two renewals must not be closed under a request: the default is 5 s.
         command += ["--blobKeepAliveTimeout", "60"]
         command += ["--skipApiVersionCheck", "--disableTelemetry", "--loose", "--silent"]
-        process = subprocess.Popen(  # noqa: S603 - our own node, fixed arguments
+        process = subprocess.Popen(
             command,
             cwd=script.parent,
             stdin=subprocess.DEVNULL,

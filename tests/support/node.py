@@ -51,7 +51,7 @@ def install_npm_package(name: str, version: str, *, directory: Path | None = Non
         command = [str(node_binary()), str(_npm_cli()), "install", "--prefix", str(staging), f"{name}@{version}"]
         command += ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
         try:
-            done = subprocess.run(  # noqa: S603 - our own node, fixed arguments
+            done = subprocess.run(
                 command, cwd=staging, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False
             )
         except subprocess.TimeoutExpired as error:

@@ -16,8 +16,8 @@ from eventpump.interfaces import ConsumerScope
 from eventpump.reports import HostReport
 from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.testing.store import FlakyLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.store import FlakyLeaseStore
 
 _R = TypeVar("_R", bound=HostReport)
 
