@@ -37,10 +37,11 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore
+from eventpump.options.base import RetryOptions
+from eventpump.options.credentials import SharedKey, SharedSignature
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import Published, Receipt
 from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
-from eventpump.settings import RetryOptions, SharedKey, SharedSignature
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore

@@ -17,20 +17,14 @@ from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData, EventPosition
 from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
+from eventpump.options.base import RetryOptions
+from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
+from eventpump.options.consumer import HostSettings, ReaderSettings
+from eventpump.options.credentials import Credential
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
 from eventpump.reports import Hook
-from eventpump.settings import (
-    BufferSettings,
-    ConnectionSettings,
-    Credential,
-    HostSettings,
-    ReaderSettings,
-    RetryOptions,
-    TransportName,
-    TransportType,
-    connection_settings,
-)
 from eventpump.transport.native import NativeTransport
 
 

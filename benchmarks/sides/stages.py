@@ -26,7 +26,7 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkSpec,
 )
-from eventpump.settings import HostSettings
+from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.memory import MemoryLeaseStore
 
 READ_SIZE = 256 * 1024

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar, get_args
 
 from eventpump.clients import ConnectionOptions
 from eventpump.errors import ConfigurationError
-from eventpump.settings import TransportType
+from eventpump.options.connection import TransportType
 
 T = TypeVar("T")
 

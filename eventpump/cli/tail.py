@@ -39,7 +39,8 @@ from eventpump.interfaces import (
     SendLinkSpec,
     Transport,
 )
-from eventpump.settings import ReaderSettings, connection_settings
+from eventpump.options.connection import connection_settings
+from eventpump.options.consumer import ReaderSettings
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type

@@ -25,7 +25,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
-from eventpump.settings import FeedSettings
+from eventpump.options.consumer import FeedSettings
 
 BUSY_DELAY = 4.0
 """Seconds to leave a service alone that says it is busy (wire reference, section 9)."""

@@ -23,8 +23,8 @@ from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import Hook, Reporter
-from eventpump.settings import HostSettings
 
 logger = logging.getLogger("eventpump.consumer")
 

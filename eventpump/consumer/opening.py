@@ -39,8 +39,8 @@ from eventpump.interfaces import (
     ScopeRecord,
     StoredScopeRecord,
 )
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed, StoreFailed
-from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
 

@@ -42,6 +42,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
@@ -59,7 +60,6 @@ from eventpump.reports import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.settings import HostSettings
 
 _T = TypeVar("_T")
 

@@ -21,7 +21,7 @@ from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, ret
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.settings import ReaderSettings
+from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
 """Seconds that a link may be silent while somebody reads, before it is checked."""

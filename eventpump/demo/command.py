@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 
 from eventpump.demo.view import Scene, Verdict, View, view_of
 from eventpump.errors import ConfigurationError
-from eventpump.settings import TransportName, TransportType
+from eventpump.options.connection import TransportName, TransportType
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type

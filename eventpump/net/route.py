@@ -14,7 +14,7 @@ from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.addresses import connect
 from eventpump.net.stream import ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 

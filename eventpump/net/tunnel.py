@@ -9,7 +9,7 @@ import re
 from typing import Final, cast
 
 from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery, ServiceError
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 
 _HEAD_LIMIT: Final = 64 * 1024
 """Bytes of an answer's head. More is no answer."""

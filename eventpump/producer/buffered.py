@@ -38,8 +38,8 @@ from eventpump.eventhubs.hashing import check_key_length, partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, PartitionPublishingProperties
-from eventpump.settings import BufferSettings
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
 OnError = Callable[[Sequence[EventData], str, Exception], None]

@@ -47,9 +47,9 @@ from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODU
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.interfaces import PublisherStateStore, SendLink, SendLinkSpec, Transport
+from eventpump.options.base import RetryOptions
 from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
 from eventpump.producer.tail import read_tail
-from eventpump.settings import RetryOptions
 
 _FINAL = (
     ProducerDisconnectedError,

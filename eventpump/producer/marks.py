@@ -16,7 +16,7 @@ from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.eventhubs.numbering import distance
 from eventpump.interfaces import PublisherStateStore
-from eventpump.settings import RetryOptions
+from eventpump.options.base import RetryOptions
 
 MARK_INTERVAL = 30.0
 """Seconds between two marks of one partition, while it publishes."""

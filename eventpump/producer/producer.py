@@ -41,11 +41,11 @@ from eventpump.interfaces import (
     SendLinkSpec,
     Transport,
 )
+from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart
 from eventpump.producer.marks import StoreWaits
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.settings import RetryOptions
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""

@@ -44,7 +44,7 @@ from eventpump.eventhubs.names import (
 )
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
-from eventpump.settings import RetryOptions
+from eventpump.options.base import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
 

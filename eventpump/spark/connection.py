@@ -12,15 +12,10 @@ from typing import Any, Final
 from pydantic import SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
 
 from eventpump.errors import ConfigurationError
-from eventpump.settings import (
-    ConnectionSettings,
-    ConnectionString,
-    HubName,
-    Seconds,
-    SettingsModel,
-    SharedKey,
-    connection_settings,
-)
+from eventpump.options.base import HubName, Seconds, SettingsModel
+from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.options.connection_string import ConnectionString
+from eventpump.options.credentials import SharedKey
 
 CONNECTOR_PREFIX: Final = "eventhubs."
 """What the options of Microsoft's Scala connector begin with; ours are known with it too."""

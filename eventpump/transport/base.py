@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
 from eventpump.eventhubs.conditions import error_for
-from eventpump.settings import ConnectionSettings
+from eventpump.options.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from eventpump.transport.links import ClientLink, ClientSendLink

@@ -37,7 +37,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import UNAUTHORIZED_ACCESS
 from eventpump.net.route import Route, client_tls, dial
 from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
-from eventpump.settings import ConnectionSettings
+from eventpump.options.connection import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
 from eventpump.transport.links import ClientLink, ClientSendLink
 

@@ -28,7 +28,7 @@ from eventpump.eventhubs.addresses import audience, consumer_address, producer_a
 from eventpump.eventhubs.filters import source_filter
 from eventpump.eventhubs.names import CBS_NODE, EPOCH, GEOREPLICATION, MANAGEMENT_NODE, RECEIVER_NAME, RUNTIME_METRIC
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
-from eventpump.settings import ConnectionSettings
+from eventpump.options.connection import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink
 from eventpump.transport.requests import RequestLinks

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from eventpump.net.route import dial
-from eventpump.settings import ConnectionSettings
+from eventpump.options.connection import ConnectionSettings
 from eventpump.transport.base import BaseConnection
 from eventpump.transport.connection import ClientConnection, Dial
 from eventpump.transport.namespace import NamespaceTransport

@@ -24,7 +24,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
-from eventpump.settings import Credential, SharedKey, SharedSignature, TokenCredential, current_secret
+from eventpump.options.credentials import Credential, SharedKey, SharedSignature, TokenCredential, current_secret
 from eventpump.transport.requests import RequestLinks
 
 _LEAST_DELAY = 1.0

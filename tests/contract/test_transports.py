@@ -12,7 +12,7 @@ pytest.register_assert_rewrite("eventpump.testing.conformance.transport")
 from eventpump.clients import make_transport  # noqa: E402 - after the registration
 from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402
 from eventpump.emulator.server import Emulator  # noqa: E402
-from eventpump.settings import connection_settings  # noqa: E402
+from eventpump.options.connection import connection_settings  # noqa: E402
 from eventpump.testing.conformance.transport import HUB, TransportContract, TransportHarness  # noqa: E402
 from eventpump.testing.transport import FakeHub, FakeTransport  # noqa: E402
 from eventpump.transport.native import NativeTransport  # noqa: E402

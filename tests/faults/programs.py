@@ -28,8 +28,8 @@ from eventpump import (
 )
 from eventpump.emulator.config import HubSpec
 from eventpump.interfaces import ConsumerScope
+from eventpump.options.connection import connection_settings
 from eventpump.reports import HostReport
-from eventpump.settings import connection_settings
 from tests.faults.evidence import Evidence, Fact, Journal, Witnessed, digest_of, read_log
 from tests.support.processes import ChildProcess
 

@@ -25,7 +25,7 @@ from eventpump.interfaces import (
     SendLinkSpec,
     Transport,
 )
-from eventpump.settings import connection_settings
+from eventpump.options.connection import connection_settings
 from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
 from eventpump.spark.sink.protocol import Batch, OnProducerStateLost
 from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan

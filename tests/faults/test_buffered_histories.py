@@ -33,9 +33,10 @@ from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import SendLinkSpec
+from eventpump.options.base import RetryOptions
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import BufferSettings, RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault

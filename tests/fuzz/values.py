@@ -35,7 +35,7 @@ from eventpump.eventhubs.names import (
     SEQUENCE_NUMBER,
 )
 from eventpump.net.tunnel import TunnelHandshake
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 from tests.fuzz import captures
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same
 from tests.fuzz.mutations import mutate, mutate_bytes, pieces

@@ -20,8 +20,10 @@ from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.interfaces import HubProperties, ReceiveLink, ReceiveLinkSpec, ReceiveSink, SendLinkSpec, Transport
+from eventpump.options.base import RetryOptions
+from eventpump.options.connection import connection_settings
+from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import HostReport, LinkFailed
-from eventpump.settings import HostSettings, ReaderSettings, RetryOptions, connection_settings
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.sink import PATIENCE
 from eventpump.transport.native import NativeTransport

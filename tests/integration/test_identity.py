@@ -24,7 +24,8 @@ from eventpump.errors import AuthenticationError, Recovery
 from eventpump.eventhubs import sas
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec, SendLink, SendLinkSpec
-from eventpump.settings import Credential, connection_settings
+from eventpump.options.connection import connection_settings
+from eventpump.options.credentials import Credential
 from eventpump.testing.sink import RecordingSink
 from tests.ways import Way, over_both
 

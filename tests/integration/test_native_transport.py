@@ -27,7 +27,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventData, EventPosition
 from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
-from eventpump.settings import connection_settings
+from eventpump.options.connection import connection_settings
 from eventpump.testing.proxy import FaultProxy
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport

@@ -15,8 +15,9 @@ from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties, SendLinkSpec, Transport
+from eventpump.options.connection import connection_settings
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LinkStalled
-from eventpump.settings import HostSettings, connection_settings
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from tests.authority import Authority
 from tests.ways import need_uamqp

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventpump.clients import make_transport
 from eventpump.interfaces import Transport
-from eventpump.settings import connection_settings
+from eventpump.options.connection import connection_settings
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import ConsumerScope
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport
-from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.store import FlakyLeaseStore

@@ -12,14 +12,10 @@ from pydantic import SecretStr, ValidationError
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs import sas
-from eventpump.settings import (
-    ConnectionSettings,
-    ConnectionString,
-    RetryOptions,
-    SharedKey,
-    SharedSignature,
-    connection_settings,
-)
+from eventpump.options.base import RetryOptions
+from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.options.connection_string import ConnectionString
+from eventpump.options.credentials import SharedKey, SharedSignature
 
 KEY = "c2VjcmV0LWtleQ=="
 NS = "example.servicebus.windows.net"

@@ -29,8 +29,8 @@ from eventpump.interfaces import (
     SendLinkSpec,
     Transport,
 )
+from eventpump.options.base import RetryOptions
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import RetryOptions
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, task_number

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
-from eventpump.settings import SettingsModel
+from eventpump.options.base import SettingsModel
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.sink.at_least_once import SendTask, retried

@@ -52,8 +52,9 @@ from eventpump.eventhubs.conditions import NOT_ALLOWED
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.interfaces import ReceiveLinkSpec, Transport
+from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
+from eventpump.options.consumer import FeedSettings
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.settings import FeedSettings, Name, RetryOptions, Seconds, SettingsModel
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep
 from eventpump.spark.sink.protocol import (
     STAMP,

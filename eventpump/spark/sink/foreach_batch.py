@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from eventpump.amqp.message import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
-from eventpump.settings import Name, SettingsModel
+from eventpump.options.base import Name, SettingsModel
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink import staging as staged

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_val
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
-from eventpump.settings import Name, Seconds, SettingsModel
+from eventpump.options.base import Name, Seconds, SettingsModel
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
 from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 

@@ -16,7 +16,7 @@ from eventpump.consumer.feed import PartitionFeed
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.settings import FeedSettings
+from eventpump.options.consumer import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange

@@ -11,7 +11,7 @@ from eventpump.amqp.performatives import AmqpError
 from eventpump.errors import ConnectionLostError, QuotaExceededError, Recovery, ServiceError
 from eventpump.net.route import open_stream
 from eventpump.net.stream import CLOSE_TIMEOUT
-from eventpump.settings import ConnectionSettings
+from eventpump.options.connection import ConnectionSettings
 from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error
 from eventpump.transport.connection import client_route
 from eventpump.transport.links import ClientLink, ClientSendLink

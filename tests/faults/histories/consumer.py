@@ -23,8 +23,8 @@ from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.conditions import CONDITIONS, error_for
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ConsumerScope
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import CheckpointWritten, HostReport, PumpStarted
-from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.testing.transport import FakeHub

@@ -26,9 +26,10 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
+from eventpump.options.base import RetryOptions
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import BufferSettings, RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, SendFault
 from tests.faults.histories.consumer import DETACHES, REFUSALS, make_again

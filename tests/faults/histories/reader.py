@@ -17,7 +17,7 @@ from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError,
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveSink
-from eventpump.settings import ReaderSettings
+from eventpump.options.consumer import ReaderSettings
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.world import LifeTransport, Violation, World
 

@@ -18,8 +18,8 @@ from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
+from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
-from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 from tests.support.fleet import Fleet

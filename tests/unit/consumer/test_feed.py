@@ -25,7 +25,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.settings import FeedSettings
+from eventpump.options.consumer import FeedSettings
 from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
 

@@ -30,6 +30,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
     HostReport,
@@ -41,7 +42,6 @@ from eventpump.reports import (
     StoreFailed,
     UnexpectedFailure,
 )
-from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport

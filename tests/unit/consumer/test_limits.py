@@ -25,8 +25,8 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ConsumerScope, ReceiveLinkSpec
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseLost, LeaseTaken, StoreFailed
-from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport

@@ -20,7 +20,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.settings import ReaderSettings
+from eventpump.options.consumer import ReaderSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 

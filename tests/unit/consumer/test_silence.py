@@ -14,8 +14,8 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import Recovery, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.options.consumer import ReaderSettings
 from eventpump.reports import LinkFailed, LinkStalled
-from eventpump.settings import ReaderSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor
 

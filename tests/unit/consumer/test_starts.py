@@ -14,8 +14,8 @@ from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ScopeRecord
+from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
-from eventpump.settings import HostSettings, ReaderSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor
 

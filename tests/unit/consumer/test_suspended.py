@@ -6,8 +6,8 @@ import asyncio
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
-from eventpump.settings import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Record, RecordingProcessor

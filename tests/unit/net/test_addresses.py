@@ -14,7 +14,7 @@ import pytest
 
 from eventpump.net import addresses
 from eventpump.net.route import Route, dial
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 from tests.unit.net.ends import Client
 from tests.unit.net.test_route import answering
 

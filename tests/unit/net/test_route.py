@@ -14,7 +14,7 @@ from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.route import Route, client_tls, dial
 from eventpump.net.stream import ConnectionProtocol
 from eventpump.net.websocket import WebSocketServer
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 from tests.authority import Authority
 from tests.unit.amqp.pair import config, only
 from tests.unit.net.ends import Client, Recorder

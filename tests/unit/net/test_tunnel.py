@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery, ServiceError
 from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol, refusal
-from eventpump.settings import ProxySettings
+from eventpump.options.connection import ProxySettings
 
 ANSWER = b"HTTP/1.1 200 Connection established\r\nVia: 1.1 gateway\r\n\r\n"
 

@@ -32,9 +32,9 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import BufferSettings
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
 

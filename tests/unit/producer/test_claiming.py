@@ -29,10 +29,10 @@ from eventpump.eventhubs.names import PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
 from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.interfaces import SendLinkSpec
+from eventpump.options.base import RetryOptions
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
-from eventpump.settings import RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 

@@ -27,9 +27,10 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import SendLinkSpec
+from eventpump.options.base import RetryOptions
+from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, Receipt
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import BufferSettings, RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport

@@ -27,9 +27,9 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_ID
+from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
-from eventpump.settings import RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault

@@ -22,8 +22,8 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventData
+from eventpump.options.base import RetryOptions
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import RetryOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
 

@@ -27,8 +27,8 @@ from eventpump.errors import (
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import SendLinkSpec
+from eventpump.options.base import RetryOptions
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import RetryOptions
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport
 
 

@@ -29,8 +29,8 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLinkSpec
+from eventpump.options.base import RetryOptions
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.settings import RetryOptions
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)

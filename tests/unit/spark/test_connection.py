@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
-from eventpump.settings import SharedKey
+from eventpump.options.credentials import SharedKey
 from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, seconds
 
 _STRING = "Endpoint=sb://ns.example.net/;SharedAccessKeyName=name;SharedAccessKey=TOPSECRET="

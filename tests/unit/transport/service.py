@@ -30,7 +30,8 @@ from eventpump.eventhubs.management import HubFacts
 from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
-from eventpump.settings import ConnectionSettings, Credential, SharedKey, connection_settings
+from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.options.credentials import Credential, SharedKey
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientReceiveLink, ClientSendLink

@@ -18,7 +18,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.settings import RetryOptions
+from eventpump.options.base import RetryOptions
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.namespace import STEADY_AFTER
 from eventpump.transport.native import NativeTransport
@@ -405,7 +405,8 @@ async def test_a_ca_file_that_cannot_be_read_is_named() -> None:
     from pathlib import Path
 
     from eventpump.errors import ConfigurationError
-    from eventpump.settings import SharedKey, connection_settings
+    from eventpump.options.connection import connection_settings
+    from eventpump.options.credentials import SharedKey
 
     settings = connection_settings(
         hub="telemetry",

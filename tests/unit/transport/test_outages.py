@@ -14,8 +14,9 @@ from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.options.base import RetryOptions
+from eventpump.options.consumer import FeedSettings
 from eventpump.producer.producer import HubProducer
-from eventpump.settings import FeedSettings, RetryOptions
 from eventpump.transport.namespace import RECONNECT_DELAY_MAX
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import EARLIEST, Service, settings

@@ -18,7 +18,7 @@ from eventpump.errors import AuthenticationError, ClosedError, Recovery, Service
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.eventhubs.requests import correlation_id, message_id
-from eventpump.settings import SharedKey, SharedSignature
+from eventpump.options.credentials import SharedKey, SharedSignature
 from tests.unit.transport.service import KEY, Service, open_reader, open_sender, settle
 
 AUDIENCE = "sb://example.test/telemetry"

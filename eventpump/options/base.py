@@ -1,0 +1,131 @@
+"""The base of all option models, and the checks that they share."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from eventpump.errors import ConfigurationError
+from eventpump.options.credentials import is_unicode
+
+# None of these checks may show the value: people paste connection strings into the wrong field.
+_HUB: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,254}[A-Za-z0-9])?")
+_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+PLAIN_SCHEMES: Final = frozenset({"amqp", "http", "ws"})
+
+
+def check_host(value: str) -> str:
+    if len(value) > 253 or not all(_LABEL.fullmatch(label) for label in value.split(".")):
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            raise ValueError("must be a host name alone, such as example.servicebus.windows.net") from None
+    return value.lower()
+
+
+def check_hub(value: str) -> str:
+    if not _HUB.fullmatch(value):
+        raise ValueError(
+            "must be the name of an event hub: up to 256 letters, digits and . _ / -, a letter or digit at both ends"
+        )
+    return value
+
+
+class Endpoint(NamedTuple):
+    scheme: str
+    host: str
+    port: int | None
+
+
+def split_endpoint(value: str) -> Endpoint:
+    """Split `host[:port]` or `scheme://host[:port][/]`. :raises ValueError: with a text that does not show it."""
+    problem = "must be of the form host[:port] or scheme://host[:port]/"
+    if not value.isprintable() or " " in value:
+        # urlsplit would drop some of these without a word.
+        raise ValueError(problem)
+    try:
+        parts = urlsplit(value if "://" in value else f"//{value}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(problem) from None
+    if not host or port == 0 or parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(problem)
+    try:
+        return Endpoint(parts.scheme, check_host(host), port)
+    except ValueError:
+        raise ValueError(problem) from None
+
+
+class SettingsModel(BaseModel):
+    """The base of every settings model: frozen, closed to unknown names, and raising one `ConfigurationError`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            # `from None`: pydantic's error holds its input, which may be a secret.
+            raise _configuration_error(error) from None
+
+
+def _configuration_error(error: ValidationError) -> ConfigurationError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or error.title
+    match first["type"]:
+        case "missing":
+            problem = "is required"
+        case "extra_forbidden":
+            problem = "there is no such option"
+        case _:
+            problem = first["msg"].removeprefix("Value error, ")
+    return ConfigurationError(field, problem)
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+HostName = Annotated[str, AfterValidator(check_host)]
+HubName = Annotated[str, AfterValidator(check_hub)]
+
+
+class RetryOptions(SettingsModel):
+    """How often, and after which delays, a failed operation is tried again: exponential, with full jitter.
+
+    :param max_retries: tries after the first. While there is no connection, sends try more often, and only tries that
+        are as far apart as the delays count.
+    :param base_delay: seconds; the bound of the first delay, doubled with each further one.
+    :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
+    """
+
+    max_retries: int = Field(default=3, ge=0, le=100)
+    base_delay: Seconds = 0.8
+    max_delay: Seconds = 60.0
+
+    @field_validator("max_delay")
+    @classmethod
+    def _not_below_base(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("base_delay", 0.0):
+            raise ValueError("must not be below base_delay")
+        return value
+
+
+def _check_name(value: str) -> str:
+    if not value or not value.isprintable() or not is_unicode(value):
+        raise ValueError("must be printable text, and not empty")
+    return value
+
+
+Name = Annotated[str, Field(max_length=256), AfterValidator(_check_name)]

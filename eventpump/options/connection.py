@@ -1,0 +1,301 @@
+"""Options of everything that connects: where, as whom, through what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+from pydantic import (
+    Field,
+    FilePath,
+    PlainValidator,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
+
+from eventpump.errors import ConfigurationError
+from eventpump.options.base import (
+    PLAIN_SCHEMES,
+    Endpoint,
+    HostName,
+    HubName,
+    RetryOptions,
+    Seconds,
+    SettingsModel,
+    check_host,
+    check_hub,
+    split_endpoint,
+)
+from eventpump.options.connection_string import WHOLE, ConnectionString
+from eventpump.options.credentials import Credential, check_credential
+
+AMQPS_PORT: Final = 5671
+AMQP_PORT: Final = 5672
+WSS_PORT: Final = 443
+WS_PORT: Final = 80
+
+TransportType: TypeAlias = Literal["tcp", "websocket"]
+"""What carries AMQP: TCP, or a WebSocket (wire reference 2.1). Over TLS, either way."""
+TransportName: TypeAlias = Literal["native", "uamqp"]
+"""The AMQP implementation."""
+
+
+class ProxySettings(SettingsModel):
+    """An HTTP proxy that tunnels to the service (RFC 9110, 9.3.6).
+
+    :param host: its host name or address.
+    :param port: its port.
+    :param use_tls: reach the proxy itself over TLS, its certificate verified as the service's is.
+    :param username: for basic authentication; None for none.
+    :param password: goes with it.
+    """
+
+    host: HostName
+    port: int = Field(ge=1, le=65535)
+    use_tls: bool = False
+    username: str | None = Field(default=None, repr=False)
+    password: SecretStr = SecretStr("")
+
+    @classmethod
+    def parse(cls, url: object, *, field: str = "proxy") -> ProxySettings:
+        """Take `[http[s]://][username:password@]host[:port]` apart; the first two may be percent-encoded.
+
+        :param field: what an error names.
+        :raises ConfigurationError: it is none; no value of it is shown.
+        """
+        text = url.get_secret_value() if isinstance(url, SecretStr) else url
+        problem = "must be of the form http[s]://[username:password@]host[:port]"
+        if not isinstance(text, str) or not text.isprintable() or " " in text:
+            raise ConfigurationError(field, problem)
+        try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
+            host, port = parts.hostname, parts.port
+            if not host or port == 0 or parts.path.strip("/") or parts.query or parts.fragment:
+                raise ValueError
+            check_host(host)
+            username, password = (
+                None if part is None else unquote(part, errors="strict") for part in (parts.username, parts.password)
+            )
+            # Either would end the name, or the header (RFC 7617, 2).
+            if ":" in (username or "") or not ((username or "") + (password or "")).isprintable():
+                raise ValueError
+        except ValueError:
+            raise ConfigurationError(field, problem) from None
+        if parts.scheme not in {"http", "https"}:
+            raise ConfigurationError(field, "only proxies with http:// or https:// are known")
+        use_tls = parts.scheme == "https"
+        return cls(
+            host=host,
+            port=port or (443 if use_tls else 80),
+            use_tls=use_tls,
+            username=username,
+            password=SecretStr(password or ""),
+        )
+
+    @classmethod
+    def from_environment(cls, host: str, port: int) -> ProxySettings | None:
+        """Give the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; in small letters too.
+
+        :raises ConfigurationError: it cannot be used.
+        """
+        url = getproxies_environment().get("https")
+        # An IPv6 address may stand there with brackets or without.
+        names = [f"[{host}]:{port}", host] if ":" in host else [f"{host}:{port}"]
+        if not url or any(map(proxy_bypass, names)):
+            return None
+        return cls.parse(url, field="HTTPS_PROXY")
+
+
+class ConnectionSettings(SettingsModel):
+    """How to reach one hub of one namespace. Made by `connection_settings`.
+
+    With `use_tls`, TLS is 1.2 at least, and the server's certificate is always verified, for the name `host` too;
+    nothing switches that off.
+
+    :param fully_qualified_namespace: the namespace's host name: the `hostname` of the AMQP open, and the host in
+        audiences and stores.
+    :param host: where to connect. Another than the namespace with a custom endpoint.
+    :param port: where to connect.
+    :param use_tls: False only where the connection string says `UseDevelopmentEmulator=true`.
+    :param transport_type: what carries AMQP. The port is 443 for a WebSocket, where nothing else names one.
+    :param proxy: the HTTP proxy to go through, in either case; None for none.
+    :param ca_file: a file of CA certificates (PEM) to trust instead of the system's.
+    :param client_cert_file: a certificate chain (PEM) to show to the service; its key too, unless that has a file.
+    :param client_key_file: the key of that certificate (PEM).
+    :param client_key_password: the key's, where it is encrypted.
+    :param auth_timeout: seconds to wait for the service to take a token.
+    :param sas_lifetime: seconds a token signed with a key lives; another is put after three quarters of them.
+    :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
+    :param idle_timeout: seconds of silence after which the peer is dead; half of it is advertised, or a second where
+        that is more. A service may refuse less than a second, as the emulator does.
+    :param transport: the AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
+    """
+
+    fully_qualified_namespace: HostName
+    host: HostName
+    port: int = Field(ge=1, le=65535)
+    use_tls: bool = True
+    transport_type: TransportType = "tcp"
+    proxy: ProxySettings | None = None
+    ca_file: FilePath | None = None
+    client_cert_file: FilePath | None = None
+    client_key_file: FilePath | None = None
+    client_key_password: SecretStr | None = None
+    hub: HubName
+    credential: Annotated[Credential, PlainValidator(check_credential)] = Field(repr=False)
+    auth_timeout: Seconds = 60.0
+    sas_lifetime: float = Field(default=3600.0, ge=2, le=86_400)
+    operation_timeout: Seconds = 60.0
+    idle_timeout: Seconds = 60.0
+    retry: RetryOptions = RetryOptions()
+    transport: TransportName = "native"
+
+    @field_validator("transport")
+    @classmethod
+    def _within_reach(cls, value: str, info: ValidationInfo) -> str:
+        given = info.data
+        if value == "uamqp":
+            for problem, is_asked in (
+                ("speaks TLS only", given.get("use_tls") is False),
+                ("is not carried by a WebSocket here", given.get("transport_type") == "websocket"),
+                ("is not led through a proxy here", given.get("proxy") is not None),
+                ("cannot show a client certificate", given.get("client_cert_file") is not None),
+            ):
+                if is_asked:
+                    raise ValueError(f"uamqp {problem}; use the native transport")
+        return value
+
+    @field_validator("ca_file", "client_cert_file")
+    @classmethod
+    def _only_with_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("use_tls") is False:
+            raise ValueError("has no use on a connection without TLS")
+        return value
+
+    @field_validator("client_key_file", "client_key_password")
+    @classmethod
+    def _only_with_certificate(cls, value: object, info: ValidationInfo) -> object:
+        if value is not None and info.data.get("client_cert_file", value) is None:
+            raise ValueError("has no use without client_cert_file")
+        return value
+
+
+def connection_settings(
+    connection_string: str | None = None,
+    hub: str | None = None,
+    *,
+    fully_qualified_namespace: str | None = None,
+    credential: Credential | None = None,
+    custom_endpoint_address: str | None = None,
+    transport_type: TransportType = "tcp",
+    proxy: str | SecretStr | None = None,
+    trust_env: bool = False,
+    ca_file: str | Path | None = None,
+    client_cert_file: str | Path | None = None,
+    client_key_file: str | Path | None = None,
+    client_key_password: str | SecretStr | None = None,
+    auth_timeout: float = 60.0,
+    sas_lifetime: float = 3600.0,
+    operation_timeout: float = 60.0,
+    idle_timeout: float = 60.0,
+    retry: RetryOptions | None = None,
+    transport: str = "native",
+) -> ConnectionSettings:
+    """Make the settings out of what a user gives: a connection string, or a namespace and a credential.
+
+    :param hub: the hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
+    :param credential: for a namespace, or for a connection string that holds neither key nor signature.
+    :param custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
+    :param proxy: `http[s]://[username:password@]host[:port]`, the first two percent-encoded where they need be.
+    :param trust_env: without `proxy`, use the one that `HTTPS_PROXY` names, but for hosts in `NO_PROXY`.
+    :raises ConfigurationError: a value cannot work; it names the field and holds no secret.
+    """
+    use_tls = True
+    port: int | None = None
+    namespace: object = fully_qualified_namespace
+    if connection_string is None:
+        if fully_qualified_namespace is None:
+            raise ConfigurationError(WHOLE, "give this, or fully_qualified_namespace and credential")
+        if credential is None:
+            raise ConfigurationError("credential", "is required along with fully_qualified_namespace")
+    else:
+        if fully_qualified_namespace is not None:
+            raise ConfigurationError("fully_qualified_namespace", "cannot be given along with a connection string")
+        parsed = ConnectionString.parse(connection_string)
+        use_tls = not parsed.use_development_emulator
+        namespace, port = parsed.host, parsed.port
+        if credential is None:
+            credential = parsed.credential
+            if credential is None:
+                raise ConfigurationError("SharedAccessKey", "the connection string holds neither key nor signature")
+        elif parsed.credential is not None:
+            raise ConfigurationError("credential", "cannot be given along with a connection string that holds one")
+        hub = _agreed_hub(hub, parsed.hub)
+    if hub is None:
+        raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
+    host: object = namespace
+    if custom_endpoint_address is not None:
+        endpoint = _custom_endpoint(custom_endpoint_address, use_tls=use_tls)
+        host, port = endpoint.host, endpoint.port
+    if port is None:
+        plain, secure = (WS_PORT, WSS_PORT) if transport_type == "websocket" else (AMQP_PORT, AMQPS_PORT)
+        port = secure if use_tls else plain
+    way: ProxySettings | None = None
+    if proxy is not None:
+        way = ProxySettings.parse(proxy)
+    elif trust_env and isinstance(host, str):
+        way = ProxySettings.from_environment(host, port)
+    return ConnectionSettings.model_validate(
+        {
+            "fully_qualified_namespace": namespace,
+            "host": host,
+            "port": port,
+            "use_tls": use_tls,
+            "transport_type": transport_type,
+            "proxy": way,
+            "ca_file": ca_file,
+            "client_cert_file": client_cert_file,
+            "client_key_file": client_key_file,
+            "client_key_password": client_key_password,
+            "hub": hub,
+            "credential": credential,
+            "auth_timeout": auth_timeout,
+            "sas_lifetime": sas_lifetime,
+            "operation_timeout": operation_timeout,
+            "idle_timeout": idle_timeout,
+            "retry": RetryOptions() if retry is None else retry,
+            "transport": transport,
+        }
+    )
+
+
+def _agreed_hub(given: str | None, entity_path: str | None) -> str | None:
+    if given is None or entity_path is None:
+        return entity_path if given is None else given
+    try:
+        if not isinstance(given, str):
+            raise ValueError("must be text")
+        check_hub(given)
+    except ValueError as error:
+        raise ConfigurationError("hub", str(error)) from None
+    if given.lower() != entity_path.lower():
+        raise ConfigurationError("hub", "is not the hub that EntityPath of the connection string names")
+    return given
+
+
+def _custom_endpoint(value: object, *, use_tls: bool) -> Endpoint:
+    field = "custom_endpoint_address"
+    if not isinstance(value, str):
+        raise ConfigurationError(field, "must be text")
+    try:
+        endpoint = split_endpoint(value)
+    except ValueError as error:
+        raise ConfigurationError(field, str(error)) from None
+    if use_tls and endpoint.scheme in PLAIN_SCHEMES:
+        raise ConfigurationError(
+            field, "asks for a connection without TLS, which only UseDevelopmentEmulator=true allows"
+        )
+    return endpoint

@@ -1,0 +1,182 @@
+"""Options of hosts and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
+
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.starts import OnDataLoss
+from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
+from eventpump.options.base import HubName, Name, Seconds, SettingsModel
+
+StartPosition: TypeAlias = str | int | datetime | EventPosition
+"""A place to begin at: an offset ("-1" the start, "@latest" the end), a sequence number, a time, or a position."""
+
+
+def start_position(value: object) -> EventPosition:
+    """Make a position of what a user gives for one. :raises ValueError: it is none."""
+    match value:
+        case EventPosition():
+            return value
+        case str():
+            return EventPosition.at_offset(value)
+        case bool():
+            pass
+        case int():
+            return EventPosition.at_sequence_number(value)
+        case datetime():
+            return EventPosition.at_enqueued_time(value)
+    raise ValueError("must be an offset, a sequence number, a datetime with a time zone, or an EventPosition")
+
+
+def _host_start(value: object) -> EventPosition:
+    position = start_position(value)
+    if position.offset == LATEST_OFFSET and position.inclusive:
+        # No checkpoint can say so, and a host pins its start by one.
+        raise ValueError('"@latest" cannot be inclusive here')
+    return position
+
+
+def _check_initial_position(value: object) -> Mapping[str, EventPosition] | EventPosition:
+    if not isinstance(value, Mapping):
+        return _host_start(value)
+    positions: dict[str, EventPosition] = {}
+    for partition_id, position in value.items():
+        if not isinstance(partition_id, str):
+            raise ValueError("its keys must be partition ids, which are text")
+        positions[partition_id] = _host_start(position)
+    return positions
+
+
+def _check_end(value: object) -> EventPosition | None:
+    if value is None:
+        return None
+    position = start_position(value)
+    if position.offset not in {None, "@latest"}:
+        raise ValueError('an offset has no order: only "@latest" can be an end')
+    return position if isinstance(value, EventPosition) else replace(position, inclusive=True)
+
+
+class FeedSettings(SettingsModel):
+    """How a partition's events are read ahead.
+
+    :param cache_events: events received and not delivered yet, per partition.
+    :param cache_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
+        messages than before arrive comes on top; the batch in the handler's hands does too.
+    :param strict_bytes: grant credit by the link's maximum message size, so that `cache_bytes` holds exactly.
+    :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
+        where a silent partition was looked at.
+    :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
+        After a lost connection it is not doubled: only attempts to connect are spaced then, by 5 s at most.
+    :param reopen_delay_max: seconds; no delay is longer.
+    :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
+        reached once is tried for ever.
+    """
+
+    hub: HubName
+    consumer_group: Name = "$Default"
+    cache_events: int = Field(default=3000, ge=1, le=1_000_000)
+    cache_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    strict_bytes: bool = False
+    track_last_enqueued: bool = False
+    max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
+    reopen_delay: Seconds = 0.2
+    reopen_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    startup_timeout: Seconds = 60.0
+
+    @field_validator("reopen_delay_max")
+    @classmethod
+    def _reopen_not_below(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("reopen_delay", 0.0):
+            raise ValueError("must not be below reopen_delay")
+        return value
+
+
+class ReaderSettings(FeedSettings):
+    """What a reader reads.
+
+    :param position: where it begins.
+    :param end: where it ends, itself only included where it says so: a sequence number, an enqueued time, or
+        "@latest" for the newest event at the start. None for never. Text and numbers given here include themselves.
+    :param owner_level: the epoch of an exclusive reader; None shares the partition.
+    :param receiver_name: shown by the service in the texts of other readers' errors.
+    :param on_data_loss: what follows where events that were to be read are gone: "earliest" and "latest" log a warning
+        and go on at the oldest event kept or at the partition's end; "fail" raises `DataLossError`. None is "earliest"
+        where retention has dropped them, and "fail" where the hub was made again while the reader read it.
+    """
+
+    partition_id: Name
+    position: Annotated[EventPosition, PlainValidator(start_position)] = EventPosition.earliest()
+    end: Annotated[EventPosition | None, PlainValidator(_check_end)] = None
+    owner_level: int | None = Field(default=None, ge=0, lt=2**63)
+    receiver_name: Name | None = None
+    on_data_loss: OnDataLoss | None = None
+
+
+class HostSettings(FeedSettings):
+    """How a host processes a hub.
+
+    :param checkpoint_policy: when checkpoints are written unasked; by default never.
+    :param initial_position: where a partition without a checkpoint begins; a mapping gives it per partition id, and
+        what it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
+        and what is recorded counts for every later one. "@latest" is the end of the partition when it is first opened.
+        A partition that is added to the hub later begins at its beginning in any case.
+    :param host_name: the owner's name in leases; None for one made of machine, process and chance.
+    :param max_batch_size: the most events `process_events` gets at once.
+    :param max_wait_time: seconds without an event after which the partition's link is checked, and again while there is
+        none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
+    :param call_when_idle: call `process_events` with no event at that moment.
+    :param renew_interval: seconds between renewals; None for a third of the lease duration.
+    :param close_timeout: seconds a partition's end may take before it is reported.
+    :param loss_grace: seconds a handler may go on after ownership was lost, within three quarters of `close_timeout`.
+    :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
+    :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
+    :param retry_delay_max: seconds; no delay is longer.
+    :param on_data_loss: what follows where events after a checkpoint are gone: go on at the oldest event kept
+        ("earliest") or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and
+        tried again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the
+        hub was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
+    :param handler_timeout: seconds after which a method of the processor that has not returned is reported, and again
+        each time that doubles.
+    :param on_handler_timeout: what follows beside: "report" for nothing, or "cancel" it, which counts as raising
+        `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
+        cancelled before it returns.
+    """
+
+    checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
+    initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
+    host_name: Name | None = None
+    max_batch_size: int = Field(default=300, ge=1, le=100_000)
+    max_wait_time: Seconds = 30.0
+    call_when_idle: bool = False
+    renew_interval: Seconds | None = None
+    close_timeout: Seconds = 20.0
+    loss_grace: float = Field(default=5.0, ge=0, le=86_400)
+    failure_policy: Literal["retry", "stop"] = "retry"
+    retry_delay: Seconds = 0.5
+    retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    on_data_loss: OnDataLoss | None = None
+    handler_timeout: Seconds = 60.0
+    on_handler_timeout: Literal["report", "cancel"] = "report"
+
+    @field_validator("retry_delay_max")
+    @classmethod
+    def _retry_not_below(cls, value: float, info: ValidationInfo) -> float:
+        if value < info.data.get("retry_delay", 0.0):
+            raise ValueError("must not be below retry_delay")
+        return value
+
+    def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
+        """Give the partitions that `initial_position` names and the hub does not have."""
+        configured = self.initial_position
+        return [] if isinstance(configured, EventPosition) else sorted(set(configured) - set(partition_ids))

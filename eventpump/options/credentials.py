@@ -1,0 +1,150 @@
+"""Credentials: the shapes that are accepted, and the secret that is current."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from pydantic import (
+    SecretStr,
+)
+
+from eventpump.errors import ConfigurationError
+from eventpump.eventhubs import sas
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKey:
+    """A named key, to sign tokens with."""
+
+    name: str
+    key: SecretStr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", _secret(self.key))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSignature:
+    """A ready-made shared access signature. It cannot be renewed: when it ends, so do the links."""
+
+    token: SecretStr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", _secret(self.token))
+
+    @property
+    def expires_at(self) -> int:
+        """When it ends, in seconds since the Unix epoch."""
+        return sas.parse(self.token.get_secret_value()).expires_at
+
+
+class AccessToken(Protocol):
+    """What a token credential gives, as `azure.core.credentials.AccessToken`."""
+
+    @property
+    def token(self) -> str:
+        """The text."""
+
+    @property
+    def expires_on(self) -> int:
+        """When it ends, in seconds since the Unix epoch."""
+
+
+@runtime_checkable
+class TokenCredential(Protocol):
+    """Gives tokens of Entra ID, as `azure.core.credentials_async.AsyncTokenCredential`."""
+
+    async def get_token(self, *scopes: str) -> AccessToken:
+        """Get a token for the scopes."""
+
+
+class NamedKey(Protocol):
+    """A key and its name, as `azure.core.credentials.AzureNamedKey`."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def key(self) -> str:
+        """The key's text."""
+
+
+@runtime_checkable
+class NamedKeyCredential(Protocol):
+    """Holds a key that may be exchanged while it is in use, as `azure.core.credentials.AzureNamedKeyCredential`."""
+
+    @property
+    def named_key(self) -> NamedKey:
+        """The key as it is now; every token is signed with what this says at that moment."""
+
+
+@runtime_checkable
+class SasCredential(Protocol):
+    """Holds a signature that may be exchanged while it is in use, as `azure.core.credentials.AzureSasCredential`."""
+
+    @property
+    def signature(self) -> str:
+        """The shared access signature as it is now."""
+
+
+def _secret(value: object) -> SecretStr:
+    """Take plain text too: a caller's slip must not end in a repr that shows it."""
+    if isinstance(value, SecretStr):
+        return value
+    if not isinstance(value, str):
+        raise ConfigurationError("credential", "a key or signature is text")
+    return SecretStr(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether text can be encoded. Checked early: the error of `encode` would carry the text."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+Credential: TypeAlias = SharedKey | SharedSignature | NamedKeyCredential | SasCredential | TokenCredential
+
+
+def current_secret(credential: Credential) -> SharedKey | SharedSignature | None:
+    """Say what a credential holds at this moment; None for one that is asked for tokens.
+
+    :raises ValueError: it is no key or signature; the text shows nothing of it.
+    """
+    if isinstance(credential, NamedKeyCredential):
+        named = credential.named_key
+        name, key = getattr(named, "name", None), getattr(named, "key", None)
+        if not isinstance(name, str) or not isinstance(key, str):
+            raise ValueError("its named_key must have a name and a key, which are text")
+        credential = SharedKey(name, SecretStr(key))
+    elif isinstance(credential, SasCredential):
+        signature = credential.signature
+        if not isinstance(signature, str):
+            raise ValueError("its signature must be text")
+        credential = SharedSignature(SecretStr(signature))
+    if isinstance(credential, SharedKey):
+        key = credential.key.get_secret_value()
+        if not credential.name or not key or not is_unicode(credential.name + key):
+            raise ValueError("a shared key needs a name and a key, both of Unicode text")
+        return credential
+    if isinstance(credential, SharedSignature):
+        sas.parse(credential.token.get_secret_value())
+        return credential
+    return None
+
+
+def check_credential(value: object) -> object:
+    kinds = (SharedKey, SharedSignature, NamedKeyCredential, SasCredential)
+    if not isinstance(value, type) and isinstance(value, kinds):
+        current_secret(value)
+        return value
+    get_token = getattr(value, "get_token", None)
+    if get_token is None or isinstance(value, type):
+        raise ValueError(
+            "must be a SharedKey, a SharedSignature, a credential of azure.core.credentials with a named key or a "
+            "signature, or an object with an async get_token, as of azure.identity.aio"
+        )
+    if not inspect.iscoroutinefunction(get_token):
+        raise ValueError("its get_token must be a coroutine function: use a credential of azure.identity.aio")
+    return value

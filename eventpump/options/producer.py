@@ -1,0 +1,34 @@
+"""Options of the buffered producer."""
+
+from __future__ import annotations
+
+from pydantic import (
+    Field,
+)
+
+from eventpump.options.base import SettingsModel
+
+
+class BufferSettings(SettingsModel):
+    """How a buffered producer fills its batches, and how much it holds.
+
+    :param max_batch_events: a batch with so many is sent at once.
+    :param max_batch_bytes: and so is one of so many bytes. A larger event goes alone; what the service takes in one
+        message may be less, and a batch is then sent in parts.
+    :param max_wait: seconds the first event of a batch waits for others.
+    :param max_events: events taken in whose outcome is open, of all partitions together.
+    :param max_bytes: the same in bytes.
+    :param max_partition_events: the same per partition; None for no bound but the one of all.
+    :param max_partition_bytes: the same per partition, in bytes.
+    :param max_in_flight: batches on their way to one partition at a time. With more than 1 a retry may reorder events,
+        those of one key too; an idempotent producer has 1.
+    """
+
+    max_batch_events: int = Field(default=5000, ge=1, le=1_000_000)
+    max_batch_bytes: int = Field(default=256 * 1024, ge=1)
+    max_wait: float = Field(default=0.005, ge=0, le=86_400)
+    max_events: int = Field(default=100_000, ge=1)
+    max_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
+    max_partition_events: int | None = Field(default=None, ge=1)
+    max_partition_bytes: int | None = Field(default=None, ge=1)
+    max_in_flight: int = Field(default=1, ge=1, le=1000)
