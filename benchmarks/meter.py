@@ -66,7 +66,7 @@ class Meter:
         """Return the steady part's figures.
 
         `cost` is microseconds of CPU per event, `busy` CPU over wall time, `rate` events per second, `faults` minor
-        page faults per event, `eventhubs.events` their number.
+        page faults per event, `events` their number.
         """
         assert self._began is not None, "the steady part never began"
         assert self._ended is not None, "the steady part never ended"

@@ -172,7 +172,7 @@ class CannedService(_Process):
     def counts(self) -> Mapping[str, float]:
         """Return what it did so far.
 
-        `eventhubs.events` and `bytes` came from producers, `delivered` events went to readers, `cpu` is the seconds it took.
+        `events` and `bytes` came from producers, `delivered` events went to readers, `cpu` is the seconds it took.
         `size` is that of all its events together, as they come from the `raw_port`.
         """
         self.tell("counts")

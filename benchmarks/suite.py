@@ -221,8 +221,8 @@ def _flat_memory(quick: bool, log: Log) -> Row:
     )
 
 
-CACHE_BYTES = 8 * 2**20
-CACHE_EVENTS = 3000
+PREFETCH_BYTES = 8 * 2**20
+PREFETCH_EVENTS = 3000
 """The defaults of `HostSettings`."""
 SLOW_BATCH = 10
 
@@ -231,7 +231,7 @@ def _slow_memory(quick: bool, log: Log) -> Row:
     """Events of one size: their estimate is right, so what is outstanding fits the budget."""
     partitions, body_size = 4, 64 * 1024
     run = _run_slow(quick, log, partitions, [(8_000, body_size)])
-    bound = partitions * (CACHE_BYTES + SLOW_BATCH * body_size) / 2**20 + GROWTH_ALLOWED
+    bound = partitions * (PREFETCH_BYTES + SLOW_BATCH * body_size) / 2**20 + GROWTH_ALLOWED
     return Row(
         name="memory: slow processor, 64 KiB events",
         peer="bound",
@@ -250,7 +250,7 @@ def _jumping_memory(quick: bool, log: Log) -> Row:
     """Small events, then large ones: the credit that was granted for small ones is outstanding at that moment."""
     partitions, large = 4, 256 * 1024
     run = _run_slow(quick, log, partitions, [(2_000 * partitions, 1024), (100 * partitions, large)])
-    bound = partitions * (CACHE_BYTES + CACHE_EVENTS * large + SLOW_BATCH * large) / 2**20 + GROWTH_ALLOWED
+    bound = partitions * (PREFETCH_BYTES + PREFETCH_EVENTS * large + SLOW_BATCH * large) / 2**20 + GROWTH_ALLOWED
     return Row(
         name="memory: slow processor, 1 KiB events, then 256 KiB",
         peer="bound",
@@ -259,7 +259,7 @@ def _jumping_memory(quick: bool, log: Log) -> Row:
         unit="MiB",
         goal=1.0,
         note=(
-            f"growth over the idle host; {partitions} partitions × (8 MiB of cache + a credit of {CACHE_EVENTS} "
+            f"growth over the idle host; {partitions} partitions × (8 MiB of cache + a credit of {PREFETCH_EVENTS} "
             f"× 256 KiB, were none of it withdrawn + the batch of {SLOW_BATCH})"
         ),
     )
@@ -271,8 +271,8 @@ def _run_slow(quick: bool, log: Log, partitions: int, fills: list[tuple[int, int
         place = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "partitions": partitions}
         options = {
             "seconds": 5.0 if quick else 20.0,
-            "cache_bytes": CACHE_BYTES,
-            "cache_events": CACHE_EVENTS,
+            "prefetch_bytes": PREFETCH_BYTES,
+            "prefetch_events": PREFETCH_EVENTS,
             "batch": SLOW_BATCH,
             "delay": 0.1,
         }

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from eventpump.clients import BufferedProducer, EventProducer, PartitionReader, ProcessorHost
+from eventpump.clients import BufferedProducer, EventProcessorHost, EventProducer, PartitionReader
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
@@ -40,7 +40,7 @@ from eventpump.interfaces import HubProperties, PartitionProperties, PublisherSt
 from eventpump.options.base import RetryOptions
 from eventpump.options.credentials import SharedKey, SharedSignature
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.buffered import Published, Receipt
+from eventpump.producer.buffered import DeliveryReceipt, SendResult
 from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
@@ -66,6 +66,7 @@ __all__ = [
     "ConnectionLostError",
     "ConsumerDisconnectedError",
     "DataLossError",
+    "DeliveryReceipt",
     "Emulator",
     "EntityNotFoundError",
     "EventBatch",
@@ -73,6 +74,7 @@ __all__ = [
     "EventError",
     "EventPosition",
     "EventProcessor",
+    "EventProcessorHost",
     "EventProducer",
     "EventPumpError",
     "EventTooLargeError",
@@ -90,21 +92,19 @@ __all__ = [
     "PartitionPublishingProperties",
     "PartitionReader",
     "ProcessorFailedError",
-    "ProcessorHost",
     "ProducerDisconnectedError",
     "ProducerStateLostError",
     "ProtocolError",
     "PublishOutcomeUnknownError",
-    "Published",
     "PublisherIntent",
     "PublisherState",
     "PublisherStateStore",
     "QuotaExceededError",
-    "Receipt",
     "ReceivedEvent",
     "Recovery",
     "RequestRefusedError",
     "RetryOptions",
+    "SendResult",
     "ServiceBusyError",
     "ServiceError",
     "ServiceTimeoutError",

@@ -53,9 +53,9 @@ class FeedOptions(ConnectionOptions, total=False):
     """Keyword arguments of everything that receives; see :class:`eventpump.settings.FeedSettings`."""
 
     consumer_group: str
-    cache_events: int
-    cache_bytes: int
-    strict_bytes: bool
+    prefetch_events: int
+    prefetch_bytes: int
+    strict_prefetch_bytes: bool
     track_last_enqueued: bool
     max_message_size: int
     reopen_delay: float
@@ -74,17 +74,17 @@ class ReaderOptions(FeedOptions, total=False):
 
 
 class HostOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`ProcessorHost`; see :class:`eventpump.settings.HostSettings`."""
+    """Keyword arguments of :class:`EventProcessorHost`; see :class:`eventpump.settings.HostSettings`."""
 
     checkpoint_policy: CheckpointPolicy
     initial_position: str | datetime | EventPosition | Mapping[str, str | datetime | EventPosition]
-    host_name: str
+    owner_id: str
     max_batch_size: int
     max_wait_time: float
     call_when_idle: bool
     renew_interval: float
     close_timeout: float
-    loss_grace: float
+    ownership_lost_grace: float
     failure_policy: Literal["retry", "stop"]
     retry_delay: float
     retry_delay_max: float
@@ -119,13 +119,13 @@ def make_transport(settings: ConnectionSettings) -> Transport:
     return NativeTransport(settings)
 
 
-class ProcessorHost(PartitionHost):
+class EventProcessorHost(PartitionHost):
     """Shares the partitions of a hub and consumer group with the other hosts that use the same leases.
 
     ::
 
         leases = SqliteLeaseStore("leases.db")
-        host = ProcessorHost(connection_string, "telemetry", processor=MyProcessor, leases=leases)
+        host = EventProcessorHost(connection_string, "telemetry", processor=MyProcessor, lease_store=leases)
         async with host:
             await host.run()
 
@@ -138,7 +138,7 @@ class ProcessorHost(PartitionHost):
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.
     :param processor: an `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
         partition), or a factory.
-    :param leases: the store of leases and checkpoints; one object per host. The host opens and closes it.
+    :param lease_store: the store of leases and checkpoints; one object per host. The host opens and closes it.
     :param hooks: are called with every report of the host (see :mod:`eventpump.reports`).
     :param options: see :class:`HostOptions`; units and defaults stand in :class:`eventpump.settings.HostSettings`.
     :raises ConfigurationError: a value that cannot work.
@@ -150,14 +150,14 @@ class ProcessorHost(PartitionHost):
         hub: str | None = None,
         *,
         processor: object,
-        leases: LeaseStore,
+        lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
         rng: random.Random | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
         connection, rest = _split(connection_string, hub, options)
         super().__init__(
-            lambda: make_transport(connection), leases, HostSettings(**rest), processor, hooks=hooks, rng=rng
+            lambda: make_transport(connection), lease_store, HostSettings(**rest), processor, hooks=hooks, rng=rng
         )
 
 
@@ -239,7 +239,7 @@ class BufferedOptions(ProducerOptions, total=False):
 
     max_batch_events: int
     max_batch_bytes: int
-    max_wait: float
+    max_wait_time: float
     max_events: int
     max_bytes: int
     max_partition_events: int

@@ -26,10 +26,10 @@ from eventpump import (
     EventData,
     EventPosition,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     PartitionContext,
     PartitionReader,
-    ProcessorHost,
     PublishOutcomeUnknownError,
     ReceivedEvent,
     SqliteLeaseStore,
@@ -210,12 +210,12 @@ async def aggregate(
         windows = Windows(length, quiet, partitions, until)
         hosts = [
             await stack.enter_async_context(
-                ProcessorHost(
+                EventProcessorHost(
                     connection_string,
                     source,
                     processor=Trades(source, windows),
                     # Short, because a process that is started again after a kill waits for its former leases to end.
-                    leases=SqliteLeaseStore(state, lease_duration=6),
+                    lease_store=SqliteLeaseStore(state, lease_duration=6),
                     renew_interval=2,
                     call_when_idle=True,
                 )

@@ -16,8 +16,8 @@ from eventpump import (
     CheckpointPolicy,
     CloseReason,
     EventProcessor,
+    EventProcessorHost,
     PartitionContext,
-    ProcessorHost,
     ReceivedEvent,
     SqliteLeaseStore,
 )
@@ -53,11 +53,11 @@ class Means(EventProcessor):
 
 async def consume(connection_string: str, hub: str, leases: str, count: int | None) -> None:
     processor = Means(count)
-    host = ProcessorHost(
+    host = EventProcessorHost(
         connection_string,
         hub,
         processor=processor,
-        leases=SqliteLeaseStore(leases),
+        lease_store=SqliteLeaseStore(leases),
         checkpoint_policy=CheckpointPolicy(every_events=10_000, every_seconds=5),
     )
 

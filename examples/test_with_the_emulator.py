@@ -9,10 +9,10 @@ from eventpump import (
     Emulator,
     EventData,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     MemoryLeaseStore,
     PartitionContext,
-    ProcessorHost,
     ReceivedEvent,
 )
 from eventpump.testing.fixtures import eventpump_emulator
@@ -41,7 +41,7 @@ async def test_a_processor_sees_every_event(eventpump_emulator: Emulator) -> Non
         for number in range(10):
             await producer.send(EventData(f"reading {number}"))
     collector = Collector(expected=10)
-    host = ProcessorHost(connection_string, "telemetry", processor=collector, leases=MemoryLeaseStore())
+    host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
     async with host:
         running = asyncio.create_task(host.run())
         await asyncio.wait_for(collector.all_here.wait(), timeout=30)

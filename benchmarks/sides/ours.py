@@ -26,11 +26,11 @@ from eventpump import (
     CheckpointPolicy,
     EventData,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     MemoryLeaseStore,
     PartitionContext,
     PartitionReader,
-    ProcessorHost,
     ReceivedEvent,
     SqliteLeaseStore,
 )
@@ -129,11 +129,11 @@ async def receive(
 ) -> dict[str, float]:
     """Receive so many events through a host. :param options: of the connection; the others as of `Tally`."""
     tally = Tally(partitions, events, available, kind)
-    host = ProcessorHost(
+    host = EventProcessorHost(
         connection_string,
         hub,
         processor=_Tallying(tally, lambda: host.stop()),
-        leases=MemoryLeaseStore(),
+        lease_store=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",
         **(options or {}),
@@ -412,8 +412,8 @@ async def idle(
     leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob)
     store = MeteredStore(leases)
     attached = _Attached(partitions)
-    host = ProcessorHost(
-        connection_string, hub, processor=_Ignoring(), leases=store, hooks=[attached], **(options or {})
+    host = EventProcessorHost(
+        connection_string, hub, processor=_Ignoring(), lease_store=store, hooks=[attached], **(options or {})
     )
     async with host:
         running = asyncio.create_task(host.run())
@@ -449,11 +449,11 @@ async def memory(
         if count >= events:
             host.stop()
 
-    host = ProcessorHost(
+    host = EventProcessorHost(
         connection_string,
         hub,
         processor=_Reading(meter, seen),
-        leases=SqliteLeaseStore(sqlite),
+        lease_store=SqliteLeaseStore(sqlite),
         checkpoint_policy=CheckpointPolicy(every_events=1000),
         hooks=[attached],
         failure_policy="stop",
@@ -485,8 +485,8 @@ async def slow(
     hub: str,
     partitions: int,
     seconds: float,
-    cache_bytes: int,
-    cache_events: int,
+    prefetch_bytes: int,
+    prefetch_events: int,
     batch: int,
     delay: float,
 ) -> dict[str, float]:
@@ -496,13 +496,13 @@ async def slow(
     """
     processor = _Slow(delay)
     attached = _Attached(partitions)
-    host = ProcessorHost(
+    host = EventProcessorHost(
         connection_string,
         hub,
         processor=processor,
-        leases=MemoryLeaseStore(),
-        cache_bytes=cache_bytes,
-        cache_events=cache_events,
+        lease_store=MemoryLeaseStore(),
+        prefetch_bytes=prefetch_bytes,
+        prefetch_events=prefetch_events,
         max_batch_size=batch,
         hooks=[attached],
         failure_policy="stop",

@@ -226,9 +226,9 @@ class _Send:
                 self._lanes = [_Lane(each) for each in await self._producer.get_partition_ids()]
             first = self._lanes[0]
             first.batch = await self._new_batch(first)
-            self._source.longest = first.batch.max_size
+            self._source.longest = first.batch.max_size_in_bytes
         except ConfigurationError as error:
-            if error.field == "max_size":
+            if error.field == "max_size_in_bytes":
                 raise ConfigurationError("--batch-bytes", error.problem) from None
             raise
         except ServiceError as error:
@@ -239,7 +239,7 @@ class _Send:
         return True
 
     async def _new_batch(self, lane: _Lane) -> EventBatch:
-        return await self._producer.create_batch(partition_id=lane.partition_id, max_size=self._batch_bytes)
+        return await self._producer.create_batch(partition_id=lane.partition_id, max_size_in_bytes=self._batch_bytes)
 
     # ---- from lines to batches
 

@@ -185,7 +185,7 @@ class _Tail:
                 partition_id=each,
                 position=self._start,
                 consumer_group=self._group,
-                cache_bytes=max(1 << 20, _CACHE // len(partition_ids)),
+                prefetch_bytes=max(1 << 20, _CACHE // len(partition_ids)),
             )
             reader = PartitionReader(
                 lambda: SharedTransport(transport), settings, on_loss=lambda error: complain(str(error))

@@ -84,7 +84,7 @@ class PartitionFeed:
         self._cache = EventCache()
         self._cursor = self._cache.cursor()
         self._credit = CreditWindow(
-            settings.cache_events, settings.cache_bytes, strict=settings.strict_bytes, left=limit
+            settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
         self._link: ReceiveLink | None = None
         self._link_error: asyncio.Future[EventPumpError] | None = None

@@ -82,15 +82,15 @@ class PartitionHost:
         if self._renew_interval >= duration:
             problem = f"must be below the lease duration of the store, which is {duration:g} s"
             raise ConfigurationError("renew_interval", problem)
-        self._host_name = settings.host_name or _make_name()
+        self._owner_id = settings.owner_id or _make_name()
         self._main: asyncio.Task[None] | None = None
         self._manager: PartitionManager | None = None
         self._is_closed = False
 
     @property
-    def host_name(self) -> str:
+    def owner_id(self) -> str:
         """The owner's name in the leases."""
-        return self._host_name
+        return self._owner_id
 
     @property
     def partitions(self) -> list[PartitionStatus]:
@@ -137,7 +137,7 @@ class PartitionHost:
             self._unwatch_signals(signals)
         if cancelled is not None:
             if not main.cancelled() and (failure := main.exception()) is not None:
-                logger.error("host %s: failed while closing: %s", self._host_name, failure)
+                logger.error("host %s: failed while closing: %s", self._owner_id, failure)
             raise cancelled
         main.result()
 
@@ -179,7 +179,7 @@ class PartitionHost:
             settings=settings,
             source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
-            host_name=self._host_name,
+            owner_id=self._owner_id,
             clock=self._clock,
             rng=self._rng,
             reporter=self._reporter,
@@ -201,7 +201,7 @@ class PartitionHost:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    logger.warning("host %s: closing failed: %s: %s", self._host_name, type(error).__name__, error)
+                    logger.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
 
     def _watch_signals(self) -> list[signal.Signals]:
         watched: list[signal.Signals] = []
@@ -213,7 +213,7 @@ class PartitionHost:
         return watched
 
     def _signalled(self, watched: list[signal.Signals]) -> None:
-        logger.info("host %s: closing on a signal", self._host_name)
+        logger.info("host %s: closing on a signal", self._owner_id)
         self._unwatch_signals(watched)
         self._stop(self._settings.close_timeout)
 

@@ -229,7 +229,7 @@ class PartitionManager:
             if record is None:
                 return
             if record.starts != self._group.starts:
-                self._report(StartIgnored(self._around.host_name, None, record.starts, self._group.starts))
+                self._report(StartIgnored(self._around.owner_id, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
 
@@ -240,7 +240,7 @@ class PartitionManager:
         except StoreError as error:
             if error.partition_id is None or not await self._store.list_leases():
                 raise
-            self._report(StoreFailed(self._around.host_name, error.partition_id, "ensure leases", error))
+            self._report(StoreFailed(self._around.owner_id, error.partition_id, "ensure leases", error))
             return False
         return True
 
@@ -276,7 +276,7 @@ class PartitionManager:
                 raise before if isinstance(error, TimeoutError) and before is not None else failure
             before = failure
             kind = ServiceFailed if is_read else StoreFailed
-            self._report(kind(self._around.host_name, None, operation, failure))
+            self._report(kind(self._around.owner_id, None, operation, failure))
             await self._sleep(delay, measured=False)
         return None
 
@@ -301,7 +301,7 @@ class PartitionManager:
             pass
         late = loop.time() - due
         if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
-            self._report(LoopBlocked(self._around.host_name, None, late, None))
+            self._report(LoopBlocked(self._around.owner_id, None, late, None))
 
     async def _discover_once(self) -> None:
         """Find new partitions, and a hub that was made again, unless the last attempt has not ended."""
@@ -313,7 +313,7 @@ class PartitionManager:
                 properties = await self._around.directory.get_hub_properties(self._settings.hub)
             except EventPumpError as error:
                 operation = f"reading the properties of hub {self._settings.hub}"
-                self._report(ServiceFailed(self._around.host_name, None, operation, error))
+                self._report(ServiceFailed(self._around.owner_id, None, operation, error))
                 return
             for slot in self._slots.values():
                 if slot.pump is not None:
@@ -330,7 +330,7 @@ class PartitionManager:
 
     def _found(self, partition_ids: tuple[str, ...]) -> None:
         self._known.update(partition_ids)
-        self._report(PartitionsFound(self._around.host_name, None, partition_ids))
+        self._report(PartitionsFound(self._around.owner_id, None, partition_ids))
 
     async def _balance_once(self) -> None:
         """List, plan, and start to take what the plan says, unless the last listing has not ended."""
@@ -344,7 +344,7 @@ class PartitionManager:
         if isinstance(snapshots, _Failed) or self._is_ending:
             return
         now = self._clock.monotonic()
-        host = self._around.host_name
+        host = self._around.owner_id
         taking = [slot.partition_id for slot in self._slots.values() if slot.is_taking]
         plan = plan_leases(
             snapshots,
@@ -404,7 +404,7 @@ class PartitionManager:
         slot.is_taking = False
 
     async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
-        owner = self._around.host_name
+        owner = self._around.owner_id
         if snapshot is None:
             call = self._store.acquire_lease(slot.partition_id, owner)
         else:
@@ -443,7 +443,7 @@ class PartitionManager:
     def _lost(self, slot: _Slot, why: str) -> None:
         if slot.lease is None:
             return
-        self._report(LeaseLost(self._around.host_name, slot.partition_id, slot.lease.epoch, why))
+        self._report(LeaseLost(self._around.owner_id, slot.partition_id, slot.lease.epoch, why))
         self._forget(slot)
         if slot.pump is not None:
             slot.pump.ownership_lost()
@@ -531,7 +531,7 @@ class PartitionManager:
         avoided_for = self._store.lease_duration
         slot.stolen = None
         slot.avoid_until = self._clock.monotonic() + avoided_for
-        self._report(OutsideReader(self._around.host_name, slot.partition_id, avoided_for, error))
+        self._report(OutsideReader(self._around.owner_id, slot.partition_id, avoided_for, error))
         if slot.pump is not None:
             slot.pump.stop(CloseReason.OWNERSHIP_LOST)
 
@@ -546,7 +546,7 @@ class PartitionManager:
         remaining = self._close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
         if await self._stored("release", slot.partition_id, self._store.release_lease(lease), timeout) is True:
-            self._report(LeaseReleased(self._around.host_name, slot.partition_id, lease.epoch))
+            self._report(LeaseReleased(self._around.owner_id, slot.partition_id, lease.epoch))
 
     # -------------------------------------------------------------------------------------------------- pumps
 
@@ -630,7 +630,7 @@ class PartitionManager:
             # It was the pump that this ended; the lease is still to be released.
             task.uncancel()
         slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-        self._report(UnexpectedFailure(self._around.host_name, slot.partition_id, "the pump", error))
+        self._report(UnexpectedFailure(self._around.owner_id, slot.partition_id, "the pump", error))
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError):
@@ -641,7 +641,7 @@ class PartitionManager:
         avoided_for = self._store.lease_duration
         slot.avoid_until = self._clock.monotonic() + avoided_for
         # The error that ends a host is raised by `run`, and not reported once per partition as well.
-        self._withheld.append(PartitionFailed(self._around.host_name, slot.partition_id, avoided_for, error))
+        self._withheld.append(PartitionFailed(self._around.owner_id, slot.partition_id, avoided_for, error))
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
         """Let others have a partition whose processor does not return. It was reported."""
@@ -704,11 +704,11 @@ class PartitionManager:
             if not is_failure(error):
                 raise
             failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
-            self._report(StoreFailed(self._around.host_name, partition_id, operation, failure))
+            self._report(StoreFailed(self._around.owner_id, partition_id, operation, failure))
             return _FAILED
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
-        self._report(UnexpectedFailure(self._around.host_name, None, operation, error))
+        self._report(UnexpectedFailure(self._around.owner_id, None, operation, error))
 
     def _report(self, report: HostReport) -> None:
         self._around.reporter.report(report)

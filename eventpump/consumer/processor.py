@@ -82,7 +82,7 @@ class PartitionContext:
         self,
         scope: ConsumerScope,
         partition_id: str,
-        host_name: str,
+        owner_id: str,
         owner_level: int,
         *,
         checkpoint: Callable[[ReceivedEvent | None], asyncio.Future[None] | None],
@@ -91,7 +91,7 @@ class PartitionContext:
     ) -> None:
         self._scope = scope
         self._partition_id = partition_id
-        self._host_name = host_name
+        self._owner_id = owner_id
         self._owner_level = owner_level
         self._checkpoint = checkpoint
         self._newest = newest
@@ -124,9 +124,9 @@ class PartitionContext:
         return self._partition_id
 
     @property
-    def host_name(self) -> str:
+    def owner_id(self) -> str:
         """The name of the owning host."""
-        return self._host_name
+        return self._owner_id
 
     @property
     def owner_level(self) -> int:

@@ -72,7 +72,7 @@ class PumpSurroundings:
     """What all pumps of a host share.
 
     :param directory: reads about the hub and its partitions.
-    :param host_name: the owner's name in the leases.
+    :param owner_id: the owner's name in the leases.
     :param store: gives its calls up after the store's time-out.
     :param store_timeout: seconds for one call of the store, once it is sent.
     :param renew_interval: seconds between renewals.
@@ -86,7 +86,7 @@ class PumpSurroundings:
     settings: HostSettings
     source: ProcessorSource
     scope: ConsumerScope
-    host_name: str
+    owner_id: str
     clock: Clock
     rng: random.Random
     reporter: Reporter
@@ -130,7 +130,9 @@ class PartitionPump:
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
-        self._life = PumpLife(loss_grace=around.settings.loss_grace, close_timeout=around.settings.close_timeout)
+        self._life = PumpLife(
+            ownership_lost_grace=around.settings.ownership_lost_grace, close_timeout=around.settings.close_timeout
+        )
         self._tasks = TaskSet(self._unexpected)
         self._ending = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
@@ -180,7 +182,7 @@ class PartitionPump:
         self.context = PartitionContext(
             around.scope,
             lease.partition_id,
-            around.host_name,
+            around.owner_id,
             lease.epoch,
             checkpoint=self._checkpoint,
             newest=lambda: None if self._feed is None else self._feed.newest,
@@ -350,7 +352,7 @@ class PartitionPump:
                 partition_id=partition_id,
                 position=position,
                 owner_level=self.lease.epoch,
-                receiver_name=around.host_name,
+                receiver_name=around.owner_id,
                 track_last_enqueued=self._settings.track_last_enqueued,
                 max_message_size=self._settings.max_message_size,
             ),
@@ -926,7 +928,7 @@ class PartitionPump:
         self._report(UnexpectedFailure, operation, error)
 
     def _report(self, kind: Callable[..., Any], *facts: object) -> None:
-        self._around.reporter.report(kind(self._around.host_name, self.partition_id, *facts))
+        self._around.reporter.report(kind(self._around.owner_id, self.partition_id, *facts))
 
 
 class _Ended(BaseException):

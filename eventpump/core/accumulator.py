@@ -1,7 +1,7 @@
 """Events on their way into batches, one batch being filled per partition; and the room they may take.
 
 A batch is ready when it holds `max_events`, when the next event would make it larger than `max_bytes`, when its first
-event has waited for `max_wait`, or when it is flushed. A ready batch that is not full goes on filling until it is
+event has waited for `max_wait_time`, or when it is flushed. A ready batch that is not full goes on filling until it is
 taken: a partition that is slow to send sends fewer and larger batches. What is taken is fixed.
 """
 
@@ -48,19 +48,19 @@ class BatchAccumulator(Generic[E]):
 
     :param max_events: a batch with so many is full.
     :param max_bytes: what a message may take, in bytes.
-    :param max_wait: how long the first event of a batch waits for others, in seconds.
+    :param max_wait_time: how long the first event of a batch waits for others, in seconds.
     :param head_size: what a message takes without events, in bytes.
     :ivar newest: the batch that the last event went into; None before the first.
     """
 
-    __slots__ = ("_head_size", "_max_bytes", "_max_events", "_max_wait", "_partitions", "_waiting", "newest")
+    __slots__ = ("_head_size", "_max_bytes", "_max_events", "_max_wait_time", "_partitions", "_waiting", "newest")
 
-    def __init__(self, *, max_events: int, max_bytes: int, max_wait: float, head_size: int = 0) -> None:
-        if max_events < 1 or max_bytes <= head_size or max_wait < 0 or head_size < 0:
+    def __init__(self, *, max_events: int, max_bytes: int, max_wait_time: float, head_size: int = 0) -> None:
+        if max_events < 1 or max_bytes <= head_size or max_wait_time < 0 or head_size < 0:
             raise ValueError("a batch needs room for an event, and a wait of 0 or more")
         self._max_events = max_events
         self._max_bytes = max_bytes
-        self._max_wait = max_wait
+        self._max_wait_time = max_wait_time
         self._head_size = head_size
         self._partitions: dict[str, _Partition[E]] = {}
         # Partitions whose batch is not due yet, the oldest first: all wait equally long, so it is the next to be due.
@@ -80,7 +80,7 @@ class BatchAccumulator(Generic[E]):
         :param size: what it adds to a message, in bytes. One too large for any message is the caller's to refuse.
         :param now: never less than before.
         :returns: whether the partition has a batch to take that it had not before. Where it has not, `deadline` may be
-            new: it is at most `max_wait` away.
+            new: it is at most `max_wait_time` away.
         """
         partition = self._partitions.get(partition_id)
         if partition is None:
@@ -93,7 +93,7 @@ class BatchAccumulator(Generic[E]):
             batch = None
         if batch is None:
             batch = partition.filling = Batch(self._head_size)
-            self._waiting[partition_id] = now + self._max_wait
+            self._waiting[partition_id] = now + self._max_wait_time
         self.newest = batch
         batch.events.append(event)
         batch.size += size

@@ -64,7 +64,7 @@ class PumpLife:
     Of the time an end may take, the handler has three quarters, `close` up to seven eighths, and the rest is for the
     last checkpoint and the lease. Deadlines only ever come nearer.
 
-    :param loss_grace: how long a handler may go on once ownership is lost, in seconds.
+    :param ownership_lost_grace: how long a handler may go on once ownership is lost, in seconds.
     :param close_timeout: how long an end may take where nobody says otherwise, in seconds.
     """
 
@@ -80,8 +80,8 @@ class PumpLife:
         "write_until",
     )
 
-    def __init__(self, *, loss_grace: float, close_timeout: float) -> None:
-        self._loss_grace = loss_grace
+    def __init__(self, *, ownership_lost_grace: float, close_timeout: float) -> None:
+        self._loss_grace = ownership_lost_grace
         self._close_timeout = close_timeout
         self.state = PumpState.OPENING
         self.reason: CloseReason | None = None

@@ -20,9 +20,9 @@ from eventpump import (
     CheckpointPolicy,
     CloseReason,
     EventProcessor,
+    EventProcessorHost,
     EventPumpError,
     PartitionContext,
-    ProcessorHost,
     ReceivedEvent,
     SqliteLeaseStore,
 )
@@ -65,14 +65,14 @@ class TradeProcessor(EventProcessor):
         self.partitions.pop(context.partition_id, None)
 
 
-def _say(processor: TradeProcessor, host: ProcessorHost) -> None:
+def _say(processor: TradeProcessor, host: EventProcessorHost) -> None:
     print(
-        json.dumps({"host": host.host_name, "processed": processor.processed, "partitions": processor.partitions}),
+        json.dumps({"host": host.owner_id, "processed": processor.processed, "partitions": processor.partitions}),
         flush=True,
     )
 
 
-async def _report(processor: TradeProcessor, host: ProcessorHost) -> None:
+async def _report(processor: TradeProcessor, host: EventProcessorHost) -> None:
     while True:
         _say(processor, host)
         await asyncio.sleep(STATUS_INTERVAL)
@@ -81,12 +81,12 @@ async def _report(processor: TradeProcessor, host: ProcessorHost) -> None:
 async def _run(args: argparse.Namespace) -> None:
     records = RecordFile(Path(args.records))
     processor = TradeProcessor(records)
-    host = ProcessorHost(
+    host = EventProcessorHost(
         os.environ["EVENTPUMP_CONNECTION_STRING"],
         args.hub,
         processor=processor,
-        leases=SqliteLeaseStore(args.leases, lease_duration=args.lease_duration),
-        host_name=args.name,
+        lease_store=SqliteLeaseStore(args.leases, lease_duration=args.lease_duration),
+        owner_id=args.name,
         checkpoint_policy=CheckpointPolicy(every_seconds=1.0),
         track_last_enqueued=True,
         **args.options,

@@ -70,10 +70,11 @@ def _check_end(value: object) -> EventPosition | None:
 class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
-    :param cache_events: events received and not delivered yet, per partition.
-    :param cache_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
+    :param prefetch_events: events received and not delivered yet, per partition.
+    :param prefetch_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
         messages than before arrive comes on top; the batch in the handler's hands does too.
-    :param strict_bytes: grant credit by the link's maximum message size, so that `cache_bytes` holds exactly.
+    :param strict_prefetch_bytes: grant credit by the link's maximum message size, so that `prefetch_bytes` holds
+        exactly.
     :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
         where a silent partition was looked at.
     :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
@@ -85,9 +86,9 @@ class FeedSettings(SettingsModel):
 
     hub: HubName
     consumer_group: Name = "$Default"
-    cache_events: int = Field(default=3000, ge=1, le=1_000_000)
-    cache_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
-    strict_bytes: bool = False
+    prefetch_events: int = Field(default=3000, ge=1, le=1_000_000)
+    prefetch_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    strict_prefetch_bytes: bool = False
     track_last_enqueued: bool = False
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
     reopen_delay: Seconds = 0.2
@@ -131,14 +132,15 @@ class HostSettings(FeedSettings):
         what it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
         and what is recorded counts for every later one. "@latest" is the end of the partition when it is first opened.
         A partition that is added to the hub later begins at its beginning in any case.
-    :param host_name: the owner's name in leases; None for one made of machine, process and chance.
+    :param owner_id: the owner's name in leases; None for one made of machine, process and chance.
     :param max_batch_size: the most events `process_events` gets at once.
     :param max_wait_time: seconds without an event after which the partition's link is checked, and again while there is
         none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
     :param call_when_idle: call `process_events` with no event at that moment.
     :param renew_interval: seconds between renewals; None for a third of the lease duration.
     :param close_timeout: seconds a partition's end may take before it is reported.
-    :param loss_grace: seconds a handler may go on after ownership was lost, within three quarters of `close_timeout`.
+    :param ownership_lost_grace: seconds a handler may go on after ownership was lost, within three quarters of
+        `close_timeout`.
     :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
     :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
     :param retry_delay_max: seconds; no delay is longer.
@@ -155,13 +157,13 @@ class HostSettings(FeedSettings):
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
-    host_name: Name | None = None
+    owner_id: Name | None = None
     max_batch_size: int = Field(default=300, ge=1, le=100_000)
     max_wait_time: Seconds = 30.0
     call_when_idle: bool = False
     renew_interval: Seconds | None = None
     close_timeout: Seconds = 20.0
-    loss_grace: float = Field(default=5.0, ge=0, le=86_400)
+    ownership_lost_grace: float = Field(default=5.0, ge=0, le=86_400)
     failure_policy: Literal["retry", "stop"] = "retry"
     retry_delay: Seconds = 0.5
     retry_delay_max: Seconds = Field(default=30.0, validate_default=True)

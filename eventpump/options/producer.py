@@ -15,7 +15,7 @@ class BufferSettings(SettingsModel):
     :param max_batch_events: a batch with so many is sent at once.
     :param max_batch_bytes: and so is one of so many bytes. A larger event goes alone; what the service takes in one
         message may be less, and a batch is then sent in parts.
-    :param max_wait: seconds the first event of a batch waits for others.
+    :param max_wait_time: seconds the first event of a batch waits for others.
     :param max_events: events taken in whose outcome is open, of all partitions together.
     :param max_bytes: the same in bytes.
     :param max_partition_events: the same per partition; None for no bound but the one of all.
@@ -26,7 +26,7 @@ class BufferSettings(SettingsModel):
 
     max_batch_events: int = Field(default=5000, ge=1, le=1_000_000)
     max_batch_bytes: int = Field(default=256 * 1024, ge=1)
-    max_wait: float = Field(default=0.005, ge=0, le=86_400)
+    max_wait_time: float = Field(default=0.005, ge=0, le=86_400)
     max_events: int = Field(default=100_000, ge=1)
     max_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
     max_partition_events: int | None = Field(default=None, ge=1)

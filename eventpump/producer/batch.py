@@ -27,7 +27,7 @@ class BatchState(enum.Enum):
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 
-    :ivar max_size: bytes.
+    :ivar max_size_in_bytes: bytes.
     :ivar size: its size on the wire, in bytes.
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
@@ -44,7 +44,7 @@ class EventBatch:
         "events",
         "is_idempotent",
         "is_stamped",
-        "max_size",
+        "max_size_in_bytes",
         "partition_id",
         "partition_key",
         "size",
@@ -54,14 +54,14 @@ class EventBatch:
 
     def __init__(
         self,
-        max_size: int,
+        max_size_in_bytes: int,
         *,
         partition_id: str | None = None,
         partition_key: str | None = None,
         is_idempotent: bool = False,
         is_stamped: bool = False,
     ) -> None:
-        self.max_size = max_size
+        self.max_size_in_bytes = max_size_in_bytes
         self.partition_id = partition_id
         self.partition_key = partition_key
         self.is_idempotent = is_idempotent
@@ -91,9 +91,9 @@ class EventBatch:
         else:
             head, rest = pieces(event.encode(self.partition_key))
         size = self.size + len(head) + len(rest)
-        if size > self.max_size:
+        if size > self.max_size_in_bytes:
             if not self._pieces:
-                raise EventTooLargeError(size, self.max_size)
+                raise EventTooLargeError(size, self.max_size_in_bytes)
             return False
         self.size = size
         self._pieces.append(head)
@@ -128,4 +128,4 @@ class EventBatch:
         return len(self._pieces) // 2
 
     def __repr__(self) -> str:
-        return f"EventBatch({self.count} events, {self.size} of {self.max_size} bytes, {self.state.value})"
+        return f"EventBatch({self.count} events, {self.size} of {self.max_size_in_bytes} bytes, {self.state.value})"

@@ -51,7 +51,7 @@ _CLOSE_GRACE = 5.0
 _log = logging.getLogger("eventpump.producer")
 
 
-class Published(NamedTuple):
+class SendResult(NamedTuple):
     """Where an event was stored.
 
     :param partition_id: the partition.
@@ -62,10 +62,10 @@ class Published(NamedTuple):
     published_sequence_number: int | None
 
 
-class Receipt:
+class DeliveryReceipt:
     """What becomes of an accepted event. Await it, as often and in as many tasks as you like, or let it be.
 
-    Awaiting gives :class:`Published`, or raises what the event failed with. Cancelled, or given up by a time-out, only
+    Awaiting gives :class:`SendResult`, or raises what the event failed with. Cancelled, or given up by a time-out, only
     that one wait ends: the event goes on, and so do the others of its batch.
     """
 
@@ -75,7 +75,7 @@ class Receipt:
         self._fate = fate
         self._index = index
 
-    def __await__(self) -> Generator[Any, None, Published]:
+    def __await__(self) -> Generator[Any, None, SendResult]:
         fate, index = self._fate, self._index
         part = fate.part(index)
         if part is None:
@@ -89,7 +89,7 @@ class Receipt:
         if part.error is not None:
             raise part.error.with_traceback(None)
         number = None if part.first is None else (part.first + index - part.start) % NUMBERS
-        return Published(fate.partition_id, number)
+        return SendResult(fate.partition_id, number)
 
     @property
     def partition_id(self) -> str:
@@ -103,7 +103,7 @@ class Receipt:
     def __repr__(self) -> str:
         part = self._fate.part(self._index)
         state = "pending" if part is None else "published" if part.error is None else "failed"
-        return f"Receipt(partition {self._fate.partition_id}, {state})"
+        return f"DeliveryReceipt(partition {self._fate.partition_id}, {state})"
 
 
 class _Part(NamedTuple):
@@ -247,7 +247,9 @@ class HubBufferedProducer:
         self._on_error = on_error
         self._hook = encode
         self._accumulator: BatchAccumulator[EventData] = BatchAccumulator(
-            max_events=settings.max_batch_events, max_bytes=settings.max_batch_bytes, max_wait=settings.max_wait
+            max_events=settings.max_batch_events,
+            max_bytes=settings.max_batch_bytes,
+            max_wait_time=settings.max_wait_time,
         )
         self._partition_ids: tuple[str, ...] = ()
         self._lanes: dict[str, _Lane] = {}
@@ -318,7 +320,7 @@ class HubBufferedProducer:
 
     async def send(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> Receipt:
+    ) -> DeliveryReceipt:
         """Accept an event, once there is room for it.
 
         Cancelled, it was not accepted.
@@ -352,7 +354,7 @@ class HubBufferedProducer:
 
     def send_nowait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> Receipt:
+    ) -> DeliveryReceipt:
         """Accept an event at once, as `send` does.
 
         :raises BufferFullError: there is no room now, or others wait for it. Nothing was taken.
@@ -376,7 +378,7 @@ class HubBufferedProducer:
 
     async def send_and_wait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> Published:
+    ) -> SendResult:
         """Send an event as `send` does, and wait until it is stored.
 
         Cancelled, it may have been accepted: it is then sent all the same.
@@ -429,7 +431,7 @@ class HubBufferedProducer:
             raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
         return lane
 
-    def _accept(self, lane: _Lane, event: EventData, head: bytes, rest: bytes, now: float) -> Receipt:
+    def _accept(self, lane: _Lane, event: EventData, head: bytes, rest: bytes, now: float) -> DeliveryReceipt:
         """Add an event that has its room to its partition's batch."""
         accumulator = self._accumulator
         is_ready = accumulator.add(lane.partition_id, event, len(head) + len(rest), now)
@@ -448,7 +450,7 @@ class HubBufferedProducer:
             self._hurry()
         fate.pieces.append(head)
         fate.pieces.append(rest)
-        return Receipt(fate, len(batch.events) - 1)
+        return DeliveryReceipt(fate, len(batch.events) - 1)
 
     async def _open_in_turn(self) -> None:
         self._yielding += 1

@@ -251,22 +251,22 @@ class HubProducer:
     # ------------------------------------------------------------------------------------------ batches
 
     async def create_batch(
-        self, *, partition_id: str | None = None, partition_key: str | None = None, max_size: int | None = None
+        self, *, partition_id: str | None = None, partition_key: str | None = None, max_size_in_bytes: int | None = None
     ) -> EventBatch:
         """Make an empty batch, bound to its target, of what the service takes in one message.
 
         :param partition_key: of at most 128 characters, as the JavaScript client has it. What the service does with a
             longer one is not known.
-        :param max_size: a lower limit, in bytes.
+        :param max_size_in_bytes: a lower limit, in bytes.
         :raises ConfigurationError: a target that an idempotent producer does not send to, or a key that is too long.
         :raises ServiceError: the link that knows the limit cannot be attached.
         """
         self._check_target(partition_id, partition_key)
         limit = await self.message_limit(partition_id)
-        if max_size is not None:
-            if not 0 < max_size <= limit:
-                raise ConfigurationError("max_size", f"must lie between 1 and the service's limit of {limit}")
-            limit = max_size
+        if max_size_in_bytes is not None:
+            if not 0 < max_size_in_bytes <= limit:
+                raise ConfigurationError("max_size_in_bytes", f"must lie between 1 and the service's limit of {limit}")
+            limit = max_size_in_bytes
         return self._new_batch(limit, partition_id, partition_key)
 
     def _new_batch(self, limit: int, partition_id: str | None, partition_key: str | None) -> EventBatch:

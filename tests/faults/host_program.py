@@ -17,7 +17,14 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
-from eventpump import CheckpointPolicy, PartitionContext, ProcessorHost, ReceivedEvent, RetryOptions, SqliteLeaseStore
+from eventpump import (
+    CheckpointPolicy,
+    EventProcessorHost,
+    PartitionContext,
+    ReceivedEvent,
+    RetryOptions,
+    SqliteLeaseStore,
+)
 from eventpump.reports import HostReport
 from tests.faults.evidence import Journal
 from tests.faults.programs import HUB, JournalProcessor
@@ -61,12 +68,12 @@ async def main(settings: dict[str, Any]) -> None:
         checkpoint_every=settings.get("checkpoint_every", 2),
         block_at=settings.get("block_at"),
     )
-    host = ProcessorHost(
+    host = EventProcessorHost(
         settings["connection_string"],
         HUB,
         processor=processor,
-        leases=SqliteLeaseStore(settings["leases"], lease_duration=settings["lease_duration"]),
-        host_name=settings["host"],
+        lease_store=SqliteLeaseStore(settings["leases"], lease_duration=settings["lease_duration"]),
+        owner_id=settings["host"],
         hooks=[reported],
         retry=RetryOptions(**settings["retry"]),
         checkpoint_policy=CheckpointPolicy(on_close=settings.get("checkpoint_on_close", False)),

@@ -18,9 +18,9 @@ from eventpump import (
     Emulator,
     EventData,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     PartitionContext,
-    ProcessorHost,
     ReceivedEvent,
     RetryOptions,
     ServiceError,
@@ -54,10 +54,10 @@ HOST: dict[str, Any] = {
     "reopen_delay_max": 0.5,
     "retry_delay": 0.05,
     "retry_delay_max": 0.2,
-    "loss_grace": 0.5,
+    "ownership_lost_grace": 0.5,
     "close_timeout": 4.0,
     "max_batch_size": 20,
-    "cache_events": 400,
+    "prefetch_events": 400,
     "max_wait_time": 1.0,
     "startup_timeout": 20.0,
 }
@@ -226,15 +226,15 @@ class Stage:
     def gated(self, host: str, *, hold: Iterable[str], checkpoint_every: int = 2) -> GatedProcessor:
         return GatedProcessor(self.journal(host), self.progress, host, checkpoint_every, hold=hold)
 
-    def host(self, host: str, processor: EventProcessor, **options: Any) -> ProcessorHost:
+    def host(self, host: str, processor: EventProcessor, **options: Any) -> EventProcessorHost:
         """Make a host in this process; it reports here."""
         leases = options.pop("leases", None) or self.store()
-        return ProcessorHost(
+        return EventProcessorHost(
             self.connection_string,
             HUB,
             processor=processor,
-            leases=leases,
-            host_name=host,
+            lease_store=leases,
+            owner_id=host,
             hooks=[self.reported],
             retry=RETRY,
             **{**HOST, **self.way, **options},
@@ -479,7 +479,7 @@ class Publisher:
             assert not missing, f"{len(missing)} acknowledged events of partition {partition_id} are not in the log"
 
 
-async def run_for(host: ProcessorHost, until: Callable[[], Any]) -> None:
+async def run_for(host: EventProcessorHost, until: Callable[[], Any]) -> None:
     """Run a host in this process until an awaitable made by `until` is done; then close it in order."""
     async with host:
         running = asyncio.get_running_loop().create_task(host.run(), name="host")

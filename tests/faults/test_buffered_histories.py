@@ -35,7 +35,7 @@ from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
+from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
@@ -121,7 +121,7 @@ class History:
             BufferSettings(
                 max_events=rng.choice([6, 40]),
                 max_batch_events=rng.choice([1, 4, 10]),
-                max_wait=rng.choice([0.0, 0.05, 1.0]),
+                max_wait_time=rng.choice([0.0, 0.05, 1.0]),
                 max_in_flight=1 if self.is_idempotent else rng.choice([1, 3]),
             ),
             router=self,
@@ -129,7 +129,7 @@ class History:
             on_error=self.failed,
         )
         self._routes = HashRouter(partition_for_key)
-        self.accepted: dict[str, Receipt] = {}
+        self.accepted: dict[str, DeliveryReceipt] = {}
         self.perhaps: set[str] = set()  # cancelled while it was not known whether it was accepted
         self.successes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -295,10 +295,10 @@ class History:
         for name, receipt in self.accepted.items():
             assert receipt.done(), name
             try:
-                outcome: Published | Exception = await receipt
+                outcome: SendResult | Exception = await receipt
             except EventPumpError as error:
                 outcome = error
-            assert isinstance(outcome, Published) == (name in self.successes), (name, outcome)
+            assert isinstance(outcome, SendResult) == (name in self.successes), (name, outcome)
         assert self.producer.buffered_events == self.producer.buffered_bytes == 0
         stored = Counter(
             event.body_as_str().strip() for each in self.hub.partition_ids for event in self.hub.events(each)

@@ -43,7 +43,7 @@ async def test_a_lease_lost_while_processing_ends_the_work(stage: Stage) -> None
                 since = time.monotonic()
                 with pytest.raises(OwnershipLostError):
                     await context.checkpoint()
-                await stage.progress.until(lambda: "0" in processor.cancelled, HOST["loss_grace"] + 0.5)
+                await stage.progress.until(lambda: "0" in processor.cancelled, HOST["ownership_lost_grace"] + 0.5)
                 await stage.progress.until(lambda: ("0", CloseReason.OWNERSHIP_LOST) in processor.closed, 0.5)
                 await stage.progress.until_flowing(["1", "2", "3"], 2.0)
                 assert await stage.checkpoints(["0"]) == {"0": -1}
@@ -147,7 +147,7 @@ async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(st
                 other.execute("BEGIN EXCLUSIVE")
                 over = time.monotonic() + LEASE_DURATION
                 await stage.progress.until(
-                    lambda: len(processor.closed) == 4, LEASE_DURATION + HOST["loss_grace"] + 1.0
+                    lambda: len(processor.closed) == 4, LEASE_DURATION + HOST["ownership_lost_grace"] + 1.0
                 )
                 other.execute("COMMIT")
             # The handler that ran was told, and cancelled after its grace; the others got nothing more.

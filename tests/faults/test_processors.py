@@ -279,7 +279,7 @@ async def test_a_slow_processor_keeps_its_lease_and_bounds_what_is_read(stage: S
             (await stage.verify(publisher)).check_no_duplicate()
 
         host = stage.host(
-            "slow", processor, custom_endpoint_address=proxy.address, cache_bytes=cache, cache_events=3000
+            "slow", processor, custom_endpoint_address=proxy.address, prefetch_bytes=cache, prefetch_events=3000
         )
         await run_for(host, slow)
     assert stage.count(LeaseTaken) == 4

@@ -25,12 +25,12 @@ from eventpump import (
     EventData,
     EventPosition,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     EventPumpError,
     MemoryLeaseStore,
     PartitionContext,
     PartitionReader,
-    ProcessorHost,
     ReceivedEvent,
     RequestRefusedError,
     RetryOptions,
@@ -63,7 +63,7 @@ async def run_host(connection_string: str, hub: str | None, **options: Any) -> N
     options.setdefault("leases", MemoryLeaseStore())
     options.setdefault("processor", Nothing())
     options.setdefault("startup_timeout", 1.0)
-    async with ProcessorHost(connection_string, hub, **options) as host:
+    async with EventProcessorHost(connection_string, hub, **options) as host:
         await host.run()
 
 
@@ -294,8 +294,8 @@ async def test_a_wrong_connection_option(
     ("options", "says"),
     [
         ({"consumer_group": ""}, "consumer_group"),
-        ({"cache_events": 0}, "cache_events"),
-        ({"cache_bytes": "many"}, "cache_bytes"),
+        ({"prefetch_events": 0}, "prefetch_events"),
+        ({"prefetch_bytes": "many"}, "prefetch_bytes"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"max_wait_time": 0}, "max_wait_time"),
         ({"initial_position": None}, "initial_position"),
@@ -306,7 +306,7 @@ async def test_a_wrong_connection_option(
         ({"initial_position": {0: "-1"}}, "initial_position"),
         ({"checkpoint_policy": "always"}, "checkpoint_policy"),
         ({"failure_policy": "hope"}, "failure_policy"),
-        ({"host_name": ""}, "host_name"),
+        ({"owner_id": ""}, "owner_id"),
         ({"retry_delay": 5, "retry_delay_max": 1}, "retry_delay_max"),
         ({"renew_interval": 31.0}, "renew_interval"),
         ({"processor": None}, "processor"),

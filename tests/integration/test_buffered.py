@@ -18,9 +18,9 @@ from eventpump import (
     EventProducer,
     EventTooLargeError,
     PartitionReader,
-    Published,
     ReceivedEvent,
     RetryOptions,
+    SendResult,
 )
 from eventpump.emulator.faults import Action, DropConnection, Hold, LinkRole, Reject
 from tests.ways import Served, Way, over_both
@@ -118,7 +118,7 @@ async def test_plain_events_arrive_at_least_once_through_lost_connections(servic
         service.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=after)
     async with buffered(service, retry=RETRY, max_batch_events=10) as producer:
         receipts = [await producer.send(EventData(str(number)), partition_id="0") for number in range(500)]
-        assert {await receipt for receipt in receipts} == {Published("0", None)}
+        assert {await receipt for receipt in receipts} == {SendResult("0", None)}
     bodies = Counter(event.body_as_str() for event in await stored(service, "0"))
     assert set(bodies) == {str(number) for number in range(500)}
     assert max(bodies.values()) > 1
@@ -168,7 +168,7 @@ async def test_options_that_cannot_work_are_refused(service: Served) -> None:
     for options, name in (
         ({"max_batch": 1}, "max_batch"),
         ({"max_events": 0}, "max_events"),
-        ({"max_wait": -1}, "max_wait"),
+        ({"max_wait_time": -1}, "max_wait_time"),
         ({"idempotent": True, "max_in_flight": 2}, "max_in_flight"),
     ):
         with pytest.raises(ConfigurationError, match=name):

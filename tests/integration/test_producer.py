@@ -98,10 +98,10 @@ async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
 ) -> None:
     """A batch filled to its last byte is stored; it tells its size exactly; one byte more does not go in, or out."""
     batch = await producer.create_batch(partition_key=key)
-    assert batch.max_size == 1024 * 1024
+    assert batch.max_size_in_bytes == 1024 * 1024
     while batch.try_add(EventData(bytes(1000))):
         pass
-    room = batch.max_size - batch.size
+    room = batch.max_size_in_bytes - batch.size
     overhead = _overhead(key, 300)
     filler = room - overhead if room > 300 + overhead else None
     if filler is None:
@@ -110,10 +110,10 @@ async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
         for _ in range(batch.count - 1):
             assert smaller.try_add(EventData(bytes(1000)))
         batch = smaller
-        filler = batch.max_size - batch.size - overhead
+        filler = batch.max_size_in_bytes - batch.size - overhead
     assert not batch.try_add(EventData(bytes(filler + 1)))
     assert batch.try_add(EventData(bytes(filler)))
-    assert batch.size == batch.max_size == len(batch.seal().message)
+    assert batch.size == batch.max_size_in_bytes == len(batch.seal().message)
     assert not batch.try_add(EventData(b""))
     await producer.send(batch)
     counts = [len(bodies) for bodies in (await everything(emulator)).values()]
@@ -121,7 +121,7 @@ async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
     events = [EventData(bytes(1000)) for _ in range(batch.count - 1)]
     with pytest.raises(EventTooLargeError) as caught:
         await producer.send([*events, EventData(bytes(filler + 1))], partition_key=key)
-    assert (caught.value.size, caught.value.limit) == (batch.max_size + 1, batch.max_size)
+    assert (caught.value.size, caught.value.limit) == (batch.max_size_in_bytes + 1, batch.max_size_in_bytes)
     assert [len(bodies) for bodies in (await everything(emulator)).values()] == counts
 
 
@@ -132,7 +132,7 @@ def _overhead(key: str | None, size: int) -> int:
 
 async def test_an_event_that_no_batch_holds(producer: EventProducer) -> None:
     """An event larger than the limit is refused with its size, before anything is sent."""
-    batch = await producer.create_batch(max_size=1000)
+    batch = await producer.create_batch(max_size_in_bytes=1000)
     with pytest.raises(EventTooLargeError):
         batch.try_add(EventData(bytes(1000)))
     assert (len(batch), batch.size) == (0, 0)

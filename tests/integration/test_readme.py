@@ -92,7 +92,7 @@ async def test_the_blocks_that_produce(eventpump_emulator: Emulator) -> None:
     connection_string = eventpump_emulator.connection_string
     names = {"connection_string": connection_string, "report": lambda *failure: pytest.fail(repr(failure))}
     # Filled to what the service takes, the batch would be of 1 MiB.
-    await _run(_block("batch.try_add").replace("create_batch(", "create_batch(max_size=1000, "), names)
+    await _run(_block("batch.try_add").replace("create_batch(", "create_batch(max_size_in_bytes=1000, "), names)
     await _run(_block("BufferedProducer("), names)
     sent = [body for number in range(4) for body in await _stored(connection_string, str(number))]
     assert sent.count(b"three") > 10

@@ -16,10 +16,10 @@ from eventpump import (
     EventData,
     EventPosition,
     EventProcessor,
+    EventProcessorHost,
     EventProducer,
     PartitionContext,
     PartitionReader,
-    ProcessorHost,
     ReceivedEvent,
     SqliteLeaseStore,
 )
@@ -62,8 +62,8 @@ class _Seen(EventProcessor):
 async def _host(emulator: Emulator, leases: Path, **options: Any) -> AsyncIterator[_Seen]:
     seen = _Seen()
     store = SqliteLeaseStore(leases, lease_duration=2.0)
-    host = ProcessorHost(
-        emulator.connection_string, HUB, processor=seen, leases=store, hooks=[seen.hook], **OPTIONS, **options
+    host = EventProcessorHost(
+        emulator.connection_string, HUB, processor=seen, lease_store=store, hooks=[seen.hook], **OPTIONS, **options
     )
     running = asyncio.create_task(host.run())
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump import Emulator, EventProcessor, MemoryLeaseStore, PartitionContext, ProcessorHost, ReceivedEvent
+from eventpump import Emulator, EventProcessor, EventProcessorHost, MemoryLeaseStore, PartitionContext, ReceivedEvent
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data
 from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.emulator.faults import LinkRole, Reject
@@ -230,8 +230,8 @@ async def test_full_batches_are_taken_whole(emulator: Emulator, azure: AzurePeer
         producer.fill_batch(body),
     )
     for batch in filled:
-        assert batch["max_size"] == 1024 * 1024
-        assert 0.99 * batch["max_size"] < batch["size"] <= batch["max_size"]
+        assert batch["max_size_in_bytes"] == 1024 * 1024
+        assert 0.99 * batch["max_size_in_bytes"] < batch["size"] <= batch["max_size_in_bytes"]
     stored = [received for events in (await read_hub(emulator, hub)).values() for received in events]
     digests = [hashlib.sha256(received.body).digest() for received in stored]
     assert digests.count(hashlib.sha256(b"small").digest()) == filled[1]["count"]
@@ -296,7 +296,7 @@ async def test_our_host_processes_what_azure_publishes(emulator: Emulator, azure
             if sum(map(len, seen.values())) == 400:
                 host.stop()
 
-    host = ProcessorHost(emulator.connection_string, hub, processor=Recorder(), leases=MemoryLeaseStore())
+    host = EventProcessorHost(emulator.connection_string, hub, processor=Recorder(), lease_store=MemoryLeaseStore())
     await asyncio.gather(
         *(
             producer.send([event(f"{partition}-{n}") for n in range(100)], "list", partition_id=partition)

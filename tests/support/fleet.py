@@ -86,7 +86,7 @@ class RecordingProcessor(EventProcessor):
 
     async def open(self, context: PartitionContext) -> None:
         """Note an opening."""
-        self.record.opened.append((context.host_name, context.partition_id))
+        self.record.opened.append((context.owner_id, context.partition_id))
         if self._on_open is not None:
             await self._on_open(context)
 
@@ -94,7 +94,7 @@ class RecordingProcessor(EventProcessor):
         """Note a batch."""
         numbers = tuple(event.sequence_number for event in events)
         now = asyncio.get_running_loop().time()
-        delivery = Delivery(context.host_name, context.partition_id, context.owner_level, numbers, now)
+        delivery = Delivery(context.owner_id, context.partition_id, context.owner_level, numbers, now)
         self.record.deliveries.append(delivery)
         if self._on_events is not None:
             await self._on_events(context, events)
@@ -103,13 +103,13 @@ class RecordingProcessor(EventProcessor):
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
         """Note an error."""
-        self.record.errors.append((context.host_name, context.partition_id, error))
+        self.record.errors.append((context.owner_id, context.partition_id, error))
         if self._on_error is not None:
             await self._on_error(context, error)
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         """Note a close."""
-        self.record.closed.append((context.host_name, context.partition_id, reason))
+        self.record.closed.append((context.owner_id, context.partition_id, reason))
         if self._on_close is not None:
             await self._on_close(context, reason)
 
@@ -155,7 +155,7 @@ class Fleet:
         store = self.stores[name] = FlakyLeaseStore(memory)
         transport = self.transports[name] = FakeTransport(self.hub)
         reports = self.reports[name] = []
-        settings = HostSettings(**{"hub": self.hub.name, "host_name": name, **options})
+        settings = HostSettings(**{"hub": self.hub.name, "owner_id": name, **options})
         host = self.hosts[name] = PartitionHost(
             lambda: transport,
             store,

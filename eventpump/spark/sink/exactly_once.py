@@ -300,7 +300,7 @@ async def read_tail(
     feed.start()
     try:
         while True:
-            messages = feed.take(settings.cache_events)
+            messages = feed.take(settings.prefetch_events)
             for event in map(ReceivedEvent, messages):
                 if event.sequence_number <= through:
                     yield event

@@ -249,8 +249,8 @@ class _RangeLink:
             FeedSettings(
                 hub=self._hub,
                 consumer_group=self._options.consumer_group,
-                cache_events=self._options.prefetch_count,
-                cache_bytes=self._max_bytes,
+                prefetch_events=self._options.prefetch_count,
+                prefetch_bytes=self._max_bytes,
             ),
             rng=random.Random(),
             startup_timeout=self._startup_timeout,

@@ -172,7 +172,7 @@ class ConsumerHistory:
         self.options: dict[str, Any] = {
             "hub": self.hub.name,
             "max_batch_size": rng.randint(1, 20),
-            "cache_events": rng.choice((20, 100, 1000)),
+            "prefetch_events": rng.choice((20, 100, 1000)),
             "checkpoint_policy": rng.choice([*policies, CheckpointPolicy(on_close=True), CheckpointPolicy.manual()]),
             "initial_position": self._position(),
             "failure_policy": "retry",
@@ -306,7 +306,7 @@ class ConsumerHistory:
         host = PartitionHost(
             lambda: transport,
             store,
-            HostSettings(**{**self.options, "host_name": life.name}),
+            HostSettings(**{**self.options, "owner_id": life.name}),
             processor,
             hooks=[lambda report: self._reported(joined, report)],
             rng=world.stream(f"host {life.name}"),

@@ -71,7 +71,7 @@ class UnrulyProcessor(EventProcessor):
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
         if self._manners.asks_in_error:
-            self._world.note("ask in process_error", context.host_name, context.partition_id)
+            self._world.note("ask in process_error", context.owner_id, context.partition_id)
             await context.checkpoint()
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
@@ -79,7 +79,7 @@ class UnrulyProcessor(EventProcessor):
         if timer is not None:
             timer.cancel()
         if self._manners.asks_in_close:
-            self._world.note("ask in close", context.host_name, context.partition_id, reason.value)
+            self._world.note("ask in close", context.owner_id, context.partition_id, reason.value)
             await context.checkpoint()
 
     # ----------------------------------------------------------------------------------------------- one call
@@ -154,13 +154,13 @@ class UnrulyProcessor(EventProcessor):
         """Ask from a task that a call has left over, or that runs beside it."""
         await asyncio.sleep(delay)
         self._ledger.claim(call, call.numbers[-1])
-        self._world.note("ask from a task left over", context.host_name, context.partition_id)
+        self._world.note("ask from a task left over", context.owner_id, context.partition_id)
         await self._ask(context)
 
     async def _ask_now_and_then(self, context: PartitionContext) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(0.5, 10.0))
-            self._world.note("ask by timer", context.host_name, context.partition_id)
+            self._world.note("ask by timer", context.owner_id, context.partition_id)
             await self._ask(context)
 
     @staticmethod

@@ -498,7 +498,9 @@ class ProducerHistory:
             self._misbehave(rng)
 
         settings = BufferSettings(
-            max_batch_events=rng.randint(1, 10), max_wait=rng.choice((0.005, 0.5)), max_events=rng.choice((10, 100))
+            max_batch_events=rng.randint(1, 10),
+            max_wait_time=rng.choice((0.005, 0.5)),
+            max_events=rng.choice((10, 100)),
         )
         worker.buffered = HubBufferedProducer(worker.producer, settings, on_success=on_success, on_error=on_error)
         while not worker.is_stopping:

@@ -63,11 +63,13 @@ class _Bounds:
     def messages(self, batch: list[bytes]) -> None:
         before, could_come = self._feed.bytes_held, self._feed._credit.allowance
         self._feed.messages(batch)
-        events, held, room = self._feed.events_held, self._feed.bytes_held, self._settings.cache_bytes
+        events, held, room = self._feed.events_held, self._feed.bytes_held, self._settings.prefetch_bytes
         if len(batch) > could_come:
             self._world.violate(f"{self._name} was sent {len(batch)} events, where {could_come} were to come")
-        if events > self._settings.cache_events:
-            self._world.violate(f"{self._name} holds {events} events, and has room for {self._settings.cache_events}")
+        if events > self._settings.prefetch_events:
+            self._world.violate(
+                f"{self._name} holds {events} events, and has room for {self._settings.prefetch_events}"
+            )
         if held < room:
             return
         if before < room:
@@ -205,9 +207,9 @@ class ReaderHistory:
         has_end = start == "earliest" and world.rng.random() < 0.3 and not self.is_refusing
         options: dict[str, Any] = {"end": "@latest"} if has_end else {}
         position = EventPosition.earliest() if start == "earliest" else EventPosition.latest()
-        room: dict[str, Any] = {"cache_events": 50}
+        room: dict[str, Any] = {"prefetch_events": 50}
         if self.is_large:
-            room = {"cache_events": world.rng.choice((10, 200)), "cache_bytes": world.rng.choice((1024, 20_000))}
+            room = {"prefetch_events": world.rng.choice((10, 200)), "prefetch_bytes": world.rng.choice((1024, 20_000))}
         settings = ReaderSettings(
             hub=self.hub.name,
             partition_id="0",

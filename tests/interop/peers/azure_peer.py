@@ -142,7 +142,7 @@ class Peer:
         except ValueError:
             pass
         await self.producers[name].send_batch(batch)
-        return {"count": len(batch), "size": batch.size_in_bytes, "max_size": batch.max_size_in_bytes}
+        return {"count": len(batch), "size": batch.size_in_bytes, "max_size_in_bytes": batch.max_size_in_bytes}
 
     async def flush(self, name: str) -> None:
         await self.producers[name].flush()

@@ -622,7 +622,7 @@ async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
     """With "fail", no later read takes the end of what is kept for the end of the range."""
     hub = FakeHub(partitions=1)
     hub.publish("0", count=20)
-    async with _reader(hub, end=19, on_data_loss="fail", cache_events=10) as reader:
+    async with _reader(hub, end=19, on_data_loss="fail", prefetch_events=10) as reader:
         got = [event.sequence_number for event in await reader.read(5)]
         hub.stall("0")
         while len(got) < 10:

@@ -140,7 +140,7 @@ def test_everything_comes_once_and_in_order(
     async def scenario() -> list[int]:
         hub = FakeHub(latency=latency)
         hub.publish("0", count=300)
-        async with _feed(hub, cache_events=cache, seed=seed) as feed:
+        async with _feed(hub, prefetch_events=cache, seed=seed) as feed:
 
             async def cut() -> None:
                 for pause in cuts:
@@ -239,7 +239,7 @@ async def test_a_slow_reader_holds_the_service_back() -> None:
     """A reader that takes nothing has no more events held for it than the cache has room for, and all come later."""
     hub = FakeHub(latency=0.05)
     hub.publish("0", count=2000)
-    async with _feed(hub, cache_events=100) as feed:
+    async with _feed(hub, prefetch_events=100) as feed:
         await asyncio.sleep(60)
         assert 50 < feed.events_held <= 100
         assert hub.credit("0") == [0]
@@ -250,7 +250,7 @@ async def test_bytes_are_bounded_too() -> None:
     """With large messages it is the bytes that hold the service back: the budget, and what 32 first messages weigh."""
     hub = FakeHub(latency=0.05)
     hub.publish("0", *(["x" * 10_000] * 400))
-    async with _feed(hub, cache_bytes=100_000) as feed:
+    async with _feed(hub, prefetch_bytes=100_000) as feed:
         await asyncio.sleep(60)
         assert feed.bytes_held <= 100_000 + 32 * 10_100
         while len(hub.credit("0")) and feed.take(10):
@@ -264,7 +264,7 @@ async def test_strict_bytes_hold_exactly() -> None:
     """Strictly, the bytes held never exceed the budget."""
     hub = FakeHub(latency=0.05, max_message_size=20_000)
     hub.publish("0", *(["x" * 10_000] * 100))
-    async with _feed(hub, cache_bytes=100_000, strict_bytes=True) as feed:
+    async with _feed(hub, prefetch_bytes=100_000, strict_prefetch_bytes=True) as feed:
         got = 0
         while got < 100:
             await feed.wait(None)

@@ -121,7 +121,7 @@ async def test_the_context_tells_where_it_stands() -> None:
         await asyncio.sleep(5)
         (context,) = seen
         assert (context.hub, context.consumer_group, context.partition_id) == ("telemetry", "$Default", "0")
-        assert (context.host_name, context.owner_level) == ("a", 1)
+        assert (context.owner_id, context.owner_level) == ("a", 1)
         assert context.fully_qualified_namespace == "fake.servicebus.windows.net"
         assert context.lag == 0
 
@@ -699,7 +699,7 @@ async def test_a_hook_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture
         host = PartitionHost(
             lambda: FakeTransport(fleet.hub),
             MemoryLeaseStore(fleet.leases),
-            HostSettings(hub="telemetry", host_name="h"),
+            HostSettings(hub="telemetry", owner_id="h"),
             RecordingProcessor(fleet.record),
             hooks=[broken],
         )
@@ -864,10 +864,10 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
         {"on_data_loss": "skip"},
         {"initial_position": {"0": None}},
         {"close_timeout": -1},
-        {"loss_grace": -1},
-        {"cache_events": 0},
-        {"cache_bytes": 1},
-        {"host_name": ""},
+        {"ownership_lost_grace": -1},
+        {"prefetch_events": 0},
+        {"prefetch_bytes": 1},
+        {"owner_id": ""},
         {"retry_delay_max": 0.001},
         {"reopen_delay_max": 0.001},
         {"checkpoint_policy": "often"},

@@ -116,7 +116,7 @@ async def test_a_thousand_partitions_on_a_slow_store(request: pytest.FixtureRequ
     host = PartitionHost(
         lambda: transport,
         store,
-        HostSettings(hub=hub.name, host_name="a"),
+        HostSettings(hub=hub.name, owner_id="a"),
         RecordingProcessor(record),
         hooks=[reports.append],
         rng=random.Random(1),
@@ -148,7 +148,7 @@ async def test_renewals_are_spread_over_the_interval(clock: VirtualClock) -> Non
     hub, leases = FakeHub(partitions=500), MemoryLeases()
     store = BusyStore(leases, clock, 0.0)
     transport = FakeTransport(hub)
-    settings = HostSettings(hub=hub.name, host_name="a")
+    settings = HostSettings(hub=hub.name, owner_id="a")
     host = PartitionHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
     running = asyncio.create_task(host.run())
     await asyncio.sleep(40)
@@ -165,7 +165,7 @@ async def test_closing_does_not_wait_for_what_was_not_taken_yet(clock: VirtualCl
     hub, leases = FakeHub(partitions=1000), MemoryLeases()
     store = BusyStore(leases, clock, 0.6)
     transport = FakeTransport(hub)
-    settings = HostSettings(hub=hub.name, host_name="a")
+    settings = HostSettings(hub=hub.name, owner_id="a")
     host = PartitionHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
     running = asyncio.create_task(host.run())
     await asyncio.sleep(10)

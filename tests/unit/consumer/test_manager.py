@@ -244,7 +244,9 @@ async def test_on_loss_no_batch_follows_and_the_handler_has_its_grace(clock: Vir
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
-        await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow), max_batch_size=10, loss_grace=4)
+        await fleet.start(
+            "a", RecordingProcessor(fleet.record, on_events=slow), max_batch_size=10, ownership_lost_grace=4
+        )
         await asyncio.sleep(12)
         await _steal(fleet)
         stolen = clock.monotonic()
@@ -267,7 +269,7 @@ async def test_a_handler_within_its_grace_is_not_cancelled() -> None:
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
-        await fleet.start("a", RecordingProcessor(fleet.record, on_events=brief), loss_grace=4)
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=brief), ownership_lost_grace=4)
         await asyncio.sleep(2)
         await _steal(fleet)
         await asyncio.sleep(20)

@@ -146,7 +146,7 @@ async def test_reading_goes_on_over_lost_links() -> None:
     hub = FakeHub(latency=0.1)
     hub.publish("0", count=1000)
     got: list[int] = []
-    async with _reader(hub, end="@latest", cache_events=50) as reader:
+    async with _reader(hub, end="@latest", prefetch_events=50) as reader:
         async for event in reader:
             got.append(event.sequence_number)
             if event.sequence_number % 150 == 0:
@@ -226,7 +226,7 @@ async def test_a_range_whose_rest_retention_removes_ends(clock: Any, end: Any, i
     """With the rest of a range gone and nothing new to say so, a reader finds out by management, and ends."""
     hub = FakeHub()
     hub.publish("0", count=100)
-    async with _reader(hub, position="-1", end=end, cache_events=10) as reader:
+    async with _reader(hub, position="-1", end=end, prefetch_events=10) as reader:
         numbers: list[int] = []
         hub.stall("0")
         if is_read:

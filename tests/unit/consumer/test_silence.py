@@ -213,7 +213,7 @@ async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool)
     rng = random.Random(seed)
     async with _fleet(2, latency=rng.uniform(0.0, 0.4)) as fleet:
         fleet.hub.answers_echo = answers_echo
-        await fleet.start("a", max_wait_time=1.0, cache_events=rng.choice([1, 3000]))
+        await fleet.start("a", max_wait_time=1.0, prefetch_events=rng.choice([1, 3000]))
         for _ in range(200):
             await asyncio.sleep(rng.choice([0.0, 0.3, 1.0, 2.5]) * rng.random())
             fleet.hub.publish(rng.choice("01"), count=rng.randint(1, 5))
@@ -234,7 +234,7 @@ async def test_a_slow_handler_is_no_silence() -> None:
         fleet.hub.publish("0", count=10)
         processor = RecordingProcessor(fleet.record, on_events=slow)
         host = await fleet.start(
-            "a", processor, max_batch_size=1, cache_events=2, close_timeout=200.0, track_last_enqueued=True
+            "a", processor, max_batch_size=1, prefetch_events=2, close_timeout=200.0, track_last_enqueued=True
         )
         await asyncio.sleep(50)
         for number in range(9):

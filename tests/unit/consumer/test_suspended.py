@@ -33,7 +33,7 @@ async def test_a_host_that_was_suspended_gives_up_what_ran_out() -> None:
     host = PartitionHost(
         lambda: FakeTransport(hub),
         MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
-        HostSettings(hub=hub.name, host_name="a", renew_interval=10.0),
+        HostSettings(hub=hub.name, owner_id="a", renew_interval=10.0),
         RecordingProcessor(record),
         hooks=[reports.append],
         clock=clock,
@@ -62,7 +62,7 @@ async def test_a_suspension_amid_a_step_is_no_blocked_loop() -> None:
     host = PartitionHost(
         lambda: FakeTransport(hub),
         MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
-        HostSettings(hub=hub.name, host_name="a", checkpoint_policy=CheckpointPolicy(every_events=1), max_batch_size=1),
+        HostSettings(hub=hub.name, owner_id="a", checkpoint_policy=CheckpointPolicy(every_events=1), max_batch_size=1),
         RecordingProcessor(record, on_events=suspend),
         hooks=[reports.append],
         clock=clock,

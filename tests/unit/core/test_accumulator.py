@@ -13,10 +13,12 @@ from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
 
 
 def accumulator(
-    max_events: int = 3, max_bytes: int = 100, max_wait: float = 5, head_size: int = 0
+    max_events: int = 3, max_bytes: int = 100, max_wait_time: float = 5, head_size: int = 0
 ) -> BatchAccumulator[str]:
     """Make one with small limits."""
-    return BatchAccumulator(max_events=max_events, max_bytes=max_bytes, max_wait=max_wait, head_size=head_size)
+    return BatchAccumulator(
+        max_events=max_events, max_bytes=max_bytes, max_wait_time=max_wait_time, head_size=head_size
+    )
 
 
 def events(batch: Batch[str] | None) -> str | None:
@@ -147,8 +149,8 @@ def test_there_is_one_deadline_for_all_partitions() -> None:
 
 
 def test_a_wait_of_nothing_is_due_at_once() -> None:
-    """With `max_wait` 0 the deadline is now."""
-    filling = accumulator(max_wait=0)
+    """With `max_wait_time` 0 the deadline is now."""
+    filling = accumulator(max_wait_time=0)
     filling.add("0", "a", 1, 3)
     assert filling.deadline == 3
     assert filling.expire(3) == ["0"]
@@ -188,7 +190,7 @@ def test_an_unknown_partition_has_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_events": 0}, {"max_bytes": 5, "head_size": 5}, {"max_wait": -1}, {"head_size": -1}]
+    "limits", [{"max_events": 0}, {"max_bytes": 5, "head_size": 5}, {"max_wait_time": -1}, {"head_size": -1}]
 )
 def test_limits_without_room_are_refused(limits: dict[str, int]) -> None:
     """A batch of nothing would never go out."""
@@ -219,12 +221,15 @@ class AnyTraffic(RuleBasedStateMachine):
     """Events come out once, in order, in batches that were ready for a reason, and never too late."""
 
     @initialize(
-        max_events=st.integers(1, 5), max_bytes=st.integers(10, 40), max_wait=st.integers(0, 6), head=st.integers(0, 5)
+        max_events=st.integers(1, 5),
+        max_bytes=st.integers(10, 40),
+        max_wait_time=st.integers(0, 6),
+        head=st.integers(0, 5),
     )
-    def begin(self, max_events: int, max_bytes: int, max_wait: int, head: int) -> None:
-        self.limits = (max_events, max_bytes, max_wait, head)
+    def begin(self, max_events: int, max_bytes: int, max_wait_time: int, head: int) -> None:
+        self.limits = (max_events, max_bytes, max_wait_time, head)
         self.filling = BatchAccumulator[int](
-            max_events=max_events, max_bytes=max_bytes, max_wait=max_wait, head_size=head
+            max_events=max_events, max_bytes=max_bytes, max_wait_time=max_wait_time, head_size=head
         )
         self.now = 0.0
         self.count = 0
@@ -232,7 +237,7 @@ class AnyTraffic(RuleBasedStateMachine):
 
     @rule(partition_id=st.sampled_from("012"), size=st.integers(1, 50), passed=st.integers(0, 3))
     def add(self, partition_id: str, size: int, passed: int) -> None:
-        max_events, max_bytes, max_wait, head = self.limits
+        max_events, max_bytes, max_wait_time, head = self.limits
         self.now += passed
         groups = self.plans[partition_id].groups
         ready_before = sum(each.is_due or each.is_full for each in groups)
@@ -240,7 +245,7 @@ class AnyTraffic(RuleBasedStateMachine):
         if groups and not groups[-1].is_full and groups[-1].size + size > max_bytes:
             groups[-1].is_full = True
         if not groups or groups[-1].is_full:
-            groups.append(_Group([], head, self.now + max_wait))
+            groups.append(_Group([], head, self.now + max_wait_time))
         groups[-1].events.append(self.count)
         groups[-1].size += size
         groups[-1].is_full = len(groups[-1].events) == max_events or groups[-1].size >= max_bytes

@@ -25,8 +25,8 @@ _VERBS: dict[PumpInput, Callable[[PumpLife], None]] = {
 }
 
 
-def _life(loss_grace: float = 5, close_timeout: float = 20) -> PumpLife:
-    return PumpLife(loss_grace=loss_grace, close_timeout=close_timeout)
+def _life(ownership_lost_grace: float = 5, close_timeout: float = 20) -> PumpLife:
+    return PumpLife(ownership_lost_grace=ownership_lost_grace, close_timeout=close_timeout)
 
 
 @pytest.mark.parametrize(("state", "happened"), list(itertools.product(PumpState, PumpInput)))
@@ -64,7 +64,7 @@ def test_an_end_leaves_time_for_what_follows() -> None:
 
 def test_loss_gives_the_handler_its_grace() -> None:
     """Once ownership is lost, the handler is cancelled after the grace, not after the close time-out."""
-    life = _life(loss_grace=3)
+    life = _life(ownership_lost_grace=3)
     life.ownership_lost(50)
     assert life.handler_until == 53
     assert life.overdue_at == 70

@@ -33,7 +33,7 @@ from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import HubBufferedProducer, Published, Receipt
+from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -166,10 +166,10 @@ def now() -> float:
 async def test_a_batch_with_enough_events_is_sent_at_once() -> None:
     """The event that makes a batch full has it sent without waiting for the time to pass."""
     service = ScriptedProducer()
-    async with buffered(service, max_batch_events=3, max_wait=60) as producer:
+    async with buffered(service, max_batch_events=3, max_wait_time=60) as producer:
         start = now()
         receipts = [await producer.send(event(each), partition_id="0") for each in "abc"]
-        assert await receipts[0] == Published("0", None)
+        assert await receipts[0] == SendResult("0", None)
         assert now() == start
         assert [[text(raw) for raw in batch] for batch in service.sent["0"]] == [["a", "b", "c"]]
 
@@ -178,7 +178,7 @@ async def test_a_batch_of_enough_bytes_is_sent_at_once() -> None:
     """A batch never gets larger than the bound, and is sent when the next event would make it so."""
     service = ScriptedProducer()
     size = size_of(EventData(b"x" * 100).encode())
-    async with buffered(service, max_batch_bytes=3 * size, max_wait=60) as producer:
+    async with buffered(service, max_batch_bytes=3 * size, max_wait_time=60) as producer:
         start = now()
         receipts = [await producer.send(EventData(b"x" * 100), partition_id="0") for _ in range(4)]
         await receipts[2]
@@ -205,7 +205,7 @@ async def test_one_timer_serves_all_partitions() -> None:
     service = ScriptedProducer(partitions=16)
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
-    async with buffered(service, max_wait=1) as producer:
+    async with buffered(service, max_wait_time=1) as producer:
         receipts, sent_at = [], []
         for number in range(16):
             receipts.append(await producer.send(event(), partition_id=str(number)))
@@ -249,7 +249,7 @@ async def test_sending_without_a_pause_lets_batches_out() -> None:
 async def test_sends_that_let_others_run_keep_their_order() -> None:
     """A send that begins while others let the loop run stays behind them, though nothing is due any more."""
     service = ScriptedProducer()
-    async with buffered(service, max_batch_events=2, max_wait=60) as producer:
+    async with buffered(service, max_batch_events=2, max_wait_time=60) as producer:
 
         async def second() -> None:
             await asyncio.sleep(0)
@@ -268,7 +268,7 @@ async def test_flush_ends_with_the_outcome_of_everything_accepted() -> None:
     service = ScriptedProducer()
     service.script["1"] = [3.0]
     service.script["2"] = [REFUSED]
-    async with buffered(service, on_error=Told().error, max_wait=60) as producer:
+    async with buffered(service, on_error=Told().error, max_wait_time=60) as producer:
         receipts = [await producer.send(event(), partition_id=each) for each in "0123"]
         start = now()
         await producer.flush()
@@ -299,7 +299,7 @@ async def test_cancelling_a_receipt_touches_no_other() -> None:
         service.on_stored = last.cancel  # just as its batch ends
         await asyncio.sleep(1)
         service.let_go("0")
-        assert await asyncio.gather(*receipts, *waits[1:]) == [Published("0", None)] * 5
+        assert await asyncio.gather(*receipts, *waits[1:]) == [SendResult("0", None)] * 5
         assert last.cancelled()
 
 
@@ -310,12 +310,12 @@ async def test_a_receipt_is_awaited_as_often_as_one_likes() -> None:
     async with buffered(service, on_error=Told().error) as producer:
         receipt = await producer.send(event(), partition_id="0")
         assert not receipt.done()
-        assert repr(receipt) == "Receipt(partition 0, pending)"
+        assert repr(receipt) == "DeliveryReceipt(partition 0, pending)"
         results = await asyncio.gather(*(_outcome(receipt) for _ in range(3)))
         assert results == [REFUSED] * 3
         assert receipt.done()
         assert await _outcome(receipt) is REFUSED
-        assert repr(receipt) == "Receipt(partition 0, failed)"
+        assert repr(receipt) == "DeliveryReceipt(partition 0, failed)"
         assert receipt.partition_id == "0"
 
 
@@ -368,8 +368,8 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
         raise RuntimeError("callback")
 
     async with buffered(on_success=fail, max_batch_events=1) as producer:
-        assert await producer.send_and_wait(event(), partition_id="0") == Published("0", None)
-        assert await producer.send_and_wait(event(), partition_id="0") == Published("0", None)
+        assert await producer.send_and_wait(event(), partition_id="0") == SendResult("0", None)
+        assert await producer.send_and_wait(event(), partition_id="0") == SendResult("0", None)
     assert caplog.text.count("RuntimeError: callback") == 2
 
 
@@ -487,7 +487,7 @@ async def test_send_waits_for_room_and_send_nowait_does_not() -> None:
         assert not waiting.done()
         assert producer.buffered_events == 3
         service.let_go("0")
-        assert await (await waiting) == Published("0", None)
+        assert await (await waiting) == SendResult("0", None)
     assert service.bodies("0") == ["x", "x", "x", "late"]
 
 
@@ -511,7 +511,7 @@ async def test_a_send_keeps_its_place_while_its_room_is_ready() -> None:
     """One given room that has not run yet is overtaken by no send that begins in that moment."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
-    late: list[asyncio.Task[Receipt]] = []
+    late: list[asyncio.Task[DeliveryReceipt]] = []
 
     def begin() -> None:
         if not late:
@@ -653,9 +653,9 @@ async def test_a_cancelled_send_was_not_accepted() -> None:
 
 
 async def test_a_full_buffer_does_not_wait_for_age() -> None:
-    """With nothing to be gained by waiting, what is buffered is sent, however long `max_wait` is."""
+    """With nothing to be gained by waiting, what is buffered is sent, however long `max_wait_time` is."""
     service = ScriptedProducer()
-    async with buffered(service, max_events=4, max_wait=3600) as producer:
+    async with buffered(service, max_events=4, max_wait_time=3600) as producer:
         start = now()
         sends = [asyncio.ensure_future(producer.send(event(number))) for number in range(20)]
         keyed = [asyncio.ensure_future(producer.send(event(number), partition_key="k")) for number in range(20)]
@@ -708,7 +708,7 @@ async def test_events_without_key_pass_a_partition_without_room() -> None:
         service.let_go("2")
         done, pending = await asyncio.wait(roaming, timeout=1)
         assert not pending
-        assert sum(isinstance(each.result(), Receipt) for each in done if not each.cancelled()) == 2
+        assert sum(isinstance(each.result(), DeliveryReceipt) for each in done if not each.cancelled()) == 2
         for partition_id in "013":
             service.let_go(partition_id)
 
@@ -751,12 +751,12 @@ async def test_an_event_too_large_fails_alone_and_with_its_size(place: int, othe
     large = EventData(b"y" * 3000)
     events = [event(each) for each in range(others)]
     events.insert(place, large)
-    async with buffered(service, told, max_wait=1) as producer:
+    async with buffered(service, told, max_wait_time=1) as producer:
         outcomes = await asyncio.gather(*[_outcome(await producer.send(each, partition_id="0")) for each in events])
     error = outcomes.pop(events.index(large))
     assert isinstance(error, EventTooLargeError)
     assert (error.size, error.limit) == (size_of(large.encode()), 2000)
-    assert outcomes == [Published("0", None)] * others
+    assert outcomes == [SendResult("0", None)] * others
     assert service.bodies("0") == [str(each) for each in range(others)]
     assert [(events, partition) for events, partition, _ in told.errors] == [([large], "0")]
 
@@ -766,7 +766,7 @@ async def test_a_batch_above_the_services_limit_goes_in_parts() -> None:
     service, told = ScriptedProducer(limit=1000), Told()
     async with buffered(service, told) as producer:
         receipts = [await producer.send(EventData(f"{number:090}"), partition_id="0") for number in range(30)]
-        assert await asyncio.gather(*receipts) == [Published("0", None)] * 30
+        assert await asyncio.gather(*receipts) == [SendResult("0", None)] * 30
         assert producer.buffered_bytes == producer.buffered_events == 0
     assert [len(batch) for batch in service.sent["0"]] == [10, 10, 10]
     assert service.bodies("0") == [f"{number:090}" for number in range(30)]
@@ -796,7 +796,7 @@ async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
     async with buffered(service, told, max_batch_events=2) as producer:
         receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
         outcomes = [await _outcome(receipt) for receipt in receipts]
-    assert outcomes == [REFUSED, REFUSED, Published("0", None), Published("0", None)]
+    assert outcomes == [REFUSED, REFUSED, SendResult("0", None), SendResult("0", None)]
     assert service.bodies("0") == ["c", "d"]
 
 
@@ -817,7 +817,7 @@ async def test_any_exception_is_the_batchs_outcome() -> None:
             receipts = [await producer.send(event(number), partition_id="0") for number in range(3)]
             outcomes = [await _outcome(receipt) for receipt in receipts]
         assert isinstance(outcomes[0], expected)
-        assert outcomes[1:] == [Published("0", None)] * 2
+        assert outcomes[1:] == [SendResult("0", None)] * 2
 
 
 async def test_an_event_that_cannot_be_encoded_is_not_accepted() -> None:
@@ -837,7 +837,7 @@ async def test_the_encode_hook_runs_before_the_size_is_measured() -> None:
     def squeeze(given: EventData) -> EventData:
         return EventData(b"z" * 10, properties={"was": len(given.body.parts[0])})  # type: ignore[union-attr] # data
 
-    async with buffered(service, told, encode=squeeze, max_batch_bytes=200, max_wait=60) as producer:
+    async with buffered(service, told, encode=squeeze, max_batch_bytes=200, max_wait_time=60) as producer:
         sent = EventData(b"a" * 5000)
         receipt = await producer.send(sent, partition_id="0")
         assert producer.buffered_bytes == size_of(squeeze(sent).encode())
@@ -896,14 +896,14 @@ async def test_a_receipt_tells_the_published_number() -> None:
     async with buffered(service) as producer:
         receipts = [await producer.send(EventData(f"{number:090}"), partition_id="1") for number in range(9)]
         outcomes = await asyncio.gather(*receipts)
-    assert outcomes == [Published("1", (NUMBERS - 3 + number) % NUMBERS) for number in range(9)]
+    assert outcomes == [SendResult("1", (NUMBERS - 3 + number) % NUMBERS) for number in range(9)]
     assert len(service.sent["1"]) == 3
     assert service.bodies("1") == [f"{number:090}" for number in range(9)]
 
 
 async def test_room_counts_what_numbering_adds() -> None:
     """The size of an event at an idempotent producer is the one it has with its numbers, key or not."""
-    async with buffered(ScriptedProducer(idempotent=True), max_wait=60) as producer:
+    async with buffered(ScriptedProducer(idempotent=True), max_wait_time=60) as producer:
         for key in (None, "k"):
             before = producer.buffered_bytes
             await producer.send(event(), partition_key=key)
@@ -919,7 +919,7 @@ async def test_a_batch_in_doubt_is_waited_for() -> None:
         receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
         await asyncio.sleep(1.5)
         assert told == Told()
-        assert await asyncio.gather(*receipts) == [Published("0", number) for number in range(4)]
+        assert await asyncio.gather(*receipts) == [SendResult("0", number) for number in range(4)]
     assert service.calls[0][1] is service.calls[1][1] is service.calls[2][1] is not service.calls[3][1]
     assert service.bodies("0") == ["a", "b", "c", "d"]
 
@@ -1001,7 +1001,7 @@ async def test_a_send_does_not_overtake_those_that_wait_for_the_opening() -> Non
             late.append(asyncio.create_task(producer.send(event("late"), partition_id="0")))
             return await super().get_partition_ids()
 
-    late: list[asyncio.Task[Receipt]] = []
+    late: list[asyncio.Task[DeliveryReceipt]] = []
     service = Announcing()
     producer = buffered(service)
     await asyncio.gather(*(producer.send(event(number), partition_id="0") for number in range(3)))
@@ -1029,7 +1029,7 @@ async def test_closing_sends_what_was_accepted() -> None:
     """The end of the block waits for every outcome, accepts nothing more, and closes the transport; twice is fine."""
     service = ScriptedProducer()
     service.script["0"] = [5.0]
-    async with buffered(service, max_wait=60) as producer:
+    async with buffered(service, max_wait_time=60) as producer:
         receipt = await producer.send(event(), partition_id="0")
         closing = asyncio.ensure_future(producer.aclose())
         await asyncio.sleep(1)
@@ -1058,7 +1058,7 @@ async def test_closing_without_flush_fails_what_has_not_begun() -> None:
     await asyncio.sleep(1)
     await producer.aclose(flush=False)
     outcomes = [await _outcome(await each) for each in sends[:5]]
-    assert outcomes[:2] == [Published("0", None)] * 2
+    assert outcomes[:2] == [SendResult("0", None)] * 2
     assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
     for each in (*sends[5:], roaming):
         with pytest.raises(ClosedError):
@@ -1215,9 +1215,9 @@ def test_every_accepted_event_ends_once_in_order_and_within_bounds(
     async def run() -> None:
         service = Weather(random.Random(seed), idempotent=idempotent, limit=limit)
         told = Told()
-        producer = buffered(service, told, max_wait=0.005, **bounds)
+        producer = buffered(service, told, max_wait_time=0.005, **bounds)
         await producer.open()
-        accepted: dict[str, Receipt] = {}
+        accepted: dict[str, DeliveryReceipt] = {}
         keys: dict[str, str] = {}
         calls: list[str] = []
         tasks: list[asyncio.Task[None]] = []
@@ -1279,7 +1279,7 @@ def test_every_accepted_event_ends_once_in_order_and_within_bounds(
         successes = Counter(_name(each) for events, _ in told.successes for each in events)
         failures = Counter(_name(each) for events, _, _ in told.errors for each in events)
         assert successes + failures == Counter(list(accepted))
-        assert {name for name, outcome in outcomes.items() if isinstance(outcome, Published)} == set(successes)
+        assert {name for name, outcome in outcomes.items() if isinstance(outcome, SendResult)} == set(successes)
         stored = Counter(_strip(body) for body in service.everything())
         assert max(stored.values(), default=1) == 1
         unknown = {name for name, outcome in outcomes.items() if isinstance(outcome, PublishOutcomeUnknownError)}
@@ -1292,7 +1292,7 @@ def test_every_accepted_event_ends_once_in_order_and_within_bounds(
         assert producer.buffered_events == producer.buffered_bytes == 0
         if idempotent:
             for name, outcome in outcomes.items():
-                if isinstance(outcome, Published):
+                if isinstance(outcome, SendResult):
                     bodies = [_strip(body) for body in service.bodies(outcome.partition_id)]
                     assert outcome.published_sequence_number is not None
                     assert bodies[outcome.published_sequence_number] == name
@@ -1310,7 +1310,7 @@ def _strip(body: str) -> str:
     return body.rstrip("-")
 
 
-async def _outcome(receipt: Receipt) -> Published | Exception:
+async def _outcome(receipt: DeliveryReceipt) -> SendResult | Exception:
     try:
         return await receipt
     except Exception as error:

@@ -29,7 +29,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import HubBufferedProducer, Receipt
+from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
@@ -113,7 +113,7 @@ class Scene:
     ) -> HubBufferedProducer:
         buffered = HubBufferedProducer(
             producer or self.producer(),
-            BufferSettings(**{"max_wait": 0.1, **settings}),
+            BufferSettings(**{"max_wait_time": 0.1, **settings}),
             on_success=on_success,
             on_error=on_error,
         )
@@ -575,7 +575,7 @@ async def test_a_router_that_raises_keeps_no_room_from_others(scene: Scene) -> N
             return "0"
 
     producer = HubBufferedProducer(
-        scene.producer(), BufferSettings(max_events=2, max_batch_events=1, max_wait=0.1), router=Router()
+        scene.producer(), BufferSettings(max_events=2, max_batch_events=1, max_wait_time=0.1), router=Router()
     )
     scene.producers.append(producer)
     await producer.open()
@@ -586,7 +586,7 @@ async def test_a_router_that_raises_keeps_no_room_from_others(scene: Scene) -> N
     scene.hub.answer("transfer")
     with pytest.raises(Odd):
         await waiting[0]
-    assert isinstance(await outcome(waiting[1]), Receipt)
+    assert isinstance(await outcome(waiting[1]), DeliveryReceipt)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

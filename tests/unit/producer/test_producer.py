@@ -213,8 +213,8 @@ async def test_a_batch_keeps_its_target(hub: FakeHub, producer: HubProducer) -> 
     with pytest.raises(ConfigurationError):
         await producer.create_batch(partition_id="0", partition_key="key")
     for size in (0, -1, 2 * 1024 * 1024):
-        with pytest.raises(ConfigurationError, match="max_size"):
-            await producer.create_batch(max_size=size)
+        with pytest.raises(ConfigurationError, match="max_size_in_bytes"):
+            await producer.create_batch(max_size_in_bytes=size)
 
 
 @pytest.mark.parametrize("target", [{"partition_id": 0}, {"partition_key": 5}])
@@ -236,7 +236,7 @@ async def test_only_event_data_is_sent(producer: HubProducer, events: Any) -> No
 async def test_a_batch_without_a_stated_limit() -> None:
     """Where the service states no limit, a batch is filled to 1 MiB."""
     transport = FakeTransport(FakeHub(max_message_size=2**63))
-    assert (await HubProducer(transport, "telemetry").create_batch()).max_size == 1024 * 1024
+    assert (await HubProducer(transport, "telemetry").create_batch()).max_size_in_bytes == 1024 * 1024
 
 
 async def test_a_cancelled_send_holds_up_nobody(hub: FakeHub, producer: HubProducer) -> None:
