@@ -424,3 +424,6 @@ def test_a_sequence_number_beyond_a_long_is_an_error(number: ULong) -> None:
     event = ReceivedEvent(Message(AmqpValue(1), message_annotations=annotations).encode())
     with pytest.raises(EventError, match="no long"):
         _ = event.sequence_number
+    cut = ReceivedEvent(event.raw + b"\0\x53\x78")
+    with pytest.raises(EventError, match="cannot be decoded"):
+        _ = cut.sequence_number
