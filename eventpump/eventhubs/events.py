@@ -262,6 +262,11 @@ def _properties(standard: Mapping[str, Any]) -> Properties:
     return Properties(**values)
 
 
+def _is_long(number: int) -> bool:
+    """Return whether a number is in the range of a long, which a ulong may be beyond."""
+    return number >> 63 in (0, -1)
+
+
 class ReceivedEvent:
     """An event as received: the encoded message, read when asked.
 
@@ -325,7 +330,7 @@ class ReceivedEvent:
             # Its place in the partition is known all the same, so that whoever reads can go past it.
             sequence, offset, enqueued = salvage_annotations(self._raw, _FIELDS)
             body = None
-            if sequence is None or offset is None or enqueued is None:
+            if sequence is None or offset is None or enqueued is None or not _is_long(sequence):
                 raise EventError(f"the event cannot be decoded: {error}") from error
         if sequence is None or offset is None or enqueued is None:
             sequence, offset, enqueued = self._annotations()
@@ -342,8 +347,8 @@ class ReceivedEvent:
             isinstance(sequence, int) and isinstance(offset, str) and isinstance(enqueued, Timestamp)
         ):
             raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
-        if sequence >> 63 not in (0, -1):
-            raise EventError("the sequence number of the message is no long")  # a ulong may be beyond one
+        if not _is_long(sequence):
+            raise EventError("the sequence number of the message is no long")
         return int(sequence), str(offset), int(enqueued)
 
     def _decoded(self) -> Message:

@@ -338,10 +338,10 @@ def _mutate_head(rng: Random, frame: bytes) -> bytes:
             channel = rng.choice((0, 1, 2, 255, 256, 4999, 5000, 65_535))
         case _:
             pad = rng.choice((1, 2, 3))
-            return (
-                (size + 4 * pad).to_bytes(4, "big") + bytes((offset + pad,)) + frame[5:8] + bytes(4 * pad) + frame[8:]
-            )
-    return max(size, 0).to_bytes(4, "big") + bytes((offset, kind)) + channel.to_bytes(2, "big") + frame[8:]
+            size, offset = size + 4 * pad, offset + pad
+            frame = frame[:8] + bytes(4 * pad) + frame[8:]
+    size, offset = min(max(size, 0), 0xFFFF_FFFF), min(offset, 255)
+    return size.to_bytes(4, "big") + bytes((offset, kind)) + channel.to_bytes(2, "big") + frame[8:]
 
 
 def mutate_frames(rng: Random, frames: Sequence[bytes], others: Sequence[bytes]) -> list[bytes]:
