@@ -29,7 +29,7 @@ from eventpump.transport.native import NativeTransport
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments of everything that connects; see :func:`eventpump.settings.connection_settings`."""
+    """Keyword arguments of everything that connects; see :func:`eventpump.options.connection.connection_settings`."""
 
     fully_qualified_namespace: str
     credential: Credential
@@ -50,7 +50,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 class FeedOptions(ConnectionOptions, total=False):
-    """Keyword arguments of everything that receives; see :class:`eventpump.settings.FeedSettings`."""
+    """Keyword arguments of everything that receives; see :class:`eventpump.options.consumer.FeedSettings`."""
 
     consumer_group: str
     prefetch_events: int
@@ -64,7 +64,7 @@ class FeedOptions(ConnectionOptions, total=False):
 
 
 class ReaderOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`PartitionReader`; see :class:`eventpump.settings.ReaderSettings`."""
+    """Keyword arguments of :class:`PartitionReader`; see :class:`eventpump.options.consumer.ReaderSettings`."""
 
     position: str | datetime | EventPosition
     end: str | datetime | EventPosition
@@ -74,7 +74,7 @@ class ReaderOptions(FeedOptions, total=False):
 
 
 class HostOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`EventProcessorHost`; see :class:`eventpump.settings.HostSettings`."""
+    """Keyword arguments of :class:`EventProcessorHost`; see :class:`eventpump.options.consumer.HostSettings`."""
 
     checkpoint_policy: CheckpointPolicy
     initial_position: str | datetime | EventPosition | Mapping[str, str | datetime | EventPosition]
@@ -140,7 +140,8 @@ class EventProcessorHost(PartitionHost):
         partition), or a factory.
     :param lease_store: the store of leases and checkpoints; one object per host. The host opens and closes it.
     :param hooks: are called with every report of the host (see :mod:`eventpump.reports`).
-    :param options: see :class:`HostOptions`; units and defaults stand in :class:`eventpump.settings.HostSettings`.
+    :param options: see :class:`HostOptions`; units and defaults stand in
+        :class:`eventpump.options.consumer.HostSettings`.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -172,7 +173,8 @@ class PartitionReader(reader.PartitionReader):
 
     :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param options: see :class:`ReaderOptions`; units and defaults stand in :class:`eventpump.settings.ReaderSettings`.
+    :param options: see :class:`ReaderOptions`; units and defaults stand in
+        :class:`eventpump.options.consumer.ReaderSettings`.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -219,7 +221,7 @@ class EventProducer(HubProducer):
     :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
     :param hub: the hub; may be left out where the connection string has an `EntityPath`.
     :param options: see :class:`ProducerOptions` and :class:`eventpump.producer.producer.HubProducer`; those of the
-        connection stand in :class:`eventpump.settings.ConnectionSettings`.
+        connection stand in :class:`eventpump.options.connection.ConnectionSettings`.
     :raises ConfigurationError: a value that cannot work.
     """
 
@@ -232,7 +234,7 @@ class EventProducer(HubProducer):
 
 
 class BufferedOptions(ProducerOptions, total=False):
-    """Keyword arguments of :class:`BufferedProducer`; see :class:`eventpump.settings.BufferSettings`.
+    """Keyword arguments of :class:`BufferedProducer`; see :class:`eventpump.options.producer.BufferSettings`.
 
     `max_in_flight` counts batches here, and is 1 unless given.
     """

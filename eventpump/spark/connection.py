@@ -65,7 +65,7 @@ class SparkConnection(SettingsModel):
         connects; what it returns is a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
     :param custom_endpoint_address: where to connect in place of the namespace.
     :param ca_file: a file of CA certificates (PEM), at the same path on every machine.
-    :param auth_timeout: seconds; this and the other two as in :class:`eventpump.settings.ConnectionSettings`.
+    :param auth_timeout: seconds; this and the other two as in :class:`eventpump.options.connection.ConnectionSettings`.
     """
 
     hub: HubName
