@@ -109,7 +109,7 @@ def compare(
 def shown(run: Figures) -> str:
     """Return a run's figures as text."""
     return (
-        f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} eventhubs/events/s, {run['busy']:.0%} busy, "
+        f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} events/s, {run['busy']:.0%} busy, "
         f"{run['faults']:.3f} page faults per event"
     )
 

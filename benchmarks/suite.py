@@ -357,7 +357,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
 
 
 def _told(run: Mapping[str, float]) -> str:
-    return f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} eventhubs/events/s, {run['busy']:.0%} busy"
+    return f"{run['cost']:.2f} µs CPU per event, {run['rate']:,.0f} events/s, {run['busy']:.0%} busy"
 
 
 def _told_delivery(run: Mapping[str, float]) -> str:

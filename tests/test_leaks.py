@@ -35,7 +35,7 @@ async def run(program):
 @dataclass
 class Holder:
     key: str
-Holder.__module__ = "eventpump.settings"
+Holder.__module__ = "eventpump.options.credentials"
 
 @pytest.fixture
 def held():
