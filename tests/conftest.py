@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
     config.pluginmanager.register(MatrixReport())
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    from tests.scheduling import FileScheduling  # only where pytest-xdist, which calls this, is used
+
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

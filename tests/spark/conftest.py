@@ -21,10 +21,16 @@ pytest.register_assert_rewrite("tests.spark.service")
 from tests.spark.service import SparkService  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+_HERE = Path(__file__).parent
+_TIMEOUT = 300
+"""Seconds. One that ends amid a call of py4j leaves a gateway that fails every later test, so it ends hangs only."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that ask for `long` to the long form."""
+    """Give the tests on Spark their time, and leave those that ask for `long` to the long form."""
+    for item in items:
+        if _HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT))
     if config.getoption("--long"):
         return
     left = [item for item in items if "long" in getattr(item, "fixturenames", ())]
