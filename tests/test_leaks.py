@@ -174,7 +174,7 @@ def test_a_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
 
 def test_workers_are_watched_too(tmp_path: Path) -> None:
     """Where pytest-xdist runs the tests in other processes, a leak fails its test, and a late one the run."""
-    planted = "import logging\n\ndef test_planted():\n    logging.debug('now ' + 'SAS_KEY' + '_VALUE')\n"
+    planted = "import logging\n\ndef test_planted():\n    logging.warning('now ' + 'SAS_KEY' + '_VALUE')\n"
     said = _run(tmp_path, planted, "-n", "1", hooks=_LATE)
     assert [line.split()[0] for line in said if "::" in line] == ["PASSED", "ERROR"]
     assert said.count("in the log: root DEBUG late SAS_[...]") == 1
