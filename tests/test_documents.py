@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,26 @@ def test_every_diagram_is_shown() -> None:
     """design.md shows every drawing, and there are no others."""
     shown = re.findall(r"!\[[^\]]+\]\(diagrams/([\w-]+\.svg)\)", (ROOT / "docs/design.md").read_text(encoding="utf-8"))
     assert sorted(shown) == sorted(drawings()) == sorted(path.name for path in FOLDER.iterdir())
+
+
+_CITED = re.compile(r"protocol\.md[\s#]+(\d+(?:\.\d+)?(?:(?: \(\w+\))?(?:, | and | to )\d+(?:\.\d+)?)*)")
+"""A citation of the protocol: "protocol.md 8.2", "protocol.md 2 to 7, 13", "protocol.md 8.2 (attach) and 8.5"."""
+
+
+def _citations() -> Iterator[tuple[Path, str]]:
+    """Yield each section of docs/protocol.md that a file cites."""
+    folders = ("eventpump", "pyspark_eventpump", "tests", "benchmarks", "examples")
+    programs = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for path in [*programs, *DOCUMENTS]:
+        for cited in _CITED.findall(path.read_text(encoding="utf-8")):
+            for section in re.findall(r"\d+(?:\.\d+)?", cited):
+                yield path, section
+
+
+def test_every_cited_section_of_the_protocol_exists() -> None:
+    """What the code and the documents cite as "protocol.md N.M" is a heading of docs/protocol.md."""
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^###? (\d+(?:\.\d+)?)\.? ", text, re.M))
+    cited = list(_citations())
+    assert len(cited) > 50
+    assert [(str(path.relative_to(ROOT)), section) for path, section in cited if section not in sections] == []
