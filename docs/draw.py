@@ -1,6 +1,6 @@
 """Draws the diagrams of design.md: `python docs/draw.py` writes them to docs/diagrams/.
 
-The layers are read from the import contract in pyproject.toml, the lives stand below. The same input gives the same
+The layers are read from the import contract in pyproject.toml, the lives are below. The same input gives the same
 bytes; `tests/test_documents.py` fails if a drawing in the repository is not what this script draws.
 """
 
