@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from docs.draw import FOLDER, drawings
 from tests.faults.histories.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
-)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")])
 PROMISES = "## 9. Promises"
+MODULES = "| package | what it is for | modules |"
 
 
 def _prose(path: Path) -> str:
@@ -62,3 +63,60 @@ def test_every_promise_has_a_test_that_exists() -> None:
             assert (ROOT / f"tests/faults/undone/{patch}.patch").exists(), f"{promise}: {patch}"
         for kind in re.findall(r"`([\w:-]+)`", histories):
             assert kind in KINDS, f"{promise}: {kind}"
+
+
+def _described() -> dict[str, list[str]]:
+    """Return the table of modules: those of each package, and modules of the top level without any."""
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    table: dict[str, list[str]] = {}
+    for row in text[text.index(MODULES) :].splitlines()[2:]:
+        if not row.startswith("| "):
+            break
+        package, _, modules = row.strip("|").split(" | ")
+        table[package.strip(" `/")] = re.findall(r"`([a-z_]+)`", modules)
+    return table
+
+
+def test_every_module_is_in_the_map() -> None:
+    """Section 1 of design.md has a row for each package and each top-level module, and each row all its modules."""
+    package = ROOT / "eventpump"
+    found: dict[str, list[str]] = {path.stem: [] for path in package.glob("*.py") if path.stem != "__init__"}
+    for init in package.glob("*/**/__init__.py"):
+        modules = sorted(path.stem for path in init.parent.glob("*.py") if path != init)
+        found[str(init.parent.relative_to(package))] = modules
+    assert {name: sorted(modules) for name, modules in _described().items()} == found
+
+
+@pytest.mark.parametrize("name", drawings())
+def test_the_diagrams_are_up_to_date(name: str) -> None:
+    """The drawings in the repository are what `python docs/draw.py` draws from the layers contract."""
+    assert (FOLDER / name).read_text(encoding="utf-8") == drawings()[name], "run python docs/draw.py"
+
+
+def test_every_diagram_is_shown() -> None:
+    """design.md shows every drawing, and there are no others."""
+    shown = re.findall(r"!\[[^\]]+\]\(diagrams/([\w-]+\.svg)\)", (ROOT / "docs/design.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(drawings()) == sorted(path.name for path in FOLDER.iterdir())
+
+
+_CITED = re.compile(r"protocol\.md[\s#]+(\d+(?:\.\d+)?(?:(?: \(\w+\))?(?:, | and | to )\d+(?:\.\d+)?)*)")
+"""A citation of the protocol: "protocol.md 8.2", "protocol.md 2 to 7, 13", "protocol.md 8.2 (attach) and 8.5"."""
+
+
+def _citations() -> Iterator[tuple[Path, str]]:
+    """Yield each section of docs/protocol.md that a file cites."""
+    folders = ("eventpump", "pyspark_eventpump", "tests", "benchmarks", "examples")
+    programs = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for path in [*programs, *DOCUMENTS]:
+        for cited in _CITED.findall(path.read_text(encoding="utf-8")):
+            for section in re.findall(r"\d+(?:\.\d+)?", cited):
+                yield path, section
+
+
+def test_every_cited_section_of_the_protocol_exists() -> None:
+    """What the code and the documents cite as "protocol.md N.M" is a heading of docs/protocol.md."""
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^###? (\d+(?:\.\d+)?)\.? ", text, re.M))
+    cited = list(_citations())
+    assert len(cited) > 50
+    assert [(str(path.relative_to(ROOT)), section) for path, section in cited if section not in sections] == []

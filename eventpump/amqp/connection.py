@@ -375,7 +375,7 @@ class Connection:
         """
         body = performative.encode()
         if isinstance(performative, End | Close) and performative.error is None:
-            assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (wire reference, 13)
+            assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (protocol.md 13)
         room = self.remote_max_frame_size - 8
         if len(body) > room:
             shortened = shorten(performative, len(body) - room)

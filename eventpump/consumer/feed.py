@@ -28,7 +28,7 @@ from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
 
 BUSY_DELAY = 4.0
-"""Seconds to leave a service alone that says it is busy (wire reference, section 9)."""
+"""Seconds to leave a service alone that says it is busy (protocol.md 9)."""
 
 CLOSE_TIMEOUT = 5.0
 """Seconds a link may take to detach before it is left to its connection."""

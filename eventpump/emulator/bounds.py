@@ -15,7 +15,7 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
 MAX_FRAME_SIZE: Final = 64 * _KIB
-"""What the service says in its open (wire reference 2.3)."""
+"""What the service says in its open (protocol.md 2.3)."""
 
 # -------------------------------------------------------------------------------------------- request links
 

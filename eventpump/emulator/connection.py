@@ -91,7 +91,7 @@ class _RefusedError(Exception):
 
 
 def service_config(max_message_size: int) -> ConnectionConfig:
-    """Give the open and begin fields of the service (wire reference 2.3)."""
+    """Give the open and begin fields of the service (protocol.md 2.3)."""
     return ConnectionConfig(
         container_id=f"{uuid.uuid4().hex}_G{next(_numbers)}",
         max_frame_size=bounds.MAX_FRAME_SIZE,
@@ -153,7 +153,7 @@ class ServiceConnection:
                     if isinstance(end, ReceivingEnd):
                         end.on_messages(payloads, delivery_ids, formats)
                     elif link.state is LinkState.ATTACH_RECEIVED:
-                        # Before credit is one thing (wire reference 7.5); before the link has an end, another.
+                        # Before credit is one thing (protocol.md 7.5); before the link has an end, another.
                         link.detach(AmqpError("amqp:link:transfer-limit-exceeded", "The link is not attached yet."))
                 case CreditChanged(link):
                     end = self._ends.get(link)
@@ -272,7 +272,7 @@ class ServiceConnection:
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
         """Find the link a node's answer goes out on.
 
-        Python names none: it is the one of the same node in the same session (wire reference 13).
+        Python names none: it is the one of the same node in the same session (protocol.md 13).
         """
         answers = [
             end
@@ -420,7 +420,7 @@ class ServiceConnection:
         return ProducerEnd(self, link, address, target, hub, partition)
 
     def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends_with: AmqpError | None) -> None:
-        """Attach an idempotent producer: once its partition's ledger has taken it (wire reference 8.2)."""
+        """Attach an idempotent producer: once its partition's ledger has taken it (protocol.md 8.2)."""
         hub, partition = self._destination(address)
         if partition is None:
             raise _RefusedError("amqp:not-allowed", "An idempotent producer sends to one partition.")
@@ -527,7 +527,7 @@ class ServiceConnection:
                 # The engine's own limit is looser, so that one message too large is rejected and the link stays.
                 link.max_message_size = 0
         else:
-            # The service settles what it sends, whatever was asked for (wire reference 5.1).
+            # The service settles what it sends, whatever was asked for (protocol.md 5.1).
             link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)
             if remote.max_message_size is not None and remote.max_message_size >= limit:
                 # What the service's annotations add to the largest event does not count.
@@ -589,7 +589,7 @@ class ServiceConnection:
             self._deadline = self._loop.call_at(due, self.guard, self._on_deadline)
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
-        """Say what is due when, on the loop's clock (wire reference 2.4)."""
+        """Say what is due when, on the loop's clock (protocol.md 2.4)."""
         rules = self.service.deadlines
         due: list[tuple[float, Callable[[], None]]] = []
         if not self._had_token and rules.no_token is not None:

@@ -1,6 +1,6 @@
 """What a partition remembers of its idempotent producers, and what it therefore takes from them. Pure.
 
-The rules are those of wire reference 8.2 (attach) and 8.5 (messages). Where nothing is known of the service, the
+The rules are those of protocol.md 8.2 (attach) and 8.5 (messages). Where nothing is known of the service, the
 choice that shows a client's mistake was made; such rows say so.
 
 A ledger has two steps, as the log has: `attach` and `advance` change what later ones are judged by, `committed` says
@@ -24,11 +24,11 @@ from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
 NUMBERS = 1 << 31
-"""How many sequence numbers there are: after the last comes 0 (wire reference 8.4)."""
+"""How many sequence numbers there are: after the last comes 0 (protocol.md 8.4)."""
 LOOK_BACK = 5
 """How many batches a repeat is recognised among. The service's own depth is not known; Kafka keeps five."""
 NOTHING_PUBLISHED = 0
-"""What an attach is answered before the first event. An older source says -1 (wire reference 8.2)."""
+"""What an attach is answered before the first event. An older source says -1 (protocol.md 8.2)."""
 
 PRODUCER_EPOCH_STOLEN = "com.microsoft:producer-epoch-stolen"
 OUT_OF_ORDER_SEQUENCE = "com.microsoft:out-of-order-sequence"
@@ -89,7 +89,7 @@ class ProducerState:
 class ProducerRetention:
     """How long a partition remembers idempotent producers that nobody uses.
 
-    What the service does is not known (wire reference 8.5). A day is what Kafka takes.
+    What the service does is not known (protocol.md 8.5). A day is what Kafka takes.
 
     :param seconds: since a producer attached or published last. A restart counts as a use.
     :param count: how many at most; one more, and the one whose use is longest ago is forgotten.

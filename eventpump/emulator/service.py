@@ -31,7 +31,7 @@ _logger = logging.getLogger("eventpump.emulator")
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long the service puts up with idleness, in seconds (wire reference 2.4); None for ever.
+    """How long the service puts up with idleness, in seconds (protocol.md 2.4); None for ever.
 
     :param no_token: a connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket
         after that time is, too.

@@ -1,4 +1,4 @@
-"""Addresses of links, and audiences of tokens (wire reference 1, 3.4)."""
+"""Addresses of links, and audiences of tokens (protocol.md 1, 3.4)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address:
     """Take an address apart, in any of its three textual forms and any case of its fixed words.
 
     :param text: `amqps://host/hub/...`, `/hub/...` or `hub/...`.
-    :raises ValueError: it is none of the forms of wire reference 1.
+    :raises ValueError: it is none of the forms of protocol.md 1.
     """
     _scheme, separator, rest = text.partition("://")
     path = rest.partition("/")[2] if separator else text

@@ -1,4 +1,4 @@
-"""Claims-based security: putting tokens to the `$cbs` node (wire reference 3)."""
+"""Claims-based security: putting tokens to the `$cbs` node (protocol.md 3)."""
 
 from __future__ import annotations
 

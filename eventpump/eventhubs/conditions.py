@@ -1,4 +1,4 @@
-"""What an AMQP error condition means: the one table (wire reference 9)."""
+"""What an AMQP error condition means: the one table (protocol.md 9)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ STATUS_CONDITIONS: Final[Mapping[int, Symbol]] = MappingProxyType(
         503: SERVER_BUSY,
     }
 )
-"""The condition a status code stands for where an answer names none (wire reference 4.2)."""
+"""The condition a status code stands for where an answer names none (protocol.md 4.2)."""
 
 _SCOPES = (Recovery.RETRY, Recovery.RELINK, Recovery.RECONNECT, Recovery.GIVE_UP)
 _MISSING_ENTITY = re.compile(r"messaging entity .*could not be found|status-code: 404", re.IGNORECASE | re.DOTALL)
@@ -190,7 +190,7 @@ def error_for_status(
 
 
 def tracking_id(description: str) -> str | None:
-    """Find the service's tracking id in an error description (wire reference 2.5)."""
+    """Find the service's tracking id in an error description (protocol.md 2.5)."""
     found = _TRACKING_ID.search(description)
     return None if found is None else excerpt(found[1])
 

@@ -1,4 +1,4 @@
-"""The batch envelope: many encoded events in one message (wire reference 7.2, 7.3).
+"""The batch envelope: many encoded events in one message (protocol.md 7.2, 7.3).
 
 Its body is one data section per event, each holding that event's whole encoded message.
 """

@@ -235,7 +235,7 @@ class EventData:
         if self.standard is not None:
             message.properties = _properties(self.standard)
         if partition_key is not None:
-            # Wire reference 7.2: a key is ignored where a header is present but empty, so it says durable.
+            # protocol.md 7.2: a key is ignored where a header is present but empty, so it says durable.
             message.header = Header(durable=True)
             message.message_annotations = {PARTITION_KEY: partition_key}
         return _encode(message)

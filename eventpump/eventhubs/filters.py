@@ -1,4 +1,4 @@
-"""The start position of a receive link, as a source filter (wire reference 5.2)."""
+"""The start position of a receive link, as a source filter (protocol.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's partition-key hash: Jenkins lookup3 over UTF-8 (wire reference 14)."""
+"""The gateway's partition-key hash: Jenkins lookup3 over UTF-8 (protocol.md 14)."""
 
 from __future__ import annotations
 

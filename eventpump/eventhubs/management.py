@@ -1,4 +1,4 @@
-"""Reads about hubs and partitions from the `$management` node (wire reference 4)."""
+"""Reads about hubs and partitions from the `$management` node (protocol.md 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names Event Hubs puts on the wire (wire reference 1, 3, 5, 6, 7, 8)."""
+"""The names Event Hubs puts on the wire (protocol.md 1, 3, 5, 6, 7, 8)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
 OFFSET: Final = Symbol("x-opt-offset")
 ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
 PARTITION_KEY: Final = Symbol("x-opt-partition-key")
-"""The message annotations the service adds (wire reference, 6.1)."""
+"""The message annotations the service adds (protocol.md 6.1)."""
 
 LAST_ENQUEUED_SEQUENCE_NUMBER: Final = Symbol("last_enqueued_sequence_number")
 LAST_ENQUEUED_OFFSET: Final = Symbol("last_enqueued_offset")

@@ -1,9 +1,9 @@
-"""The arithmetic of published sequence numbers, producer ids and owner levels (wire reference 8)."""
+"""The arithmetic of published sequence numbers, producer ids and owner levels (protocol.md 8)."""
 
 from __future__ import annotations
 
 NUMBERS = 2**31
-"""How many sequence numbers there are: after 2147483647 comes 0 (wire reference 8.4)."""
+"""How many sequence numbers there are: after 2147483647 comes 0 (protocol.md 8.4)."""
 MAX_PRODUCER_ID = 2**63 - 1
 MAX_OWNER_LEVEL = 2**15 - 1
 

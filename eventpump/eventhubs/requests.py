@@ -1,4 +1,4 @@
-"""Requests to `$cbs` and `$management`, and their answers: what both nodes have in common (wire reference 3, 4)."""
+"""Requests to `$cbs` and `$management`, and their answers: what both nodes have in common (protocol.md 3, 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared access signatures (wire reference 3.4)."""
+"""Shared access signatures (protocol.md 3.4)."""
 
 from __future__ import annotations
 

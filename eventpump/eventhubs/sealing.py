@@ -1,4 +1,4 @@
-"""A batch as it will be sent: encoded once, with room for the numbers of idempotent publishing (wire reference 8).
+"""A batch as it will be sent: encoded once, with room for the numbers of idempotent publishing (protocol.md 8).
 
 The three annotations stand on every event, at their full width (8.7), and filling them in moves no byte. An event
 without annotations gets a section of its own; one with (a partition key, say) has them added to its map.

@@ -26,7 +26,7 @@ class Route:
     :param host: of the service; its certificate must be for this name.
     :param port: of the service.
     :param tls: how the service is verified; None for a connection without TLS.
-    :param is_websocket: AMQP in a WebSocket (wire reference 2.1).
+    :param is_websocket: AMQP in a WebSocket (protocol.md 2.1).
     :param proxy: tunnels to the service; None for none.
     :param proxy_tls: how a proxy is verified that is reached over TLS itself.
     """

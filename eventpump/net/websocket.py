@@ -1,4 +1,4 @@
-"""AMQP in WebSockets, in either role (wire reference 2.1). The one door to aiohttp.
+"""AMQP in WebSockets, in either role (protocol.md 2.1). The one door to aiohttp.
 
 AMQP's bytes travel in binary messages, whose boundaries mean nothing. What bounds the life of a connection is AMQP's
 own idle time-out: the WebSocket's pings are answered, and none are sent.

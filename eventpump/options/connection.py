@@ -38,7 +38,7 @@ WSS_PORT: Final = 443
 WS_PORT: Final = 80
 
 TransportType: TypeAlias = Literal["tcp", "websocket"]
-"""What carries AMQP: TCP, or a WebSocket (wire reference 2.1). Over TLS, either way."""
+"""What carries AMQP: TCP, or a WebSocket (protocol.md 2.1). Over TLS, either way."""
 TransportName: TypeAlias = Literal["native", "uamqp"]
 """The AMQP implementation."""
 

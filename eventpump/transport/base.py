@@ -47,7 +47,7 @@ class LinkSpec:
 def snd_settle_mode(*, is_receiver: bool) -> int:
     """Say how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
 
-    The service settles events as it sends them, whatever is asked for (wire reference 5.1).
+    The service settles events as it sends them, whatever is asked for (protocol.md 5.1).
     """
     return 1 if is_receiver else 0
 

@@ -1,4 +1,4 @@
-"""Requests and their answers over a pair of links to one node: `$cbs` and `$management` (wire reference 3.1, 4.1)."""
+"""Requests and their answers over a pair of links to one node: `$cbs` and `$management` (protocol.md 3.1, 4.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the emulator says on the wire, seen by a bare AMQP client (wire reference 2 to 7, 13)."""
+"""What the emulator says on the wire, seen by a bare AMQP client (protocol.md 2 to 7, 13)."""
 
 from __future__ import annotations
 

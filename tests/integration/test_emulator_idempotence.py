@@ -1,4 +1,4 @@
-"""The emulator's side of idempotent publishing, on the wire, seen by a bare AMQP client (wire reference 8)."""
+"""The emulator's side of idempotent publishing, on the wire, seen by a bare AMQP client (protocol.md 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exclusive and shared readers: azure-eventhub's and ours take a partition from each other (wire reference 5.4)."""
+"""Exclusive and shared readers: azure-eventhub's and ours take a partition from each other (protocol.md 5.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we send, and the emulator delivers, azure-eventhub reads (wire reference 5, 6)."""
+"""What we send, and the emulator delivers, azure-eventhub reads (protocol.md 5, 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""azure-eventhub against what goes wrong: keys, names, lost links and connections (wire reference 2.4, 3.3, 9, 10)."""
+"""azure-eventhub against what goes wrong: keys, names, lost links and connections (protocol.md 2.4, 3.3, 9, 10)."""
 
 from __future__ import annotations
 

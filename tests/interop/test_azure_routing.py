@@ -1,4 +1,4 @@
-"""Partition keys: the gateway sends a key where the official SDKs' hash does (wire reference 14)."""
+"""Partition keys: the gateway sends a key where the official SDKs' hash does (protocol.md 14)."""
 
 from __future__ import annotations
 

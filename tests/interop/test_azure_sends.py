@@ -1,4 +1,4 @@
-"""What azure-eventhub sends, the emulator takes and our reader reads (wire reference 6.2, 7)."""
+"""What azure-eventhub sends, the emulator takes and our reader reads (protocol.md 6.2, 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our engine writes, read by the decoder of azure-eventhub, which indexes fields by position (wire reference, 13).
+"""What our engine writes, read by the decoder of azure-eventhub, which indexes fields by position (protocol.md 13).
 
 And the other way round: what its encoder writes, read by ours.
 """

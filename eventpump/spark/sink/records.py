@@ -76,7 +76,7 @@ class PartitionPlan(Record):
     """What one partition's rows are numbered by: row `offset` has `next_number`, and the others follow.
 
     :param next_number: modulo 2^31, as all numbers are.
-    :param nothing: what the service answered when nothing was published, -1 or 0 (wire reference 8.2): what it would
+    :param nothing: what the service answered when nothing was published, -1 or 0 (protocol.md 8.2): what it would
         answer again, had it forgotten everything.
     :param is_fresh: whether nothing was published under this id and level before this batch.
     :param tail: the sequence number of the partition's last event when it was planned, -1 for none.

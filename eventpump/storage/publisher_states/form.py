@@ -24,7 +24,7 @@ _LIMITS: Final = {
     "tail": (-1, 2**63 - 1),
     "number": (-1, 2**31 - 1),
 }
-"""Wire reference 8.1; a publisher that published nothing yet may count from -1 (8.2)."""
+"""protocol.md 8.1; a publisher that published nothing yet may count from -1 (8.2)."""
 _FLAGS: Final = ("has_published", "is_clean", "is_stamped")
 
 

@@ -31,7 +31,7 @@ _LONGEST: Final = 0.05
 SESSIONS: Final = 4
 """uamqp begins a session only as the connection opens, so all there will be are made before."""
 HANDLES: Final = 255
-"""Links per session: the service takes no more (wire reference 2.3)."""
+"""Links per session: the service takes no more (protocol.md 2.3)."""
 _WINDOW: Final = 65_536
 _MAX_FRAME_SIZE: Final = 65_536
 _BATCH: Final = 256

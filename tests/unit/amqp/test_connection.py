@@ -49,7 +49,7 @@ def test_opening(mechanism: str, response: bytes) -> None:
 
 
 def test_the_offer() -> None:
-    """The server offers its mechanisms in order, as an array of symbols (wire reference, 2.2)."""
+    """The server offers its mechanisms in order, as an array of symbols (protocol.md 2.2)."""
     pair = opened()
     offered = b"MSSBCBS", b"PLAIN", b"ANONYMOUS", b"EXTERNAL"
     places = [pair.to_client[0].index(name) for name in offered]

@@ -203,7 +203,7 @@ def test_credit_is_enforced() -> None:
 
 
 def test_credit_is_not_enforced_where_peers_need_leniency() -> None:
-    """With leniency, transfers without credit are taken (wire reference, 7.5)."""
+    """With leniency, transfers without credit are taken (protocol.md 7.5)."""
     pair, sender, receiver = linked(client_sends=True, server=config(enforce_credit=False))
     sender.send(b"a", settled=True)
     sender.send(b"b", settled=True)

@@ -89,7 +89,7 @@ def test_sections_in_any_order(message: Message, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("size", [0, 255, 256, 70_000])
 def test_data(size: int) -> None:
-    """A data section takes 5 bytes beside its payload up to 255 bytes, 8 above (wire reference, 7.3)."""
+    """A data section takes 5 bytes beside its payload up to 255 bytes, 8 above (protocol.md 7.3)."""
     payload = b"x" * size
     assert len(encode_data(payload)) == size + (5 if size < 256 else 8)
     assert encode_data(payload) == section(0x75, payload)

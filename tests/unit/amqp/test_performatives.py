@@ -86,7 +86,7 @@ INSTANCES = {cls: instances(cls) for cls in CLASSES}
 def test_round_trip(cls: type[Any], data: st.DataObject) -> None:
     """Every composite decodes to what was encoded.
 
-    All its fields are on the wire, nulls included, under a one-byte descriptor (wire reference, 13); a peer may leave
+    All its fields are on the wire, nulls included, under a one-byte descriptor (protocol.md 13); a peer may leave
     out what is null at the end, and use the descriptor's symbol.
     """
     value = data.draw(INSTANCES[cls])

@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Service:
-    """One partition, by wire reference 8.2 and 8.5.
+    """One partition, by protocol.md 8.2 and 8.5.
 
     :param nothing: the number answered where nothing is published, -1 or 0.
     :param keeps_claims: whether a number given to a fresh producer is answered to the next attach too.

@@ -1,6 +1,6 @@
 """A partition that is published to idempotently: service, network and application, simulated around one sequencer.
 
-The service follows wire reference 8.2 and 8.5, written down here a second time, apart from the emulator's ledger; where
+The service follows protocol.md 8.2 and 8.5, written down here a second time, apart from the emulator's ledger; where
 sources disagree, a world has it one way or the other. The application publishes an endless row of events; one that was
 refused is replaced by another of the same place, so that a number used twice for different events shows.
 """

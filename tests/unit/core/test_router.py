@@ -15,7 +15,7 @@ EVENT = EventData(b"x")
 
 @pytest.mark.parametrize(("key", "index"), [("key0", 2), ("key1", 3), ("key2", 0), ("key3", 0), ("key4", 3), ("", 0)])
 def test_a_key_goes_where_the_service_s_hash_says(key: str, index: int) -> None:
-    """The vectors of wire reference 14; ids are taken in the service's order, whatever they are called."""
+    """The vectors of protocol.md 14; ids are taken in the service's order, whatever they are called."""
     router: PartitionRouter = HashRouter(partition_for_key)
     ids = [f"p{9 - each}" for each in range(7)]
     router.route(EVENT, None, ids)

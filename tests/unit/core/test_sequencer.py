@@ -152,7 +152,7 @@ def test_an_answer_for_another_id_or_level_fails(producer_id: int, owner_level: 
 @pytest.mark.parametrize("name", ["producer_id", "owner_level", "starting_number"])
 @pytest.mark.parametrize("value", [-1, 2**63])
 def test_values_outside_the_service_s_range_are_refused(name: str, value: int) -> None:
-    """Wire reference 8.1; -1 is an answer, but not to be given."""
+    """protocol.md 8.1; -1 is an answer, but not to be given."""
     kwargs: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match="between"):
         PartitionSequencer[str]("0", **kwargs)

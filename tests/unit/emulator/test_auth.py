@@ -1,4 +1,4 @@
-"""What a credential is worth (wire reference 3)."""
+"""What a credential is worth (protocol.md 3)."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def sending(count: int) -> bytes:
 
 
 async def test_events_in_one_read_with_their_attach_are_stored() -> None:
-    """The service bears transfers before credit (wire reference 7.5), also before its answer to the attach."""
+    """The service bears transfers before credit (protocol.md 7.5), also before its answer to the attach."""
     service = await serve()
     protocol, sink = by_hand(service)
     protocol.data_received(OPENING + sending(3))
@@ -333,7 +333,7 @@ async def test_the_smallest_frames_are_enough() -> None:
 async def test_a_link_is_stolen_within_its_connection(is_receiver: bool, is_same_session: bool) -> None:
     """The second attach of a name detaches the first as stolen, and works; other connections keep theirs.
 
-    Clients share names between connections (wire reference 7.1).
+    Clients share names between connections (protocol.md 7.1).
     """
     service = await serve()
     peers = [await connect(service, ConnectionConfig(container_id="same")) for _ in range(2)]

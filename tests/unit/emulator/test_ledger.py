@@ -1,4 +1,4 @@
-"""What a partition takes from idempotent producers (wire reference 8.2, 8.4, 8.5)."""
+"""What a partition takes from idempotent producers (protocol.md 8.2, 8.4, 8.5)."""
 
 from __future__ import annotations
 

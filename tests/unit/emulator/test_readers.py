@@ -1,4 +1,4 @@
-"""Who may read a partition (wire reference 5.4)."""
+"""Who may read a partition (protocol.md 5.4)."""
 
 from __future__ import annotations
 

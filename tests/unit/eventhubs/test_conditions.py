@@ -32,7 +32,7 @@ from eventpump.eventhubs.conditions import (
 MISSING = "The messaging entity 'sb://ns/hub' could not be found. To know more visit https://aka.ms/x."
 GIVE_UP, RETRY, RELINK, RECONNECT = Recovery.GIVE_UP, Recovery.RETRY, Recovery.RELINK, Recovery.RECONNECT
 
-# The rows of wire reference 9, written out a second time on purpose.
+# The rows of protocol.md 9, written out a second time on purpose.
 ROWS: dict[str, tuple[type[ServiceError], Recovery]] = {
     "com.microsoft:server-busy": (ServiceBusyError, RETRY),
     "com.microsoft:timeout": (ServiceTimeoutError, RETRY),

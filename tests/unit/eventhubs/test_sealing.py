@@ -138,7 +138,7 @@ def test_numbering_leaves_the_batch_as_it_is() -> None:
 
 
 def test_the_room_is_the_full_width() -> None:
-    """114 bytes of keys and values, and 6 around them (wire reference 8.7), whatever the numbers are."""
+    """114 bytes of keys and values, and 6 around them (protocol.md 8.7), whatever the numbers are."""
     assert ROOM == 114 + 6
     event = EventData(b"x").encode()
     assert size_of(event) == 5 + len(event) + ROOM
@@ -207,7 +207,7 @@ def test_an_event_with_numbers_is_refused(key: Symbol) -> None:
 
 @pytest.mark.parametrize("values", [(-1, 0, 0), (2**63, 0, 0), (0, -1, 0), (0, 2**15, 0), (0, 0, -1), (0, 0, NUMBERS)])
 def test_values_outside_the_range_are_refused(values: tuple[int, int, int]) -> None:
-    """Wire reference 8.1."""
+    """protocol.md 8.1."""
     with pytest.raises(ValueError, match="range"):
         SealedBatch.seal([EventData(b"x").encode()], idempotent=True).numbered(*values)
 

@@ -5,7 +5,7 @@ anything may happen at any moment: a driver dies before or after whatever it doe
 the next; attempts are killed, retried and doubled; requests and answers are lost, transfers arrive late; others publish
 to the same partitions; the service forgets producers.
 
-The service follows wire reference 8.2 and 8.5, written down here apart from the emulator's ledger.
+The service follows protocol.md 8.2 and 8.5, written down here apart from the emulator's ledger.
 """
 
 from __future__ import annotations

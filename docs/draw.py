@@ -1,0 +1,373 @@
+"""Draws the diagrams of design.md: `python docs/draw.py` writes them to docs/diagrams/.
+
+The layers are read from the import contract in pyproject.toml, the lives are below. The same input gives the same
+bytes; `tests/test_documents.py` fails if a drawing in the repository is not what this script draws.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "docs/diagrams"
+
+Kind: TypeAlias = Literal["decides", "acts", "values", "outside"]
+"""What a part is for. The contract in pyproject.toml says which packages decide."""
+
+KINDS: Final[Mapping[Kind, str]] = {
+    "decides": "decides: no I/O, clock or logger",
+    "acts": "acts: asyncio, I/O, threads",
+    "values": "values and types",
+    "outside": "not the library",
+}
+
+PURPOSES: Final[Mapping[str, str]] = {
+    "cli": "the eventpump command",
+    "demo": "what eventpump demo runs",
+    "spark": "streaming source and foreachBatch sink",
+    "clients": "the public classes, put together",
+    "testing": "fixtures, fakes, contract suites for users",
+    "consumer": "host, leases, pumps, reader",
+    "producer": "plain, idempotent and buffered sending",
+    "transport": "connection, links, tokens, requests",
+    "storage": "leases, publisher states, ledgers",
+    "emulator": "the local service",
+    "net": "TCP, TLS, proxies, WebSockets",
+    "options": "options and credentials, checked once",
+    "interfaces": "what can be replaced",
+    "reports": "host events: hooks, log",
+    "clock": "the time, suspension included",
+    "cancellation": "cancelled, or failed?",
+    "core": "leases, credit, back-off, checkpoints, numbering, batching",
+    "eventhubs": "Event Hubs on AMQP: events, addresses, filters, envelopes, signatures, conditions",
+    "amqp": "AMQP 1.0 in both roles: codec, connection, sessions, links",
+    "errors": "the error tree, and Recovery",
+    "texts": "texts of a peer, shortened and escaped",
+}
+"""What each package or module of the layers contract is for."""
+
+VALUES: Final = frozenset({"options", "interfaces", "errors", "texts"})
+
+
+class Node(NamedTuple):
+    """One step of a life.
+
+    Attributes:
+        where: the module, or who acts.
+        kind: see `Kind`.
+        text: what happens there.
+        column: 0 for the left one, 1 for the right one; None for a node that spans both.
+    """
+
+    where: str
+    kind: Kind
+    text: str
+    column: int | None = None
+
+
+Row: TypeAlias = Sequence[Node]
+
+RECEIVED: Final[Sequence[Row]] = (
+    [Node("the service", "outside", "sends transfers while the link has credit")],
+    [Node("net/stream.py", "acts", "data_received hands over up to 256 KiB; no read while the engine is behind")],
+    [
+        Node(
+            "amqp/connection.py",
+            "decides",
+            "receive walks the frames: a run of plain transfers costs one slice each, other frames are decoded; "
+            "one Messages(link, payloads) per link and read",
+        )
+    ],
+    [Node("transport/connection.py, links.py", "acts", "gives the list to the sink of its link")],
+    [
+        Node(
+            "consumer/feed.py",
+            "acts",
+            "appends the list to the cache (core/cache.py), sets the credit that "
+            "core/credit.py allows, wakes the pump once",
+        )
+    ],
+    [
+        Node(
+            "consumer/pump.py",
+            "acts",
+            "takes up to max_batch_size, checks that the lease is alive, creates ReceivedEvents",
+        )
+    ],
+    [Node("your process_events", "outside", "the first read of a field scans the message once (amqp/message.py)")],
+    [Node("core/checkpoint.py", "decides", "after it returned: is a checkpoint due, and where?")],
+    [
+        Node(
+            "consumer/checkpoints.py",
+            "acts",
+            "one write in flight, the newest wins; the lease store fences it by the lease",
+        )
+    ],
+)
+
+SENT: Final[Sequence[Row]] = (
+    [
+        Node("EventProducer.send", "outside", "a batch, or a list of events", 0),
+        Node("BufferedProducer.send", "outside", "one event; returns a receipt", 1),
+    ],
+    [
+        Node("producer/batch.py", "acts", "try_add encodes the event and adds up the exact size on the wire", 0),
+        Node(
+            "producer/buffered.py",
+            "acts",
+            "core/router.py chooses the partition, BufferRoom gives room, core/accumulator.py the batch; "
+            "a full, due or flushed batch goes on",
+            1,
+        ),
+    ],
+    [
+        Node(
+            "eventhubs/sealing.py", "decides", "joins the encoded events once: from here on bytes and members are fixed"
+        )
+    ],
+    [Node("producer/producer.py", "acts", "chooses the target: gateway or partition, plain or idempotent")],
+    [
+        Node("plain", "acts", "the target's link; tried again as Recovery and RetryOptions say", 0),
+        Node(
+            "producer/publisher.py",
+            "acts",
+            "idempotent: core/sequencer.py says the next step (attach, send, wait, fail); numbers are written in place",
+            1,
+        ),
+    ],
+    [Node("transport/links.py", "acts", "one delivery per message, waits for credit and for the outcome")],
+    [Node("amqp/link.py, session.py, connection.py", "decides", "cuts the message to frames within the window")],
+    [Node("net/stream.py", "acts", "one write")],
+    [Node("the service", "outside", "accepted, or an AMQP condition that eventhubs/conditions.py maps to an error")],
+)
+
+ROW: Final[Sequence[Row]] = (
+    [
+        Node("source, driver", "outside", "Spark asks for the next offsets", 0),
+        Node("sink, driver", "outside", "Spark calls foreachBatch", 1),
+    ],
+    [
+        Node("spark/source/lookups.py", "acts", "keeps a snapshot of each hub's first and last numbers", 0),
+        Node(
+            "spark/sink/protocol.py",
+            "decides",
+            "begin: per partition a producer, its level and the first number; the plan is stored before a row is sent",
+            1,
+        ),
+    ],
+    [
+        Node("spark/source/offsets.py", "decides", "plans ranges: checkpoint, limits, losses, tasks", 0),
+        Node(
+            "spark/sink/encode.py",
+            "acts",
+            "in executors: each row's event and partition; a shuffle brings a partition to one task, sorted",
+            1,
+        ),
+    ],
+    [
+        Node("spark/source/receive.py", "acts", "in executors: ranges from the cache, a kept link, or a new one", 0),
+        Node(
+            "spark/sink/attempt.py, exactly_once.py",
+            "acts",
+            "asks the service how far the batch is, sends the rest, each row under its own number",
+            1,
+        ),
+    ],
+    [
+        Node(
+            "spark/source/columnar.py, rows.py",
+            "decides",
+            "raw messages to Arrow, a column at a time; columns that are not asked for are not read",
+            0,
+        ),
+        Node(
+            "spark/sink/protocol.py",
+            "decides",
+            "finish, in the driver: checks the receipts, stores one record, done or taken over",
+            1,
+        ),
+    ],
+    [
+        Node("Spark", "outside", "RecordBatches", 0),
+        Node("storage/ledgers/", "acts", "keeps plans and records, each created once", 1),
+    ],
+)
+
+_STYLE: Final = """
+  text { font-family: "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328; }
+  .name { font-weight: 600; font-size: 13px; }
+  .page { fill: #ffffff; stroke: #d1d9e0; }
+  .decides { fill: #ddf4e4; stroke: #2da44e; }
+  .acts { fill: #ddeeff; stroke: #0969da; }
+  .values { fill: #eff1f3; stroke: #818b98; }
+  .outside { fill: #fff1d6; stroke: #bf8700; }
+  .arrow { stroke: #59636e; stroke-width: 1.5; fill: none; }
+  .head { fill: #59636e; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc; }
+    .page { fill: #0d1117; stroke: #3d444d; }
+    .decides { fill: #12361f; }
+    .acts { fill: #10294a; }
+    .values { fill: #262c36; }
+    .outside { fill: #3d2c00; }
+    .arrow { stroke: #9198a1; }
+    .head { fill: #9198a1; }
+  }
+"""
+
+_MARGIN, _GAP, _WIDTH = 20, 26, 760
+_LINE, _PAD = 16, 10
+_CHARACTER = 6.4
+"""How wide a character of the text is taken to be, in pixels: a little more than the fonts above need."""
+
+
+def _contracts() -> list[dict[str, Any]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts: list[dict[str, Any]] = project["tool"]["importlinter"]["contracts"]
+    return contracts
+
+
+def layers() -> list[list[str]]:
+    """Return the layers of the import contract, the highest first, each with its siblings."""
+    (contract,) = (each for each in _contracts() if each["type"] == "layers")
+    return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
+def deciding() -> set[str]:
+    """Return the packages that may not import asyncio: those that decide."""
+    (contract,) = (each for each in _contracts() if "asyncio" in each.get("forbidden_modules", ()))
+    return {module.removeprefix("eventpump.") for module in contract["source_modules"]}
+
+
+def _box(x: float, y: float, width: float, height: float, kind: Kind, name: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>'
+    middle = x + width / 2
+    yield f'<text class="name" x="{middle:g}" y="{y + _PAD + 11:g}" text-anchor="middle">{escape(name)}</text>'
+    for number, line in enumerate(lines, 1):
+        at = y + _PAD + 11 + number * _LINE
+        yield f'<text x="{middle:g}" y="{at:g}" text-anchor="middle">{escape(line)}</text>'
+
+
+def _arrow(x: float, top: float, to: float, bottom: float) -> Iterator[str]:
+    bend = (top + bottom) / 2
+    yield f'<path class="arrow" d="M{x:g} {top:g} V{bend:g} H{to:g} V{bottom - 6:g}"/>'
+    yield f'<path class="head" d="M{to - 4:g} {bottom - 7:g} h8 l-4 7 z"/>'
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    return textwrap.wrap(text, int((width - 2 * _PAD) / _CHARACTER), break_long_words=False)
+
+
+def _legend(y: float, kinds: Collection[Kind]) -> Iterator[str]:
+    x = float(_MARGIN)
+    for kind, meaning in KINDS.items():
+        if kind not in kinds:
+            continue
+        yield f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="14" height="14" rx="3"/>'
+        yield f'<text x="{x + 20:g}" y="{y + 11:g}">{escape(meaning)}</text>'
+        x += 50 + len(meaning) * 6
+
+
+def _page(title: str, height: float, parts: Iterable[str]) -> str:
+    width = _WIDTH + 2 * _MARGIN
+    size = f'width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE}</style>",
+            f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1:g}" rx="8"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def draw_layers(contract: Sequence[Sequence[str]], decide: Collection[str]) -> str:
+    """Draw a row per layer, the highest first.
+
+    Args:
+        contract: the layers with their siblings.
+        decide: those that decide.
+
+    Raises:
+        KeyError: `PURPOSES` lacks a package.
+    """
+    parts: list[str] = []
+    y = float(_MARGIN)
+    middle = _MARGIN + _WIDTH / 2
+    kinds: dict[str, Kind] = {
+        name: "decides" if name in decide else "values" if name in VALUES else "acts"
+        for siblings in contract
+        for name in siblings
+    }
+    for number, siblings in enumerate(contract):
+        width = (_WIDTH - (len(siblings) - 1) * 8) / len(siblings)
+        texts = [_wrapped(PURPOSES[name], width) for name in siblings]
+        height = 2 * _PAD + 14 + max(map(len, texts)) * _LINE
+        if number:
+            parts += _arrow(middle, y - 18, middle, y)
+        for place, (name, lines) in enumerate(zip(siblings, texts, strict=True)):
+            parts += _box(_MARGIN + place * (width + 8), y, width, height, kinds[name], name, lines)
+        y += height + 18
+    parts += _legend(y, set(kinds.values()))
+    return _page("The layers of eventpump: imports point down only", y + 14 + _MARGIN, parts)
+
+
+def draw_life(title: str, rows: Sequence[Row]) -> str:
+    """Draw the steps of a life from top to bottom.
+
+    Args:
+        title: the title of the picture.
+        rows: what happens, the first step first; two nodes in a row are two ways.
+    """
+    parts: list[str] = []
+    y = float(_MARGIN)
+    half = (_WIDTH - 20) / 2
+    above: list[tuple[int | None, float, float]] = []
+    for row in rows:
+        below: list[tuple[int | None, float, float]] = []
+        boxes = []
+        for node in row:
+            width = half if node.column is not None else _WIDTH * 0.78
+            x = _MARGIN + (_WIDTH - width) / 2 if node.column is None else _MARGIN + node.column * (half + 20)
+            boxes.append((node, x, width, _wrapped(node.text, width)))
+        height = 2 * _PAD + 14 + max(len(lines) for *_, lines in boxes) * _LINE
+        for node, x, width, lines in boxes:
+            parts += _box(x, y, width, height, node.kind, node.where, lines)
+            middle = x + width / 2
+            for column, from_x, bottom in above:
+                if column is None or node.column is None or column == node.column:
+                    parts += _arrow(from_x, bottom, middle if node.column is not None else from_x, y)
+            below.append((node.column, middle, y + height))
+        above = below
+        y += height + _GAP
+    y += 4 - _GAP + 14
+    parts += _legend(y, {node.kind for row in rows for node in row})
+    return _page(title, y + 14 + _MARGIN, parts)
+
+
+def drawings() -> dict[str, str]:
+    """Return the drawings by the name of their file."""
+    return {
+        "layers.svg": draw_layers(layers(), deciding()),
+        "received-event.svg": draw_life("The life of a received event", RECEIVED),
+        "sent-event.svg": draw_life("The life of a sent event", SENT),
+        "row.svg": draw_life("The life of a row of Spark", ROW),
+    }
+
+
+def main() -> None:
+    """Write the drawings."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, drawing in drawings().items():
+        (FOLDER / name).write_text(drawing, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
