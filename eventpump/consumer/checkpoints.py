@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from eventpump.aio.tasks import TaskSet
 from eventpump.cancellation import is_failure
-from eventpump.consumer.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from eventpump.consumer.tasks import TaskSet
+from eventpump.aio.tasks import TaskSet
 from eventpump.core.backoff import Backoff
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
