@@ -42,7 +42,8 @@ async def retrying(
             because there is no connection is repeated early, and only attempts that are as far apart as their delays
             count (`TryPace`).
         until: the time, by the loop's clock, at which the attempt under way is cancelled and no other one begins.
-        least_time: seconds that an attempt may take even where that is later than `until`.
+        least_time: seconds that an attempt may take even where that ends later than `until`; infinite where it is never
+            cancelled.
         stop: where this event is set, no further attempt follows. The attempt under way is not disturbed.
         on_retry: called before each delay, with the error and the delay in seconds.
         sleep: waits for a delay; what it raises ends the attempts. Not called where `stop` is given.
@@ -57,7 +58,8 @@ async def retrying(
     failure: Exception | None = None
     while True:
         began = loop.time()
-        limit = asyncio.timeout_at(None if until == math.inf else max(until, began + least_time))
+        end = max(until, began + least_time)
+        limit = asyncio.timeout_at(None if end == math.inf else end)
         try:
             async with limit:
                 return await attempt()
