@@ -123,7 +123,7 @@ class SingleFlight(Generic[_T]):
         """Begin an attempt unless one is under way, and return its outcome. Cancelled, it goes on for other callers.
 
         Raises:
-            ClosedError: `aclose` was called.
+            ClosedError: the attempt was cancelled.
         """
         task = self._task
         if task is None:
@@ -139,10 +139,15 @@ class SingleFlight(Generic[_T]):
         if not task.cancelled():
             task.exception()  # raised to the callers, if there still are any
 
+    def cancel(self) -> None:
+        """Cancel the attempt under way, once, without waiting for its end."""
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
     async def aclose(self) -> None:
         """Cancel the attempt under way, and wait for its end."""
+        self.cancel()
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait({self._task})
 
 

@@ -44,8 +44,7 @@ async def test_unless_returns_or_raises_what_the_work_does() -> None:
     for error in (KeyError("x"), asyncio.CancelledError("of something else")):
         with pytest.raises(type(error)):
             await tasks.unless(stop, _ended_after(1, error=error), "work")
-    await asyncio.sleep(0)
-    assert not tasks
+    assert await tasks.wait(1)
     assert failed == []
 
 
