@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from eventpump.aio.tasks import TaskSet, resolve
-from eventpump.core.backoff import Backoff, least_delay
+from eventpump.core.backoff import Backoff, is_used_up, least_delay
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
@@ -65,11 +65,10 @@ class PartitionFeed:
         self._transport = transport
         self._spec = spec
         self._locate = locate
-        self._backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
-        self._reopen_delay = settings.reopen_delay
-        self._telling = Backoff(settings.reopen_delay, settings.reopen_delay_max)
+        self._retry = settings.link_retry
+        self._backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        self._telling = Backoff(self._retry.base_delay, self._retry.max_delay)
         self._quiet_until = float("-inf")
-        self._settled_after = settings.reopen_delay_max
         self._startup_timeout = startup_timeout
         self._was_attached = False
         self._is_attaching = False
@@ -288,7 +287,7 @@ class PartitionFeed:
             except EventPumpError as error:
                 if self._is_attaching:
                     self._attempted(error)
-                if self.newest is not newest or loop.time() - opened_at > self._settled_after:
+                if self.newest is not newest or loop.time() - opened_at > self._retry.max_delay:
                     self._backoff.reset()
                 if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
                     self._end(error)
@@ -303,6 +302,8 @@ class PartitionFeed:
 
     def _is_final(self, error: ServiceError) -> bool:
         """Return whether to give up. A hub that was deleted under an open link may have been made again."""
+        if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
+            return True
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
         return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
 
@@ -310,7 +311,7 @@ class PartitionFeed:
         """Return the seconds until the link is opened again."""
         if error.recovery is Recovery.RECONNECT:
             # The transport waits as long as it takes; this only keeps many feeds from asking in one instant.
-            return self._rng.uniform(0, self._reopen_delay)
+            return self._rng.uniform(0, self._retry.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))
 
     def _is_worth_telling(self, error: ServiceError, now: float) -> bool:

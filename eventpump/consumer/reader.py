@@ -18,7 +18,6 @@ from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.opening import HubMadeAgainError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.core.backoff import Unlimited
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
@@ -302,7 +301,7 @@ class PartitionReader:
         until = asyncio.get_running_loop().time() + settings.startup_timeout
         return await retrying(
             lambda: transport.get_partition_properties(settings.hub, settings.partition_id),
-            Unlimited(settings.reopen_delay, settings.reopen_delay_max),
+            settings.link_retry,
             self._rng,
             until=until,
             least_time=math.inf,  # the transport has a time-out of its own

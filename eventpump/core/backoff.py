@@ -34,6 +34,11 @@ class Unlimited(NamedTuple):
     max_retries: None = None
 
 
+def is_used_up(policy: RetryPolicy, failures: int) -> bool:
+    """Return whether no further attempt may follow. :param failures: how many retries there were already."""
+    return policy.max_retries is not None and failures >= policy.max_retries
+
+
 def gives_up(error: Exception) -> bool:
     """Return whether repeating the operation that failed cannot help.
 
@@ -155,11 +160,11 @@ class Retries:
             Only for operations on links, because the transport spaces attempts to connect by itself.
     """
 
-    __slots__ = ("_allows_early", "_max_retries", "_pace", "_until")
+    __slots__ = ("_allows_early", "_pace", "_policy", "_until")
 
     def __init__(self, policy: RetryPolicy, *, until: float = math.inf, allows_early: bool = False) -> None:
         self._pace = TryPace(policy.base_delay, policy.max_delay)
-        self._max_retries = policy.max_retries
+        self._policy = policy
         self._until = until
         self._allows_early = allows_early
 
@@ -179,7 +184,7 @@ class Retries:
         """
         if not self._allows_early:
             began = math.inf  # a timer may fire a moment too soon, and each attempt counts
-        if self._pace.counts(began) and self._max_retries is not None and self._pace.failures >= self._max_retries:
+        if self._pace.counts(began) and is_used_up(self._policy, self._pace.failures):
             return None
         is_connection_lost = isinstance(error, ServiceError) and error.recovery is Recovery.RECONNECT
         delay = self._pace.next(
