@@ -38,6 +38,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "storage": "leases, publisher states, ledgers",
     "emulator": "the local service",
     "net": "TCP, TLS, proxies, WebSockets",
+    "aio": "retries, tasks, waits",
     "options": "options and credentials, checked once",
     "interfaces": "what can be replaced",
     "reports": "host events: hooks, log",

@@ -58,8 +58,7 @@ class FeedOptions(ConnectionOptions, total=False):
     strict_prefetch_bytes: bool
     track_last_enqueued: bool
     max_message_size: int
-    reopen_delay: float
-    reopen_delay_max: float
+    link_retry: RetryOptions
     startup_timeout: float
 
 
@@ -86,8 +85,7 @@ class HostOptions(FeedOptions, total=False):
     close_timeout: float
     ownership_lost_grace: float
     failure_policy: Literal["retry", "stop"]
-    retry_delay: float
-    retry_delay_max: float
+    handler_retry: RetryOptions
     on_data_loss: Literal["earliest", "latest", "fail"]
     handler_timeout: float
     on_handler_timeout: Literal["report", "cancel"]

@@ -11,6 +11,8 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
+from eventpump.aio.tasks import TaskSet
+from eventpump.aio.watch import Watched
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
@@ -18,10 +20,8 @@ from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.turns import Turns
-from eventpump.consumer.watch import Watched
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
@@ -158,7 +158,8 @@ class PartitionPump:
         self._writer: CheckpointWriter | None = None
         self._due_timer: asyncio.TimerHandle | None = None
         self._beginning = ""
-        self._backoff = Backoff(around.settings.retry_delay, around.settings.retry_delay_max)
+        retry = around.settings.handler_retry
+        self._backoff = Backoff(retry.base_delay, retry.max_delay)
         self._group = group
         self._opening = PartitionOpening(
             group,
@@ -794,10 +795,12 @@ class PartitionPump:
         """Do what the failure policy says: end the pump, or return when it is time to try again."""
         delay: float | None = None
         failures = self._backoff.failures + 1
-        if self._settings.failure_policy == "retry" and not self._life.is_ending:
+        settings = self._settings
+        is_last = settings.failure_policy == "stop" or is_used_up(settings.handler_retry, self._backoff.failures)
+        if not is_last and not self._life.is_ending:
             delay = self._backoff.next(self._around.rng)
         self._report(ProcessorFailed, operation, error, failures, delay)
-        if self._settings.failure_policy == "stop":
+        if is_last:
             failure = ProcessorFailedError(self.partition_id, operation)
             failure.__cause__ = error
             # First: a process_error that hangs must not keep the host from stopping.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -104,13 +106,16 @@ HubName = Annotated[str, AfterValidator(check_hub)]
 class RetryOptions(SettingsModel):
     """How often, and after which delays, a failed operation is tried again: exponential, with full jitter.
 
-    :param max_retries: tries after the first. While there is no connection, sends try more often, and only tries that
-        are as far apart as the delays count.
+    The defaults below are those of sends and requests. What is not given for an option with other defaults, such as
+    `link_retry` and `handler_retry`, has the default of that option.
+
+    :param max_retries: attempts after the first; None for no limit. While there is no connection, sends are attempted
+        more often, and only attempts that are as far apart as the delays count.
     :param base_delay: seconds; the bound of the first delay, doubled with each further one.
     :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
     """
 
-    max_retries: int = Field(default=3, ge=0, le=100)
+    max_retries: int | None = Field(default=3, ge=0, le=100)
     base_delay: Seconds = 0.8
     max_delay: Seconds = 60.0
 
@@ -120,6 +125,22 @@ class RetryOptions(SettingsModel):
         if value < info.data.get("base_delay", 0.0):
             raise ValueError("must not be below base_delay")
         return value
+
+
+def completed_by(default: RetryOptions) -> BeforeValidator:
+    """Return a validator that takes what an option's `RetryOptions` does not give from the option's own default."""
+
+    def complete(value: object) -> object:
+        if isinstance(value, RetryOptions):
+            value = value.model_dump(exclude_unset=True)
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return RetryOptions(**{**default.model_dump(), **value})
+        except ConfigurationError as error:
+            raise ValueError(f"{error.field} {error.problem}") from None
+
+    return BeforeValidator(complete)
 
 
 def _check_name(value: str) -> str:

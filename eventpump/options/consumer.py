@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    Field,
-    PlainValidator,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, PlainValidator
 
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.starts import OnDataLoss
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
-from eventpump.options.base import HubName, Name, Seconds, SettingsModel
+from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition
 """A place to begin at: an offset ("-1" the start, "@latest" the end), a sequence number, a time, or a position."""
@@ -67,6 +62,10 @@ def _check_end(value: object) -> EventPosition | None:
     return position if isinstance(value, EventPosition) else replace(position, inclusive=True)
 
 
+LINK_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)
+HANDLER_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)
+
+
 class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
@@ -77,9 +76,10 @@ class FeedSettings(SettingsModel):
         exactly.
     :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
         where a silent partition was looked at.
-    :param reopen_delay: seconds; the bound of the first delay before a failed link is opened again, doubled each time.
-        After a lost connection it is not doubled: only attempts to connect are spaced then, by 5 s at most.
-    :param reopen_delay_max: seconds; no delay is longer.
+    :param link_retry: the delays before a failed link is opened again; by default 0.2 s to 30 s, without a limit. After
+        a lost connection the delay does not grow, and nothing counts as a retry: only attempts to connect are spaced
+        then, by 5 s at most. With a limit, reading ends with the error of the last link; a host then leaves the
+        partition, and takes it again later.
     :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
         reached once is tried for ever.
     """
@@ -91,16 +91,8 @@ class FeedSettings(SettingsModel):
     strict_prefetch_bytes: bool = False
     track_last_enqueued: bool = False
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
-    reopen_delay: Seconds = 0.2
-    reopen_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    link_retry: Annotated[RetryOptions, completed_by(LINK_RETRY)] = LINK_RETRY
     startup_timeout: Seconds = 60.0
-
-    @field_validator("reopen_delay_max")
-    @classmethod
-    def _reopen_not_below(cls, value: float, info: ValidationInfo) -> float:
-        if value < info.data.get("reopen_delay", 0.0):
-            raise ValueError("must not be below reopen_delay")
-        return value
 
 
 class ReaderSettings(FeedSettings):
@@ -142,8 +134,8 @@ class HostSettings(FeedSettings):
     :param ownership_lost_grace: seconds a handler may go on after ownership was lost, within three quarters of
         `close_timeout`.
     :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
-    :param retry_delay: seconds; the bound of the first delay before a failed batch is tried again, doubled each time.
-    :param retry_delay_max: seconds; no delay is longer.
+    :param handler_retry: the delays before a failed batch is given to the processor again; by default 0.5 s to 30 s,
+        without a limit. After the last retry of a limit the host stops, as with the policy "stop".
     :param on_data_loss: what follows where events after a checkpoint are gone: go on at the oldest event kept
         ("earliest") or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and
         tried again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the
@@ -165,18 +157,10 @@ class HostSettings(FeedSettings):
     close_timeout: Seconds = 20.0
     ownership_lost_grace: float = Field(default=5.0, ge=0, le=86_400)
     failure_policy: Literal["retry", "stop"] = "retry"
-    retry_delay: Seconds = 0.5
-    retry_delay_max: Seconds = Field(default=30.0, validate_default=True)
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] = HANDLER_RETRY
     on_data_loss: OnDataLoss | None = None
     handler_timeout: Seconds = 60.0
     on_handler_timeout: Literal["report", "cancel"] = "report"
-
-    @field_validator("retry_delay_max")
-    @classmethod
-    def _retry_not_below(cls, value: float, info: ValidationInfo) -> float:
-        if value < info.data.get("retry_delay", 0.0):
-            raise ValueError("must not be below retry_delay")
-        return value
 
     def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
         """Give the partitions that `initial_position` names and the hub does not have."""

@@ -13,7 +13,7 @@ import secrets
 from contextlib import aclosing
 
 from eventpump.amqp.types import Int, Short
-from eventpump.core.backoff import TryPace
+from eventpump.core.backoff import TryPace, is_used_up
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
@@ -261,7 +261,7 @@ class PublisherStart:
                 return await self._do(request)
             except (ServiceError, StoreError) as error:
                 recovery = error.recovery if isinstance(error, ServiceError) else Recovery.RETRY
-                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
+                is_last = pace.counts(began) and is_used_up(self._retry, pace.failures)
                 if recovery is Recovery.GIVE_UP or is_last:
                     raise
                 wait = pace.next(

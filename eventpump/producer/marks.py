@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.eventhubs.numbering import distance
@@ -172,7 +172,7 @@ class StateMarks:
                 try:
                     self._stored = await self._swap(mark, self._stored)
                 except EventPumpError as error:
-                    if not isinstance(error, StoreError) or backoff.failures >= self._retry.max_retries:
+                    if not isinstance(error, StoreError) or is_used_up(self._retry, backoff.failures):
                         _log.warning("partition %s: a mark was not written: %s", self._partition_id, error)
                         return
                     await asyncio.sleep(backoff.next(self._rng))

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import TryPace
+from eventpump.core.backoff import TryPace, is_used_up
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
@@ -775,7 +775,7 @@ class HubProducer:
                 error = _as_failure(failure)
                 if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
                     self._drop(partition_id, link)
-                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
+                is_last = pace.counts(began) and is_used_up(self._retry, pace.failures)
                 if error.recovery is Recovery.GIVE_UP or is_last:
                     raise error from error.__cause__
                 wait = pace.next(

@@ -15,7 +15,7 @@ from typing import Any
 
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import TryPace
+from eventpump.core.backoff import TryPace, is_used_up
 from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
 from eventpump.errors import (
     ClosedError,
@@ -440,12 +440,12 @@ class PartitionPublisher:
         job = self._current
         if job is not None:
             job.tries += counts
-            if job.waiters and (is_final or job.tries > self._retry.max_retries):
+            if job.waiters and (is_final or is_used_up(self._retry, job.tries - 1)):
                 self._let_go(job, error)
         self._conclude(error)
         for wanting, tries in list(self._wanting.items()):
             self._wanting[wanting] = tries + counts
-            if is_final or (counts and tries >= self._retry.max_retries):
+            if is_final or (counts and is_used_up(self._retry, tries)):
                 del self._wanting[wanting]
                 _set_exception(wanting, error)
         if self._sequencer.failure is not None or (self._current is None and not self._wanting):

@@ -50,10 +50,8 @@ RETRY = RetryOptions(max_retries=30, base_delay=0.05, max_delay=0.5)
 CONNECTION: dict[str, Any] = {"idle_timeout": IDLE_TIMEOUT, "operation_timeout": 5.0, "auth_timeout": 5.0}
 HOST: dict[str, Any] = {
     **CONNECTION,
-    "reopen_delay": 0.05,
-    "reopen_delay_max": 0.5,
-    "retry_delay": 0.05,
-    "retry_delay_max": 0.2,
+    "link_retry": {"base_delay": 0.05, "max_delay": 0.5},
+    "handler_retry": {"base_delay": 0.05, "max_delay": 0.2},
     "ownership_lost_grace": 0.5,
     "close_timeout": 4.0,
     "max_batch_size": 20,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventpump import PartitionReader
+from eventpump.options.base import RetryOptions
 from tests.faults.evidence import Fact, digest_of
 from tests.faults.programs import CONNECTION, HUB, RECONNECT, RETRY, Publisher, Stage, write_config
 from tests.support.processes import EmulatorProcess
@@ -34,8 +35,7 @@ async def _watch(stage: Stage, partition_id: str, seen: set[Fact]) -> None:
         stage.connection_string,
         HUB,
         partition_id=partition_id,
-        reopen_delay=0.05,
-        reopen_delay_max=0.5,
+        link_retry=RetryOptions(base_delay=0.05, max_delay=0.5),
         retry=RETRY,
         **CONNECTION,
     )

@@ -307,7 +307,7 @@ async def test_a_wrong_connection_option(
         ({"checkpoint_policy": "always"}, "checkpoint_policy"),
         ({"failure_policy": "hope"}, "failure_policy"),
         ({"owner_id": ""}, "owner_id"),
-        ({"retry_delay": 5, "retry_delay_max": 1}, "retry_delay_max"),
+        ({"handler_retry": {"base_delay": 5, "max_delay": 1}}, "handler_retry"),
         ({"renew_interval": 31.0}, "renew_interval"),
         ({"processor": None}, "processor"),
         ({"processor": dict}, "processor"),

@@ -182,7 +182,9 @@ async def test_a_reader_survives_a_replacement(
     """Files that cannot be used at a reconnect are failures to try again; put back, the reader goes on."""
     transport = transport_to(emulator, kind, files, has_certificate=has_certificate)
     watched = Watched(transport)
-    settings = ReaderSettings(hub=HUB, partition_id="0", position=EventPosition.earliest(), reopen_delay=0.01)
+    settings = ReaderSettings(
+        hub=HUB, partition_id="0", position=EventPosition.earliest(), link_retry=RetryOptions(base_delay=0.01)
+    )
     async with asyncio.timeout(PATIENCE), PartitionReader(lambda: transport, settings) as reader:
         await publish(emulator, authority, b"before")
         assert [event.body for event in await reader.read()] == [b"before"]
@@ -216,7 +218,7 @@ async def test_a_host_survives_a_replacement(emulator: Emulator, authority: Auth
     host = PartitionHost(
         lambda: transport_to(emulator, "tcp", files, has_certificate=True),
         MemoryLeaseStore(lease_duration=10.0),
-        HostSettings(hub=HUB, initial_position=EventPosition.earliest(), reopen_delay=0.01),
+        HostSettings(hub=HUB, initial_position=EventPosition.earliest(), link_retry=RetryOptions(base_delay=0.01)),
         processor,
         hooks=[reports.put_nowait],
     )

@@ -15,6 +15,7 @@ from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties, SendLinkSpec, Transport
+from eventpump.options.base import RetryOptions
 from eventpump.options.connection import connection_settings
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LinkStalled
@@ -78,7 +79,12 @@ async def test_a_silent_link_is_found(
         host = PartitionHost(
             lambda: transport,
             MemoryLeaseStore(lease_duration=20.0),
-            HostSettings(hub=HUB, initial_position=EventPosition.earliest(), max_wait_time=1.0, reopen_delay=0.01),
+            HostSettings(
+                hub=HUB,
+                initial_position=EventPosition.earliest(),
+                max_wait_time=1.0,
+                link_retry=RetryOptions(base_delay=0.01),
+            ),
             processor,
             hooks=[reports.append],
         )

@@ -24,11 +24,12 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.core.starts import LossKind
+from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, HostReport, PartitionFailed, PumpStarted
 
 HUB = "telemetry"
 LIMIT = 30.0
-OPTIONS: dict[str, Any] = {"reopen_delay": 0.05, "reopen_delay_max": 0.5}
+OPTIONS: dict[str, Any] = {"link_retry": RetryOptions(base_delay=0.05, max_delay=0.5)}
 
 
 class _Seen(EventProcessor):

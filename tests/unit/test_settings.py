@@ -15,6 +15,7 @@ from eventpump.eventhubs import sas
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.options.connection_string import ConnectionString
+from eventpump.options.consumer import HostSettings
 from eventpump.options.credentials import SharedKey, SharedSignature
 
 KEY = "c2VjcmV0LWtleQ=="
@@ -484,6 +485,17 @@ def test_plain_endpoint_at_the_emulator() -> None:
     """With the emulator's flag, a custom endpoint may say that it is without TLS."""
     made = connection_settings(EMULATOR, "h", custom_endpoint_address="amqp://10.0.0.1")
     assert (made.host, made.port, made.use_tls) == ("10.0.0.1", 5672, False)
+
+
+def test_retry_options_take_what_they_do_not_give_from_their_option() -> None:
+    """Without a word on the limit, links and handlers are retried without one; sends have the default of the class."""
+    settings = HostSettings(hub="h", link_retry=RetryOptions(base_delay=1.0), handler_retry=RetryOptions(max_retries=5))
+    assert settings.link_retry == RetryOptions(max_retries=None, base_delay=1.0, max_delay=30.0)
+    assert settings.handler_retry == RetryOptions(max_retries=5, base_delay=0.5, max_delay=30.0)
+    assert HostSettings(hub="h", link_retry=RetryOptions(max_retries=3)).link_retry.max_retries == 3
+    assert RetryOptions().max_retries == 3
+    with pytest.raises(ConfigurationError, match=r"link_retry: max_delay must not be below base_delay"):
+        HostSettings(hub="h", link_retry=RetryOptions(base_delay=40.0))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class PartitionWork:
     An attempt never trusts what it sent: it asks the service how far the batch is, goes on from there, and asks again
     whenever an answer is missing or does not fit. A number it is ahead of belongs to a rival with the same rows.
 
-    :param max_tries: how many troubles in a row, without any row getting stored, are borne.
+    :param max_tries: how many troubles in a row, without any row getting stored, are borne; None for any number.
 
     :ivar rows: how many rows came so far.
     :ivar position: rows before it are stored; None before the first look.
@@ -60,7 +60,7 @@ class PartitionWork:
         "rows",
     )
 
-    def __init__(self, entry: PartitionPlan, *, max_tries: int = 3) -> None:
+    def __init__(self, entry: PartitionPlan, *, max_tries: int | None = 3) -> None:
         self._entry = entry
         self.max_tries = max_tries
         self.rows = 0
@@ -170,7 +170,7 @@ class PartitionWork:
         """
         self._must_look, self._must_scan = True, False
         self._tries += 1
-        if self._tries > self.max_tries:
+        if self.max_tries is not None and self._tries > self.max_tries:
             self._failure = error
         return self._failure is None
 

@@ -25,6 +25,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import FeedSettings
 from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -207,7 +208,7 @@ async def test_attempts_are_spaced_more_and_more() -> None:
     hub.refuse(LinkDetachedError("not now"), times=60)
     trouble: Trouble = []
     hub.publish("0", "a")
-    async with _feed(hub, trouble=trouble, reopen_delay=0.5, reopen_delay_max=8.0) as feed:
+    async with _feed(hub, trouble=trouble, link_retry=RetryOptions(base_delay=0.5, max_delay=8.0)) as feed:
         await _read(feed, 1)
         delays = [delay for _, delay in trouble if delay is not None]
         assert len(delays) == 60
@@ -221,6 +222,22 @@ async def test_attempts_are_spaced_more_and_more() -> None:
         assert trouble[0][1] <= 0.5
 
 
+async def test_link_retry_with_a_limit_ends_the_feed() -> None:
+    """As many links follow a failed one as the limit allows; what fails with the connection does not count."""
+    hub = FakeHub()
+    hub.refuse(ConnectionLostError("no way"), times=20)
+    trouble: Trouble = []
+    async with _feed(hub, trouble=trouble, link_retry=RetryOptions(max_retries=2)) as feed:
+        await asyncio.sleep(60)
+        assert feed.is_attached
+        trouble.clear()
+        hub.refuse(LinkDetachedError("not now"), times=60)
+        hub.detach("0")
+        await asyncio.sleep(600)
+        assert isinstance(feed.error, LinkDetachedError)
+        assert [delay is None for _, delay in trouble] == [False, False, True]
+
+
 async def test_a_lost_connection_is_not_waited_for_twice(clock: VirtualClock) -> None:
     """While there is no connection the transport's waits count alone, and only ever fewer failures are told."""
     hub = FakeHub()
@@ -228,7 +245,7 @@ async def test_a_lost_connection_is_not_waited_for_twice(clock: VirtualClock) ->
     trouble: Trouble = []
     hub.publish("0", "a", "b")
     began = clock.monotonic()
-    async with _feed(hub, trouble=trouble, reopen_delay=0.5, reopen_delay_max=8.0) as feed:
+    async with _feed(hub, trouble=trouble, link_retry=RetryOptions(base_delay=0.5, max_delay=8.0)) as feed:
         await _read(feed, 1)
         assert clock.monotonic() - began < 300 * 0.5 / 2 * 1.2
         assert all(delay is not None and delay <= 0.5 for _, delay in trouble)

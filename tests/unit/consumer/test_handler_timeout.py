@@ -13,6 +13,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.options.base import RetryOptions
 from eventpump.reports import HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub
@@ -65,7 +66,12 @@ async def test_a_handler_cancelled_for_its_time_has_failed() -> None:
         processor = RecordingProcessor(fleet.record, on_events=once)
         policy = CheckpointPolicy(every_events=1)
         await fleet.start(
-            "a", processor, handler_timeout=5, on_handler_timeout="cancel", checkpoint_policy=policy, retry_delay=0.1
+            "a",
+            processor,
+            handler_timeout=5,
+            on_handler_timeout="cancel",
+            checkpoint_policy=policy,
+            handler_retry=RetryOptions(base_delay=0.1),
         )
         await asyncio.sleep(10)
         assert [report.is_cancelled for report in fleet.told("a", HandlerSlow)] == [True]

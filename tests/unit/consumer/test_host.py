@@ -30,6 +30,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
@@ -542,7 +543,9 @@ async def test_backing_off_ends_at_once_on_close(clock: VirtualClock) -> None:
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start(
-            "a", RecordingProcessor(fleet.record, on_events=poison), retry_delay=5000, retry_delay_max=5000
+            "a",
+            RecordingProcessor(fleet.record, on_events=poison),
+            handler_retry=RetryOptions(base_delay=5000, max_delay=5000),
         )
         await asyncio.sleep(5)
         assert len(fleet.record.deliveries) == 1
@@ -550,6 +553,22 @@ async def test_backing_off_ends_at_once_on_close(clock: VirtualClock) -> None:
         await fleet.hosts["a"].aclose()
         assert clock.monotonic() - began < 1
         assert fleet.record.reasons("a", "0") == [CloseReason.SHUTDOWN]
+
+
+async def test_handler_retry_with_a_limit_stops_the_host() -> None:
+    """A batch that fails once more than the limit allows ends the host, as the policy `stop` does at the first time."""
+
+    async def poison(context: PartitionContext, events: Events) -> None:
+        raise KeyError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", "a")
+        processor = RecordingProcessor(fleet.record, on_events=poison)
+        host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=2))
+        with pytest.raises(ProcessorFailedError, match="partition 0: process_events"):
+            await host.run()
+        assert len(fleet.record.deliveries) == 3
+        assert [report.delay is None for report in fleet.told("a", ProcessorFailed)] == [False, False, True]
 
 
 async def test_stop_ends_the_host_and_says_why() -> None:
@@ -868,8 +887,8 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
         {"prefetch_events": 0},
         {"prefetch_bytes": 1},
         {"owner_id": ""},
-        {"retry_delay_max": 0.001},
-        {"reopen_delay_max": 0.001},
+        {"handler_retry": {"max_delay": 0.001}},
+        {"link_retry": {"max_delay": 0.001}},
         {"checkpoint_policy": "often"},
         {"prefetch": 300},
     ],

@@ -18,6 +18,7 @@ from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.options.base import RetryOptions
 from eventpump.reports import (
     LeaseLost,
     LeaseTaken,
@@ -381,7 +382,7 @@ async def test_a_retry_does_not_outlive_the_lease() -> None:
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
         processor = RecordingProcessor(fleet.record, on_events=poison)
-        await fleet.start("a", processor, retry_delay=0.1, retry_delay_max=0.1)
+        await fleet.start("a", processor, handler_retry=RetryOptions(base_delay=0.1, max_delay=0.1))
         await asyncio.sleep(5)
         await _steal(fleet)
         await asyncio.sleep(11)
