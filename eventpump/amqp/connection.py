@@ -11,7 +11,7 @@ import enum
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from eventpump.amqp.codec import skip
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
@@ -57,13 +57,31 @@ _MAX_FORMS = 1024
 _ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
 _UNLIMITED = 1 << 62
 
-_Form = tuple[bytes, int, bytes, int, bytes, int, int, int, int]
-"""How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
 
-All from the frame's data offset to the delivery id's constructor, and where the id begins; the delivery tag's
-constructor and length, and where they stand; the fields after the tag, and where they begin; where the payload
-begins; the channel; the handle. Places count from the frame's start.
-"""
+class _Form(NamedTuple):
+    """How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
+
+    Attributes:
+        prefix: all from the frame's data offset to the delivery id's constructor.
+        id_at: where the delivery id begins, counted from the frame's start, as are all places here.
+        tag_mark: the delivery tag's constructor and length.
+        tag_at: where they are.
+        rest: the fields after the tag.
+        rest_at: where they begin.
+        payload_at: where the payload begins.
+        channel: of the frame.
+        handle: of the transfer.
+    """
+
+    prefix: bytes
+    id_at: int
+    tag_mark: bytes
+    tag_at: int
+    rest: bytes
+    rest_at: int
+    payload_at: int
+    channel: int
+    handle: int
 
 
 class Role(enum.Enum):
@@ -602,7 +620,8 @@ class Connection:
             if is_opened:
                 form = forms.get(data[pos + 4 : pos + 16])
                 if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
-                    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at = form[:7]
+                    prefix, id_at, tag_mark, tag_at = form.prefix, form.id_at, form.tag_mark, form.tag_at
+                    rest, rest_at, payload_at = form.rest, form.rest_at, form.payload_at
                     largest = min((link.max_message_size or self.config.max_message_size) + payload_at, limit)
                     room = min(link.allowance, turn) if self.config.enforce_credit else turn
                     inbox = self._inbox(link, is_settled=True).payloads
@@ -624,18 +643,18 @@ class Connection:
 
     def _plain_link(self, form: _Form, data: bytes, pos: int, size: int) -> Link | None:
         """Find the link of the transfer at `pos`, where it has this form and the link takes it as it is."""
-        prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, channel, handle = form
+        payload_at, tag_at = form.payload_at, form.tag_at
         if (
             size < payload_at
-            or data[pos + 4 : pos + id_at] != prefix
-            or data[pos + rest_at : pos + payload_at] != rest
-            or data[pos + tag_at : pos + tag_at + 2] != tag_mark
+            or data[pos + 4 : pos + form.id_at] != form.prefix
+            or data[pos + form.rest_at : pos + payload_at] != form.rest
+            or data[pos + tag_at : pos + tag_at + 2] != form.tag_mark
         ):
             return None
-        session = self._sessions_by_remote_channel.get(channel)
+        session = self._sessions_by_remote_channel.get(form.channel)
         if session is None or session.state is not SessionState.MAPPED:
             return None
-        link = session.links_by_remote_handle.get(handle)
+        link = session.links_by_remote_handle.get(form.handle)
         if (
             link is None
             or not link.is_receiver
@@ -927,16 +946,16 @@ class Connection:
         rest_at = tag_at + 2 + data[tag_at + 1]
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
-        self._forms[data[pos + 4 : pos + 16]] = (
-            data[pos + 4 : id_at + 1],
-            id_at + 1 - pos,
-            data[tag_at : tag_at + 2],
-            tag_at - pos,
-            data[rest_at:payload],
-            rest_at - pos,
-            payload - pos,
-            channel,
-            transfer.handle,
+        self._forms[data[pos + 4 : pos + 16]] = _Form(
+            prefix=data[pos + 4 : id_at + 1],
+            id_at=id_at + 1 - pos,
+            tag_mark=data[tag_at : tag_at + 2],
+            tag_at=tag_at - pos,
+            rest=data[rest_at:payload],
+            rest_at=rest_at - pos,
+            payload_at=payload - pos,
+            channel=channel,
+            handle=transfer.handle,
         )
 
     def __repr__(self) -> str:
