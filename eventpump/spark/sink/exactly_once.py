@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from pydantic import Field
 
 from eventpump.amqp.codec import decode
-from eventpump.amqp.message import APPLICATION_PROPERTIES, Message, section, section_spans
+from eventpump.amqp.message import Message
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.core.backoff import Backoff
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
