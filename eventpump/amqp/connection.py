@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpump.amqp.codec import skip
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
 from eventpump.amqp.limits import LINK_COST, SESSION_COST, ConnectionLimits, cost_of
-from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import (
     AmqpError,
     Attach,
@@ -34,6 +33,7 @@ from eventpump.amqp.performatives import (
     Transfer,
     decode_performative,
 )
+from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of
 from eventpump.amqp.session import Session, SessionState
 from eventpump.amqp.types import Symbol
 from eventpump.errors import ClosedError, ProtocolError
@@ -51,19 +51,9 @@ SASL_FRAME_LIMIT = 4096
 
 _FRAME = struct.Struct(">IBBH")
 """Size, data offset, type, channel (2.3.1)."""
-_TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _from_bytes = int.from_bytes
 _MAX_FORMS = 1024
-_ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
 _UNLIMITED = 1 << 62
-
-_Form = tuple[bytes, int, bytes, int, bytes, int, int, int, int]
-"""How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
-
-All from the frame's data offset to the delivery id's constructor, and where the id begins; the delivery tag's
-constructor and length, and where they stand; the fields after the tag, and where they begin; where the payload
-begins; the channel; the handle. Places count from the frame's start.
-"""
 
 
 class Role(enum.Enum):
@@ -248,7 +238,7 @@ class Connection:
     :ivar output: what waits to be sent; links and sessions append to it.
     :ivar links: the links that both ends have attached, by name and whether this end receives (2.6.1).
     :ivar limits: at first those of the config; the shell may put others here at any time.
-    :ivar unfinished: bytes of messages that have begun to arrive, over all links.
+    :ivar unfinished_bytes: counts what has arrived of messages that are not whole, over all links.
     :ivar kept: what the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
     """
 
@@ -268,11 +258,10 @@ class Connection:
         self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
-        self._forms: dict[bytes, _Form] = {}
+        self._forms: dict[bytes, Form] = {}
         self.limits = config.limits
-        self.unfinished = 0
+        self.unfinished_bytes = UnfinishedBytes()
         self.kept = 0
-        self._cost = 0
 
     @property
     def is_open(self) -> bool:
@@ -589,7 +578,7 @@ class Connection:
                 pos = after
                 continue
             if link is not None:
-                self._end_run(link, run)
+                link.received_run(run)
                 turn -= run
                 link = None
                 run = room = 0
@@ -602,8 +591,9 @@ class Connection:
             if is_opened:
                 form = forms.get(data[pos + 4 : pos + 16])
                 if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
-                    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at = form[:7]
-                    largest = min((link.max_message_size or self.config.max_message_size) + payload_at, limit)
+                    prefix, id_at, tag_mark, tag_at = form.prefix, form.id_at, form.tag_mark, form.tag_at
+                    rest, rest_at, payload_at = form.rest, form.rest_at, form.payload_at
+                    largest = min(link.largest_message + payload_at, limit)
                     room = min(link.allowance, turn) if self.config.enforce_credit else turn
                     inbox = self._inbox(link, is_settled=True).payloads
                     inbox.append(data[pos + payload_at : after])
@@ -617,42 +607,23 @@ class Connection:
                 break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
-            self._end_run(link, run)
+            link.received_run(run)
             turn -= run
         self._turn = turn
         return pos
 
-    def _plain_link(self, form: _Form, data: bytes, pos: int, size: int) -> Link | None:
+    def _plain_link(self, form: Form, data: bytes, pos: int, size: int) -> Link | None:
         """Find the link of the transfer at `pos`, where it has this form and the link takes it as it is."""
-        prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, channel, handle = form
-        if (
-            size < payload_at
-            or data[pos + 4 : pos + id_at] != prefix
-            or data[pos + rest_at : pos + payload_at] != rest
-            or data[pos + tag_at : pos + tag_at + 2] != tag_mark
-        ):
+        if not form.fits(data, pos, size):
             return None
-        session = self._sessions_by_remote_channel.get(channel)
+        session = self._sessions_by_remote_channel.get(form.channel)
         if session is None or session.state is not SessionState.MAPPED:
             return None
-        link = session.links_by_remote_handle.get(handle)
-        if (
-            link is None
-            or not link.is_receiver
-            or link.partial is not None
-            or link.state is not LinkState.ATTACHED
-            or (self.config.enforce_credit and link.allowance <= 0)
-            or size - payload_at > (link.max_message_size or self.config.max_message_size)
-        ):
+        link = session.links_by_remote_handle.get(form.handle)
+        if link is None or not link.takes_plain(size - form.payload_at):
             return None
         box = self._inboxes.get(link)
         return link if box is None or not (box.delivery_ids or box.formats) else None
-
-    def _end_run(self, link: Link, run: int) -> None:
-        link.credit = max(link.credit - run, 0)
-        link.allowance -= run
-        link.delivery_count = (link.delivery_count + run) & 0xFFFF_FFFF
-        link.session.used_window(run)
 
     def _inbox(self, link: Link, *, is_settled: bool) -> Messages:
         inbox = self._inboxes.get(link)
@@ -690,14 +661,8 @@ class Connection:
             self._on_transfer(performative, data[payload:after], channel)
             self._learn_form(performative, data, pos, payload, channel)
         else:
-            if isinstance(performative, Attach | Begin):
-                self._cost = cost_of(data, body, after)
-            self._on_performative(performative, channel)
-
-    def _keep_for(self, holder: Session | Link, cost: int) -> None:
-        """Count what the begin or attach that was just read takes while its session or link lives."""
-        holder.kept += cost + self._cost
-        self._count_kept(cost + self._cost)
+            cost = cost_of(data, body, after) if isinstance(performative, Attach | Begin) else 0
+            self._on_performative(performative, channel, cost)
 
     def _count_kept(self, cost: int) -> None:
         self.kept += cost
@@ -756,18 +721,16 @@ class Connection:
             self._send_open()
         self._events.append(Opened(open_))
 
-    def _on_performative(self, performative: Any, channel: int) -> None:
+    def _on_performative(self, performative: Any, channel: int, cost: int) -> None:
         if isinstance(performative, Close):
             self._on_close(performative)
             return
         if self.state is ConnectionState.CLOSE_SENT:
             return
         if isinstance(performative, Begin):
-            self._on_begin(performative, channel)
+            self._on_begin(performative, channel, SESSION_COST + cost)
             return
-        session = self._sessions_by_remote_channel.get(channel)
-        if session is None:
-            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        session = self._session_on(channel)
         if isinstance(performative, End):
             self._on_end(session, performative)
             return
@@ -782,8 +745,8 @@ class Connection:
                 told = session.on_disposition(performative)
                 self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())
             case Attach():
-                link, is_told = session.on_attach(performative)
-                self._keep_for(link, LINK_COST)
+                link, is_told = session.on_attach(performative, LINK_COST + cost)
+                self._count_kept(link.kept)
                 if is_told:
                     self._take_name(link)
                     self._events.append(LinkAttached(link, performative))
@@ -795,6 +758,12 @@ class Connection:
             case _:
                 raise ProtocolError("amqp:illegal-state", "a performative out of turn")
 
+    def _session_on(self, channel: int) -> Session:
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None:
+            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        return session
+
     def _on_close(self, close: Close) -> None:
         if self.state is ConnectionState.OPENED or (
             self.state is ConnectionState.OPENING and self.role is Role.CLIENT  # its open is out already
@@ -803,24 +772,21 @@ class Connection:
         self._stop(ConnectionState.CLOSED)
         self._events.append(Closed(close.error))
 
-    def _on_begin(self, begin: Begin, channel: int) -> None:
+    def _on_begin(self, begin: Begin, channel: int, kept: int) -> None:
         if channel in self._sessions_by_remote_channel or channel > self.config.channel_max:
             raise ProtocolError("amqp:not-allowed", f"channel {channel} is in use or above the channel-max")
         if begin.remote_channel is None:
             session = self._new_session(is_remote_initiated=True)
-            session.on_begin(begin, channel)
+            session.on_begin(begin, channel, kept)
             session.send_begin()
         else:
             found = self.sessions.get(begin.remote_channel)
             if found is None or found.remote_channel is not None:
                 raise ProtocolError("amqp:not-allowed", "a begin answers a session that does not wait for one")
             session = found
-            is_ending = session.state is SessionState.END_SENT
-            session.on_begin(begin, channel)
-            if is_ending:
-                session.state = SessionState.END_SENT
+            session.on_begin(begin, channel, kept)
         self._sessions_by_remote_channel[channel] = session
-        self._keep_for(session, SESSION_COST)
+        self._count_kept(session.kept)
         if session.state is SessionState.MAPPED:
             self._events.append(SessionBegun(session))
 
@@ -837,64 +803,24 @@ class Connection:
     def _on_transfer(self, transfer: Transfer, payload: bytes, channel: int) -> None:
         if self.state is ConnectionState.CLOSE_SENT:
             return
-        session = self._sessions_by_remote_channel.get(channel)
-        if session is None:
-            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+        session = self._session_on(channel)
         if session.state is SessionState.END_SENT:
             return  # 2.5.5: what was on its way is discarded
-        session.used_window(1)
-        link = session.links_by_remote_handle.get(transfer.handle)
-        if link is None:
-            raise ProtocolError("amqp:session:unattached-handle", f"handle {transfer.handle} is not attached")
-        if link.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
-            return  # detached or refused here: what was on its way is dropped (2.6.6)
-        if not link.is_receiver:
-            raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
-        if link.partial is None:
-            if transfer.delivery_id is None:
-                raise ProtocolError("amqp:invalid-field", "a delivery begins without an id")
-            if self.config.enforce_credit and link.allowance <= 0:
-                self._detach(link, "amqp:link:transfer-limit-exceeded", "more messages than credit was given for")
-                return
-            link.credit = max(link.credit - 1, 0)
-            link.allowance -= 1
-            link.delivery_count = (link.delivery_count + 1) & 0xFFFF_FFFF
-            link.partial = bytearray()
-            link.partial_id = transfer.delivery_id
-            link.partial_format = transfer.message_format or 0
-            link.partial_settled = False
-        elif transfer.delivery_id is not None and transfer.delivery_id != link.partial_id:
-            raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
-        link.partial_settled = link.partial_settled or bool(transfer.settled)
-        if transfer.aborted:
-            link.drop_partial()
-            return
-        limit = link.max_message_size or self.config.max_message_size
-        if len(link.partial) + len(payload) > limit:
-            self._detach(link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
-            return
-        if transfer.more:
-            allowed = self.limits.unfinished
-            if allowed is not None and self.unfinished + len(payload) > allowed:
-                self._detach(
-                    link,
-                    "amqp:resource-limit-exceeded",
-                    f"the unfinished messages of one connection take more than {allowed} bytes",
-                )
-                return
-            link.partial += payload
-            self.unfinished += len(payload)
-            return
-        partial = link.partial
-        link.drop_partial()
-        inbox = self._inbox(link, is_settled=link.partial_settled)
-        if not link.partial_settled:
-            inbox.delivery_ids.append(link.partial_id)
-        if link.partial_format and inbox.formats is None:
+        link, found = session.on_transfer(transfer, payload)
+        if isinstance(found, Delivery):
+            self._report_message(link, found)
+        elif found is not None:
+            self._detach(link, found.condition, found.description)
+
+    def _report_message(self, link: Link, delivery: Delivery) -> None:
+        inbox = self._inbox(link, is_settled=delivery.is_settled)
+        if not delivery.is_settled:
+            inbox.delivery_ids.append(delivery.delivery_id)
+        if delivery.message_format and inbox.formats is None:
             inbox.formats = [0] * len(inbox.payloads)
         if inbox.formats is not None:
-            inbox.formats.append(link.partial_format)
-        inbox.payloads.append(b"".join((partial, payload)) if partial else payload)
+            inbox.formats.append(delivery.message_format)
+        inbox.payloads.append(delivery.payload)
 
     def _take_name(self, link: Link) -> None:
         """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
@@ -904,40 +830,25 @@ class Connection:
             self._detach(first, "amqp:link:stolen", "the link was attached again under its name")
         self.links[key] = link
 
+    def release_name(self, link: Link) -> None:
+        """Forget the name of a link that is over, unless another link has it by now."""
+        if self.links.get((link.name, link.is_receiver)) is link:
+            del self.links[link.name, link.is_receiver]
+
     def _detach(self, link: Link, condition: str, description: str) -> None:
         """Detach a link because of what the peer did on it."""
         error = AmqpError(condition, description)
-        link.detach(error)
-        link.is_detach_told = True
+        link.fail(error)
         self._events.append(LinkDetached(link, error, closed=True))
 
     def _learn_form(self, transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> None:
         """Remember how the transfer at `pos` is written where it is plain: the next ones need no decoding then."""
-        if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
+        form = form_of(transfer, data, pos, payload, channel)
+        if form is None:
             return
-        if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:
-            return
-        id_at = skip(data, pos + 14, payload)
-        width = _ID_WIDTHS.get(data[id_at])
-        if width is None:
-            return
-        tag_at = id_at + 1 + width
-        if data[tag_at] != 0xA0:
-            return
-        rest_at = tag_at + 2 + data[tag_at + 1]
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
-        self._forms[data[pos + 4 : pos + 16]] = (
-            data[pos + 4 : id_at + 1],
-            id_at + 1 - pos,
-            data[tag_at : tag_at + 2],
-            tag_at - pos,
-            data[rest_at:payload],
-            rest_at - pos,
-            payload - pos,
-            channel,
-            transfer.handle,
-        )
+        self._forms[data[pos + 4 : pos + 16]] = form
 
     def __repr__(self) -> str:
         return f"Connection({self.role.value}, {self.state.value})"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from eventpump.amqp.codec import encode
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
-from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target
+from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target, Transfer
+from eventpump.amqp.receiver import Delivery, Reassembly, Violation
 from eventpump.amqp.types import UInt
-from eventpump.errors import ClosedError, EventTooLargeError
+from eventpump.errors import ClosedError, EventTooLargeError, ProtocolError
 
 if TYPE_CHECKING:
     from eventpump.amqp.session import Session
@@ -55,6 +56,9 @@ class Link:
         what was on its way then still comes.
     :ivar is_probed: receiver: whether a flow of the peer is awaited in answer to `probe`.
     :ivar answers_echo: whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
+    :ivar largest_message: receiver: the largest message it takes, in bytes.
+    :ivar incoming: receiver: the delivery that is arriving.
+    :ivar is_detach_told: whether the end of the link was reported when this end detached it (`fail`).
     :ivar kept: what the peer's attach takes here, in bytes, as `Connection.kept` counts it.
     :ivar context: free for the shell that owns the link.
     """
@@ -74,16 +78,13 @@ class Link:
         self.allowance = 0
         self.delivery_count = 0
         self.drain = False
-        self.max_message_size = 0
+        self.largest_message = session.connection.config.max_message_size
         self.context: Any = None
         self.is_detach_told = False
         self.is_probed = False
         self.answers_echo = True
-        # The delivery that is arriving in several frames: what came, its id, format, and whether it is settled.
-        self.partial: bytearray | None = None
-        self.partial_id = 0
-        self.partial_format = 0
-        self.partial_settled = False
+        self.incoming = Reassembly(session.connection.unfinished_bytes)
+        self._enforces_credit = session.connection.config.enforce_credit
         self.kept = 0
         self._pack: struct.Struct | None = None
         self._prefix = b""
@@ -108,6 +109,30 @@ class Link:
             raise ClosedError(f"link {self.name}")
 
     # ------------------------------------------------------------------------------- the peer's attach
+
+    def on_attach(self, attach: Attach, kept: int) -> bool:
+        """Handle the peer's attach, once per link.
+
+        Args:
+            attach: the attach.
+            kept: what it takes here, in bytes.
+
+        Returns:
+            Whether it is to be reported: not where it answers an attach of ours with a refusal, or too late.
+        """
+        self.remote = attach
+        self.remote_handle = attach.handle
+        self.kept = kept
+        if self.is_receiver:
+            self.delivery_count = attach.initial_delivery_count or 0
+        if self.is_remote_initiated:
+            return True
+        if self.state is LinkState.DETACH_SENT:
+            return False
+        # 2.6.3: a null source (from a sender) or target (from a receiver) announces a refusal; its detach follows.
+        is_refused = (attach.source if self.is_receiver else attach.target) is None
+        self.state = LinkState.REFUSED if is_refused else LinkState.ATTACHED
+        return not is_refused
 
     def accept(
         self,
@@ -145,8 +170,12 @@ class Link:
         if self.session.is_open and not self.session.connection.send_frame(self.session.channel, answer):
             self.detach(AmqpError(FRAME_SIZE_TOO_SMALL, "The answer to the attach does not fit into a frame."))
             return
-        self.max_message_size = max_message_size or 0
+        self.limit_messages(max_message_size)
         self.state = LinkState.ATTACHED
+
+    def limit_messages(self, max_message_size: int | None) -> None:
+        """Limit messages that arrive to what this end's attach says, in bytes; None leaves the connection's limit."""
+        self.largest_message = max_message_size or self.session.connection.config.max_message_size
 
     def refuse(self, error: AmqpError) -> None:
         """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
@@ -163,27 +192,29 @@ class Link:
         self.over(LinkState.DETACH_SENT)
         self.session.send(Detach(handle=self.handle, closed=True, error=error))
 
+    def fail(self, error: AmqpError) -> None:
+        """Detach because of what the peer did. It is reported at once, and not again when the peer answers."""
+        self.detach(error)
+        self.is_detach_told = True
+
     def attach_to_detach(self) -> None:
         """Answer the peer's attach with null termini, where it was not answered yet: a detach follows (2.6.3)."""
         if self.state is LinkState.ATTACH_RECEIVED:
             self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
 
     def over(self, state: LinkState) -> None:
-        """Let go of what the link holds: nothing more is sent or received on it."""
+        """Release what the link holds: nothing more is sent or received on it."""
         self.state = state
-        named = self.session.connection.links
-        if named.get((self.name, self.is_receiver)) is self:
-            del named[self.name, self.is_receiver]
-        self.drop_partial()
-        self.credit = self.allowance = 0
+        self.session.connection.release_name(self)
+        self.stop()
+        self.allowance = 0
         self.drain = False
         self.session.unblock(self)
 
-    def drop_partial(self) -> None:
-        """Forget the delivery that is arriving: it is whole, aborted, or comes to nothing."""
-        if self.partial is not None:
-            self.session.connection.unfinished -= len(self.partial)
-            self.partial = None
+    def stop(self) -> None:
+        """Send nothing more, and drop the delivery that is arriving: the session or connection is ending."""
+        self.credit = 0
+        self.incoming.drop()
 
     # ----------------------------------------------------------------------------------------- receiving
 
@@ -214,6 +245,51 @@ class Link:
         self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=self.drain, echo=True)
         return True
 
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> Delivery | Violation | None:
+        """Handle a transfer.
+
+        Returns:
+            The delivery that is whole with it; a violation for which the link must be detached; None otherwise.
+
+        Raises:
+            ProtocolError: The peer broke a rule for which the connection must be closed.
+        """
+        if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
+            return None  # detached or refused here: what was on its way is dropped (2.6.6)
+        if not self.is_receiver:
+            raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
+        incoming = self.incoming
+        if incoming.buffer is None:
+            if transfer.delivery_id is None:
+                raise ProtocolError("amqp:invalid-field", "a delivery begins without an id")
+            if self._enforces_credit and self.allowance <= 0:
+                return Violation("amqp:link:transfer-limit-exceeded", "more messages than credit was given for")
+            self._use_credit(1)
+            incoming.begin(transfer.delivery_id, transfer.message_format or 0)
+        elif transfer.delivery_id is not None and transfer.delivery_id != incoming.delivery_id:
+            raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
+        return incoming.add(transfer, payload, self.largest_message, self.session.connection.limits.unfinished)
+
+    def takes_plain(self, size: int) -> bool:
+        """Return whether a message of `size` bytes that is whole and settled may come now, and needs no other care."""
+        return (
+            self.is_receiver
+            and self.incoming.buffer is None
+            and self.state is LinkState.ATTACHED
+            and (self.allowance > 0 or not self._enforces_credit)
+            and size <= self.largest_message
+        )
+
+    def received_run(self, count: int) -> None:
+        """Count plain transfers that came one after the other (`takes_plain`)."""
+        self._use_credit(count)
+        self.session.used_window(count)
+
+    def _use_credit(self, count: int) -> None:
+        self.credit = self.credit - count if self.credit > count else 0
+        self.allowance -= count
+        self.delivery_count = (self.delivery_count + count) & UINT
+
     def settle(self, first: int, last: int, outcome: Any) -> None:
         """Settle deliveries `first` to `last` with one outcome, in one disposition (2.6.12)."""
         self.session.send(Disposition(role=True, first=first, last=last, settled=True, state=outcome))
@@ -236,9 +312,7 @@ class Link:
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT
         session = self.session
-        delivery_id = session.next_delivery_id()
-        if not settled:
-            session.unsettled[delivery_id] = self
+        delivery_id = session.next_delivery_id(None if settled else self)
         identity = b"\x70" + delivery_id.to_bytes(4, "big") + b"\xa0\x04" + delivery_id.to_bytes(4, "big")
         head = identity + encode(UInt(message_format))
         room = session.connection.remote_max_frame_size - TRANSFER_OVERHEAD
@@ -273,7 +347,7 @@ class Link:
         session = self.session
         count = min(self.credit, session.remote_incoming_window, len(payloads) - start)
         if count <= 0:
-            session.is_starved = session.is_starved or session.remote_incoming_window <= 0
+            session.mark_starved()
             return 0
         if self._pack is None:
             # Size, header and performative up to the delivery id, the id, the tag's constructor, the tag, the rest.
@@ -309,9 +383,7 @@ class Link:
             written += size
             if written >= max_bytes:
                 break
-        session.outgoing_delivery_id = delivery_id
-        session.next_outgoing_id = (session.next_outgoing_id + sent) & UINT
-        session.remote_incoming_window -= sent
+        session.sent_run(sent)
         self.credit -= sent
         self.delivery_count = (self.delivery_count + sent) & UINT
         if sent == 0:
@@ -332,6 +404,13 @@ class Link:
         self.session.send_flow(self, delivery_count=self.delivery_count, credit=0, drain=True)
 
     # ------------------------------------------------------------------------ what the session hands over
+
+    def answer_probe(self) -> bool:
+        """Return whether a flow of the peer answers a probe; once per probe."""
+        is_answer = self.is_probed and self.is_attached
+        if is_answer:
+            self.is_probed = False
+        return is_answer
 
     def on_flow(self, flow: Flow) -> bool:
         """Take over a flow for this link. :returns: whether to tell: a sender's credit, or the end of a drain."""

@@ -24,7 +24,9 @@ from eventpump.amqp.performatives import (
     Released,
     Source,
     Target,
+    Transfer,
 )
+from eventpump.amqp.receiver import Delivery, Violation
 from eventpump.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Session:
             raise ClosedError("session")
         assert self.free_handles > 0, "the caller spreads links over sessions"
         link = self._new_link(name, is_receiver=is_receiver, is_remote_initiated=False)
-        link.max_message_size = max_message_size or 0
+        link.limit_messages(max_message_size)
         attach = Attach(
             name=name,
             handle=link.handle,
@@ -149,8 +151,7 @@ class Session:
         self._blocked.clear()
         self.unsettled.clear()
         for link in self.links.values():
-            link.credit = 0
-            link.drop_partial()
+            link.stop()
 
     def release(self) -> None:
         """Drop the links, when the connection is over and nobody asks for them any more."""
@@ -223,11 +224,27 @@ class Session:
             )
         )
 
-    def next_delivery_id(self) -> int:
-        """Take the next delivery id (2.6.12)."""
+    def next_delivery_id(self, unsettled_on: Link | None) -> int:
+        """Return the next delivery id (2.6.12).
+
+        Args:
+            unsettled_on: the link whose peer is to settle the delivery; None for one that is sent settled.
+        """
         delivery_id = self.outgoing_delivery_id
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
+        if unsettled_on is not None:
+            self.unsettled[delivery_id] = unsettled_on
         return delivery_id
+
+    def sent_run(self, count: int) -> None:
+        """Count settled transfers that a link has queued, with consecutive delivery ids and within the window."""
+        self.outgoing_delivery_id = (self.outgoing_delivery_id + count) & UINT
+        self.next_outgoing_id = (self.next_outgoing_id + count) & UINT
+        self.remote_incoming_window -= count
+
+    def mark_starved(self) -> None:
+        """Record that a sender may have been held back by the window."""
+        self.is_starved = self.is_starved or self.remote_incoming_window <= 0
 
     def send_transfer(self, link: Link, header: bytes, payload: memoryview) -> None:
         """Queue a transfer frame, or hold it back until the peer's window opens (2.5.6)."""
@@ -246,13 +263,21 @@ class Session:
 
     # ----------------------------------------------------------------------------------------- receiving
 
-    def on_begin(self, begin: Begin, channel: int) -> None:
-        """Take over the peer's begin."""
+    def on_begin(self, begin: Begin, channel: int, kept: int) -> None:
+        """Handle the peer's begin, once per session.
+
+        Args:
+            begin: the begin.
+            channel: the peer's channel.
+            kept: what it takes here, in bytes.
+        """
         self.remote = begin
+        self.kept = kept
         self.remote_channel = channel
         self.next_incoming_id = begin.next_outgoing_id
         self.remote_incoming_window = begin.incoming_window
-        self.state = SessionState.MAPPED
+        if self.state is not SessionState.END_SENT:
+            self.state = SessionState.MAPPED
 
     def used_window(self, frames: int) -> None:
         """Count transfers that arrived, and open the window again when half of it is used."""
@@ -261,8 +286,24 @@ class Session:
         if self.incoming_window <= self.connection.config.incoming_window >> 1 and self.state is SessionState.MAPPED:
             self.send_flow()
 
-    def on_attach(self, attach: Attach) -> tuple[Link, bool]:
-        """Take over the peer's attach. :returns: the link, and whether to tell it: not where it refuses ours."""
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> tuple[Link, Delivery | Violation | None]:
+        """Handle a transfer (`Link.on_transfer`), unless the session is ending.
+
+        Returns:
+            The link, and what the transfer means for it.
+        """
+        self.used_window(1)
+        link = self._link_of(transfer.handle)
+        return link, link.on_transfer(transfer, payload)
+
+    def _link_of(self, handle: int) -> Link:
+        link = self.links_by_remote_handle.get(handle)
+        if link is None:
+            raise ProtocolError("amqp:session:unattached-handle", f"handle {handle} is not attached")
+        return link
+
+    def on_attach(self, attach: Attach, kept: int) -> tuple[Link, bool]:
+        """Handle the peer's attach. Returns the link, and whether it is to be reported (`Link.on_attach`)."""
         if attach.handle in self.links_by_remote_handle:
             raise ProtocolError("amqp:session:handle-in-use", f"handle {attach.handle} is attached already")
         if attach.handle > self.connection.config.handle_max:
@@ -277,27 +318,13 @@ class Session:
         )
         if link is None:
             link = self._new_link(attach.name, is_receiver=not attach.role, is_remote_initiated=True)
-        link.remote = attach
-        link.remote_handle = attach.handle
         self.links_by_remote_handle[attach.handle] = link
-        if link.is_receiver:
-            link.delivery_count = attach.initial_delivery_count or 0
-        if link.is_remote_initiated:
-            return link, True
-        if link.state is LinkState.DETACH_SENT:
-            return link, False
-        # 2.6.3: a null source (from a sender) or target (from a receiver) announces a refusal; its detach follows.
-        if (attach.source if link.is_receiver else attach.target) is None:
-            link.state = LinkState.REFUSED
-            return link, False
-        link.state = LinkState.ATTACHED
-        return link, True
+        return link, link.on_attach(attach, kept)
 
     def on_detach(self, detach: Detach) -> Link:
         """Take over the peer's detach, and answer it."""
-        link = self.links_by_remote_handle.pop(detach.handle, None)
-        if link is None:
-            raise ProtocolError("amqp:session:unattached-handle", f"handle {detach.handle} is not attached")
+        link = self._link_of(detach.handle)
+        del self.links_by_remote_handle[detach.handle]
         if link.state is not LinkState.DETACH_SENT:
             link.attach_to_detach()
             self.send(Detach(handle=link.handle, closed=detach.closed))
@@ -328,9 +355,7 @@ class Session:
             self.is_starved = False
             ready = [link for link in self.links.values() if not link.is_receiver and (link.credit > 0 or link.drain)]
         if flow.handle is not None:
-            link = self.links_by_remote_handle.get(flow.handle)
-            if link is None:
-                raise ProtocolError("amqp:session:unattached-handle", f"handle {flow.handle} is not attached")
+            link = self._link_of(flow.handle)
             if link.on_flow(flow) and link not in ready:
                 ready.append(link)
             if flow.echo and link.is_attached and link.answers_echo:
@@ -342,10 +367,7 @@ class Session:
     def answered(self, flow: Flow) -> Link | None:
         """Return the receiver link whose probe a flow answers, once per probe; None where it answers none."""
         link = None if flow.handle is None else self.links_by_remote_handle.get(flow.handle)
-        if link is None or not link.is_probed or not link.is_attached:
-            return None
-        link.is_probed = False
-        return link
+        return link if link is not None and link.answer_probe() else None
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
         """Take over a disposition. :returns: for each sender link, the deliveries whose outcome it tells."""

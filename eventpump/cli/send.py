@@ -13,7 +13,8 @@ from functools import lru_cache
 from importlib import util
 from typing import TYPE_CHECKING, Final
 
-from eventpump.amqp.message import Data, encode_data
+from eventpump.amqp.message import Data
+from eventpump.amqp.sections import encode_data
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,

@@ -525,7 +525,7 @@ class ServiceConnection:
             )
             if max_request_size is None:
                 # The engine's own limit is looser, so that one message too large is rejected and the link stays.
-                link.max_message_size = 0
+                link.limit_messages(None)
         else:
             # The service settles what it sends, whatever was asked for (protocol.md 5.1).
             link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from eventpump.amqp import codec
-from eventpump.amqp.message import MESSAGE_ANNOTATIONS, section_spans
+from eventpump.amqp.sections import MESSAGE_ANNOTATIONS, section_spans
 from eventpump.amqp.types import Int, Short
 from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal

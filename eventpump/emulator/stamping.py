@@ -11,14 +11,16 @@ from array import array
 from dataclasses import dataclass
 
 from eventpump.amqp import codec
-from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import (
+from eventpump.amqp.message import Message
+from eventpump.amqp.sections import (
     HEADER,
+    MARKER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    Message,
+    check_rest,
     check_sections,
-    section_spans,
+    prefix_end,
+    section_at,
 )
 from eventpump.emulator import bounds
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
@@ -32,23 +34,10 @@ _FIXED = len(_SEQUENCE) + 8 + len(_OFFSET) + 1 + len(_TIME) + 8
 
 _OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER})
 _PRODUCER_PREFIX = "com.microsoft:producer-"
-_NARROW = frozenset({0xC0, 0xC1, 0xA0})
 _STRINGS = frozenset({0xA1, 0xB1})
-_PREFIX_SECTIONS = 3
-"""Header, delivery annotations and message annotations."""
-_SIZED = {0x73: (0xC0, 0xD0), 0x74: (0xC1, 0xD1), 0x75: (0xA0, 0xB0), 0x76: (0xC0, 0xD0), 0x78: (0xC1, 0xD1)}
-_RANKS = {0x73: 1, 0x74: 2, 0x75: 3, 0x76: 3, 0x77: 3, 0x78: 4}
-_SMALL = {
-    bytes((0x00, 0x53, code, narrow)): _RANKS[code]
-    for code, (narrow, _) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
-}
-"""How a section begins that holds what it may, with a size of one byte, and the section's rank: each stands once, in
-the order of their ranks, in all but odd messages."""
-_LARGE = {
-    bytes((0x00, 0x53, code, wide)): _RANKS[code]
-    for code, (_, wide) in [*_SIZED.items(), *((0x77, pair) for pair in _SIZED.values())]
-}
-"""The same with a size of four bytes."""
+_PLAIN_HEADER = MARKER + bytes((HEADER,))
+_SMALL_ANNOTATIONS = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xC1))
+_LARGE_ANNOTATIONS = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xD1))
 
 
 @dataclass(slots=True)
@@ -85,7 +74,6 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     plain_extra = b"" if batch_key is None else _PARTITION_KEY + codec.encode(batch_key)
     prefixes: dict[bytes, tuple[bytes, bytes, int]] = {}
     pack = _LONG.pack
-    small, large = _SMALL.get, _LARGE.get
     head_for: tuple[int, bytes, int] | None = None
     head = offset_key = b""
     number = sequence_number
@@ -95,7 +83,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
         rest = raw
         pos = 0
         if size < 5 or raw[2] < PROPERTIES or raw[1] != 0x53:
-            pos = _prefix_end(raw)
+            pos = prefix_end(raw)
             prefix = raw[:pos]
             known = prefixes.get(prefix)
             if known is None:
@@ -103,33 +91,17 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
                 known = prefixes[prefix] = _split_prefix(prefix, plain_extra)
             header, extra, count = known
             rest = raw[pos:]
-        # The sections that stay are walked by their lengths, so that nothing that is no message is ever kept.
-        last = 0
-        while pos < size:
-            head_of_section = raw[pos : pos + 4]
-            rank = small(head_of_section, 0)
-            if rank > last and pos + 4 < size:
-                last = rank
-                pos += 5 + raw[pos + 4]
-                continue
-            rank = large(head_of_section, 0)
-            if rank > last:
-                last = rank
-                pos += 8 + int.from_bytes(raw[pos + 4 : pos + 8], "big")
-                continue
-            _check_rest(rest)
-            pos = size
-        if pos != size or not size:
-            raise DecodeError("the message ends inside a section")
+        # What stays is walked by its lengths, so that nothing that is not a message is ever kept.
+        check_rest(raw, pos)
         text = b"%d" % offset
         wanted = (len(text), extra, count)
         if wanted != head_for:
             head_for = wanted
             length = _FIXED + len(text) + len(extra)
             if length < 255:
-                head = b"\x00\x53\x72\xc1" + bytes((length + 1, count * 2)) + _SEQUENCE
+                head = _SMALL_ANNOTATIONS + bytes((length + 1, count * 2)) + _SEQUENCE
             else:
-                head = b"\x00\x53\x72\xd1" + struct.pack(">II", length + 4, count * 2) + _SEQUENCE
+                head = _LARGE_ANNOTATIONS + struct.pack(">II", length + 4, count * 2) + _SEQUENCE
             offset_key = _OFFSET + bytes((len(text),))
         stored = b"".join((header, head, pack(number), offset_key, text, tail, extra, rest))
         out.append(stored)
@@ -143,42 +115,8 @@ def add_delivery_annotations(raw: bytes, section: bytes) -> bytes:
     """Put a delivery-annotations section where it belongs in a stored event: after the header (AMQP 1.0, 3.2)."""
     if raw[2] != HEADER:
         return section + raw
-    end = codec.skip(raw, 3, len(raw))
+    _, _, end = section_at(raw, 0, len(raw))
     return raw[:end] + section + raw[end:]
-
-
-def _check_rest(rest: bytes) -> None:
-    """Walk what stands behind a message's header and annotations the general way."""
-    for code, _, _ in check_sections(rest):
-        if code <= MESSAGE_ANNOTATIONS:
-            raise DecodeError("a header or annotations section is out of place")
-
-
-def _prefix_end(raw: bytes) -> int:
-    """Find the end of the header and annotations a message begins with."""
-    pos = 0
-    end = len(raw) - 4
-    while pos < end and raw[pos] == 0:
-        code = raw[pos + 2]
-        if raw[pos + 1] != 0x53:
-            return _general_prefix_end(raw)
-        if code > MESSAGE_ANNOTATIONS:
-            return pos
-        constructor = raw[pos + 3]
-        if constructor in _NARROW:
-            pos += 5 + raw[pos + 4]
-        else:
-            pos = codec.skip(raw, pos, len(raw))
-    return pos
-
-
-def _general_prefix_end(raw: bytes) -> int:
-    end = 0
-    for code, _, after in section_spans(raw):
-        if code > MESSAGE_ANNOTATIONS:
-            break
-        end = after
-    return end
 
 
 def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]:
@@ -188,20 +126,17 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
 
     :raises DecodeError: the sections are broken, or one of them is there twice.
     """
-    spans = section_spans(prefix)
-    if len(spans) > _PREFIX_SECTIONS:
-        raise DecodeError("a message has a section twice")
+    sections = check_sections(prefix)
     # Readers decode them, so they are: one broken value there would leave an event without offset.
     Message.decode(prefix)
     header = b""
     extra: list[bytes] = []
     count = 3
     has_key = False
-    for code, start, end in spans:
-        value = codec.skip(prefix, start + 1, end)
+    for code, _, value, end in sections:
         if code == HEADER:
             # Readers index by the one-byte descriptor (Python's official client), however the sender spelt it.
-            header = b"\x00\x53\x70" + prefix[value:end]
+            header = _PLAIN_HEADER + prefix[value:end]
         elif code == MESSAGE_ANNOTATIONS:
             for name, entry in _entries(prefix, value, end):
                 if isinstance(name, str) and (name in _OWN or name.startswith(_PRODUCER_PREFIX)):

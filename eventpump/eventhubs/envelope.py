@@ -11,18 +11,22 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from eventpump.amqp.codec import MAX_ITEMS, DecodeError, count_items, decode, skip
-from eventpump.amqp.message import DATA, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Header, Message, data_head
-from eventpump.amqp.types import Described
+from eventpump.amqp.codec import MAX_ITEMS, DecodeError, count_items, decode
+from eventpump.amqp.message import Header, Message
+from eventpump.amqp.sections import (
+    DATA,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    NARROW_DATA,
+    WIDE_DATA,
+    data_head,
+    section_at,
+)
 from eventpump.eventhubs.names import PARTITION_KEY
 
-_SMALL = b"\x00\x53\x75\xa0"
-_LARGE = b"\x00\x53\x75\xb0"
 _unpack_size = struct.Struct(">I").unpack_from
 
-
-_LONGEST_CODE: Final = 10
-"""Bytes of a section's beginning with its code as a number, in the longest form."""
 REMEMBERED: Final = 8192
 """Sizes from this on are not remembered, in bytes."""
 
@@ -83,18 +87,14 @@ def decode_batch(payload: bytes) -> list[bytes]:
     starts_with, unpack = payload.startswith, _unpack_size
     pos, end = 0, len(payload)
     while pos < end:
-        if starts_with(_SMALL, pos) and pos + 5 <= end:
+        if starts_with(NARROW_DATA, pos) and pos + 5 <= end:
             start = pos + 5
             pos = start + payload[start - 1]
-        elif starts_with(_LARGE, pos) and pos + 8 <= end:
+        elif starts_with(WIDE_DATA, pos) and pos + 8 <= end:
             start = pos + 8
             pos = start + unpack(payload, pos + 4)[0]
         else:
-            section, pos = pos, skip(payload, pos, end)
-            start = skip(payload, section + 1, pos) if payload[section] == 0 else 0
-            code = decode(payload, section + 1, start)[0] if 0 < start - section <= _LONGEST_CODE else None
-            if not isinstance(code, int):
-                raise DecodeError("a batch is not a run of sections")
+            code, start, pos = section_at(payload, pos, end)
             if code == DATA and payload[start] in (0xA0, 0xB0):
                 # A data section in a longer form than anybody writes.
                 append(decode(payload, start, pos)[0])
@@ -116,18 +116,16 @@ def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
     :raises DecodeError: the bytes before the body are no sections, or the annotations hold more values.
     """
     pos, end = 0, len(payload)
-    while pos < end and not payload.startswith(b"\x00\x53\x75", pos):
-        if payload.startswith(b"\x00\x53", pos) and payload[pos + 2 : pos + 3] != bytes((MESSAGE_ANNOTATIONS,)):
-            pos = skip(payload, pos, end)
-            continue
-        after = skip(payload, pos, end)
-        max_items -= count_items(payload, pos, after, max_items)
-        section, pos = decode(payload, pos, after)
-        if not isinstance(section, Described):
-            raise DecodeError("a message is not a run of sections")
-        if section.descriptor == MESSAGE_ANNOTATIONS:
-            if not isinstance(section.value, dict):
+    while pos < end:
+        code, value, after = section_at(payload, pos, end)
+        if code == DATA:
+            break
+        if code == MESSAGE_ANNOTATIONS:
+            count_items(payload, pos, after, max_items)
+            annotations, _ = decode(payload, value, after)
+            if not isinstance(annotations, dict):
                 raise DecodeError("the message annotations are no map")
-            key = section.value.get(PARTITION_KEY)
+            key = annotations.get(PARTITION_KEY)
             return key if isinstance(key, str) else None
+        pos = after
     return None

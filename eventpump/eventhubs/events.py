@@ -10,18 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import (
-    AmqpSequence,
-    AmqpValue,
-    Data,
-    EventFields,
-    Header,
-    Message,
-    Properties,
-    encode_data,
-    salvage_annotations,
-    scan_event,
-)
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.sections import EventFields, encode_data, salvage_annotations, scan_event
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Final, Self
 
 from eventpump.amqp import codec
-from eventpump.amqp.message import MESSAGE_ANNOTATIONS, data_head, section, section_spans
+from eventpump.amqp.sections import MESSAGE_ANNOTATIONS, data_head, prefix_end, section, section_spans
 from eventpump.amqp.types import Described, Int, Short, Symbol
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
@@ -73,7 +73,7 @@ def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
         return EVENT_HEADS[len(encoded)], encoded
     if encoded[2] > MESSAGE_ANNOTATIONS:
         return EVENT_HEADS[ROOM + len(encoded)] + _SECTION, encoded
-    end = _annotated_length(encoded)
+    end = prefix_end(encoded)
     annotated = _with_room(encoded[:end])
     return EVENT_HEADS[len(annotated) + len(encoded) - end] + annotated, encoded[end:]
 
@@ -179,26 +179,6 @@ class SealedBatch:
     def __repr__(self) -> str:
         kind = ", idempotent" if self.is_idempotent else ""
         return f"SealedBatch({self.count} events, {self.size} bytes{kind})"
-
-
-def _annotated_length(event: bytes) -> int:
-    """Find where the header and annotations of an event end."""
-    if event[2:4] == b"\x70\xc0":
-        # As we write events with a key: header and annotations in their short forms.
-        pos = 5 + event[4]
-        if event[pos + 2 : pos + 4] == b"\x72\xc1":
-            return pos + 5 + event[pos + 4]
-    pos = 0
-    while event[pos + 2] <= MESSAGE_ANNOTATIONS:
-        if event[pos + 3] in (0xC0, 0xC1):  # list8, map8
-            pos += 5 + event[pos + 4]
-        elif event[pos + 3] == 0x45:  # list0
-            pos += 4
-        else:
-            pos = codec.skip(event, pos, len(event))
-        if pos + 3 > len(event):
-            break
-    return pos
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from eventpump.amqp import codec
-from eventpump.amqp.message import APPLICATION_PROPERTIES, section, section_spans
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 
 STAMP: Final = "eventpump:stamp"
 """The application property."""

@@ -136,8 +136,10 @@ def _link(link: Link) -> Any:
         link.allowance,
         link.delivery_count,
         link.drain,
-        link.partial,
-        None if link.partial is None else (link.partial_id, link.partial_format, link.partial_settled),
+        link.incoming.buffer,
+        None
+        if link.incoming.buffer is None
+        else (link.incoming.delivery_id, link.incoming.message_format, link.incoming.is_settled),
     )
 
 
@@ -257,7 +259,7 @@ def kept_by(engine: Connection) -> int:
     kept = sum(map(len, engine._pending)) + sum(map(len, engine.output))
     for session in engine.sessions.values():
         kept += sum(len(header) + len(payload) for _, header, payload in session._blocked)
-        kept += sum(len(link.partial or b"") for link in session.links.values())
+        kept += sum(len(link.incoming.buffer or b"") for link in session.links.values())
     return kept
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from eventpump.amqp.codec import encode
-from eventpump.amqp.message import PROPERTIES, AmqpValue, Message, Properties, encode_data, section
+from eventpump.amqp.message import AmqpValue, Message, Properties
 from eventpump.amqp.performatives import Attach, Source, Target
+from eventpump.amqp.sections import PROPERTIES, encode_data, section
 from eventpump.amqp.types import Described, Symbol, ULong
 from eventpump.eventhubs.management import partition_request
 from eventpump.eventhubs.names import SEQUENCE_NUMBER

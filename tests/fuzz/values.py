@@ -7,16 +7,8 @@ from random import Random
 from typing import Any, Final
 
 from eventpump.amqp import codec
-from eventpump.amqp.message import (
-    FOOTER,
-    HEADER,
-    AmqpSequence,
-    AmqpValue,
-    EventFields,
-    Message,
-    scan_event,
-    section_spans,
-)
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Message
+from eventpump.amqp.sections import FOOTER, HEADER, EventFields, scan_event, section_spans
 from eventpump.amqp.types import Described, ULong
 from eventpump.emulator.auth import AccessRule, KeyRing
 from eventpump.emulator.ledger import run_of

@@ -219,13 +219,13 @@ async def test_256_partitions_with_a_large_message_on_its_way_to_each(request: p
                 peer.engine.output.extend(pieces[turn : turn + 2])
         extra = await peer.attach(await peer.begin(), target="telemetry")  # answered behind all of them
         assert extra.is_attached
-        assert service.engine.unfinished == 256 * sum(map(len, frames[0][1:last:2]))
+        assert service.engine.unfinished_bytes.count == 256 * sum(map(len, frames[0][1:last:2]))
         for pieces in frames:
             peer.engine.output.extend(pieces[last:])
         peer.flush()
         await peer.until(lambda: sum(len(peer.outcomes[link]) for link in links) == 256)
         assert all(isinstance(outcome, Accepted) for link in links for outcome in peer.outcomes[link].values())
-        assert service.engine.unfinished == 0
+        assert service.engine.unfinished_bytes.count == 0
 
 
 async def test_an_event_with_a_million_annotations(peer: AmqpPeer) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
 from pyspark.taskcontext import TaskContext
 
-from eventpump.amqp.message import APPLICATION_PROPERTIES, encode_data, section
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, encode_data, section
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key

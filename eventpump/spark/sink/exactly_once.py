@@ -33,7 +33,8 @@ from pydantic import Field
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather
 from eventpump.amqp.codec import decode
-from eventpump.amqp.message import APPLICATION_PROPERTIES, Message, section, section_spans
+from eventpump.amqp.message import Message
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDic
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from eventpump.amqp.message import APPLICATION_PROPERTIES, section
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import Name, SettingsModel
 from eventpump.spark import worker

@@ -19,16 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eventpump.amqp.codec import DecodeError, decode
-from eventpump.amqp.message import (
-    APPLICATION_PROPERTIES,
-    DATA,
-    MESSAGE_ANNOTATIONS,
-    PROPERTIES,
-    AmqpSequence,
-    AmqpValue,
-    Data,
-    Properties,
-)
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Properties
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent

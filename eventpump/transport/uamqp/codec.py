@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from eventpump.amqp.codec import decode, encode, skip
-from eventpump.amqp.message import (
-    AMQP_SEQUENCE,
-    AMQP_VALUE,
+from eventpump.amqp.message import Data, Message
+from eventpump.amqp.sections import (
     APPLICATION_PROPERTIES,
+    BODIES,
     DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
+    MARKER,
     MESSAGE_ANNOTATIONS,
-    Data,
-    Message,
     encode_data,
     section_spans,
 )
@@ -28,9 +27,8 @@ from eventpump.transport.uamqp.door import c_uamqp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DESCRIPTOR: Final = 3
+_DESCRIPTOR: Final = len(MARKER) + 1
 """Bytes of a section's descriptor, in its one-byte form."""
-_BODIES: Final = (DATA, AMQP_SEQUENCE, AMQP_VALUE)
 _MAPS: Final = (MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, DELIVERY_ANNOTATIONS, FOOTER)
 _NO_BODY: Final = encode_data(b"")
 
@@ -78,7 +76,7 @@ def _message(sections: Sequence[tuple[int, bytes]]) -> Any:
             maps[code] = section[_DESCRIPTOR:]
         else:
             rest.append(section)
-            has_body = has_body or code in _BODIES
+            has_body = has_body or code in BODIES
     if not has_body:
         rest.append(_NO_BODY)  # uamqp sends no message without a body
     plain = b"".join(rest)
@@ -140,12 +138,12 @@ def mended(encoded: bytes, maps: Sequence[int]) -> bytes:
     while pos < end:
         start = pos
         if encoded[pos] != 0:
-            out.append(bytes((0, 0x53, next(missing))))
+            out.append(MARKER + bytes((next(missing),)))
             pos = skip(encoded, pos, end)
         elif encoded[pos + 2] == APPLICATION_PROPERTIES:
             start += _DESCRIPTOR
             pos = skip(encoded, start, end)
-        elif encoded[pos + 2] in _BODIES:
+        elif encoded[pos + 2] in BODIES:
             pos = end  # the body comes last
         else:
             pos = skip(encoded, pos, end)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp import message as module
+from eventpump.amqp import sections as module
 from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import Data, EventFields, Header, Message, Properties, Scan, scan_event
+from eventpump.amqp.message import Data, Header, Message, Properties
+from eventpump.amqp.sections import EventFields, Scan, scan_event
 from eventpump.amqp.types import Symbol, Timestamp
 
 SEQUENCE, OFFSET, ENQUEUED, KEY = map(

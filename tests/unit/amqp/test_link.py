@@ -150,7 +150,7 @@ def test_peer_ignores_max_message_size(size: int) -> None:
     for event in only(client, LinkDetached), only(server, LinkDetached):
         assert event.error is not None
         assert event.error.condition == "amqp:link:message-size-exceeded"
-    assert receiver.partial is None
+    assert receiver.incoming.buffer is None
 
 
 def test_window() -> None:
@@ -495,7 +495,7 @@ def test_aborted() -> None:
     pair, receiver = receiving()
     data = frame(0, Transfer(0, 0, b"t", 0, True, True), b"part") + frame(0, Transfer(0, aborted=True))
     assert pair.server.receive(data) == []
-    assert receiver.partial is None
+    assert receiver.incoming.buffer is None
     assert payloads(pair.server.receive(frame(0, Transfer(0, 1, b"t", 0, True), b"whole"))) == [b"whole"]
 
 
@@ -546,10 +546,10 @@ def test_endless_delivery() -> None:
     """Frames without content do not add up, and content adds up to the advertised size at most."""
     pair, receiver = receiving()
     pair.server.receive(frame(0, Transfer(0, 0, b"t", more=True)) * 5000)
-    assert receiver.partial == bytearray()
+    assert receiver.incoming.buffer == bytearray()
     events = pair.server.receive(frame(0, Transfer(0, 0, b"t", more=True), b"x" * 100) * 11)
     assert only(events, LinkDetached).error is not None
-    assert receiver.partial is None
+    assert receiver.incoming.buffer is None
 
 
 # ------------------------------------------------------------------------------------------------- endings

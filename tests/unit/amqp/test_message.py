@@ -11,18 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp.codec import DecodeError, EncodeError, encode
-from eventpump.amqp.message import (
-    AmqpSequence,
-    AmqpValue,
-    Data,
-    Header,
-    Message,
-    Properties,
-    check_sections,
-    encode_data,
-    section,
-    section_spans,
-)
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.sections import check_sections, encode_data, section, section_spans
 from eventpump.amqp.types import Described, Symbol, ULong
 from tests.unit.amqp.values import SCALARS, symbol_maps, symbols, texts, values
 

@@ -297,7 +297,7 @@ def read(make: type[Connection], stream: bytes, *, enforce: bool = True) -> Any:
     pair.server.data_to_send()
     events = pair.server.receive(stream)
     links = [link for each in pair.server.sessions.values() for link in each.links.values()]
-    counts = [(link.credit, link.allowance, link.delivery_count, link.partial) for link in links]
+    counts = [(link.credit, link.allowance, link.delivery_count, link.incoming.buffer) for link in links]
     ids = [each.next_incoming_id for each in pair.server.sessions.values()]
     return story(events), counts, ids, pair.server.state
 
@@ -329,7 +329,7 @@ def bounded(engine: Connection) -> bool:
     links = [link for session in engine.sessions.values() for link in session.links.values()]
     return (
         sum(map(len, engine._pending)) <= engine.config.max_frame_size
-        and all(len(link.partial or b"") <= (link.max_message_size or engine.config.max_message_size) for link in links)
+        and all(len(link.incoming.buffer or b"") <= link.largest_message for link in links)
         and len(links) <= 256 * (engine.config.handle_max + 1)
         and len(engine._forms) <= 1024
         and not engine._inboxes

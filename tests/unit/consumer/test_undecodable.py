@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from eventpump.amqp.message import section
+from eventpump.amqp.sections import section
 from eventpump.amqp.types import Timestamp
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy

@@ -11,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp.codec import DecodeError, encode
-from eventpump.amqp.message import (
-    AmqpSequence,
-    AmqpValue,
-    Data,
-    EventFields,
-    Header,
-    Message,
-    Properties,
-    check_sections,
-    scan_event,
-)
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.sections import EventFields, check_sections, scan_event
 from eventpump.amqp.types import Described, Int, Short, Symbol, Timestamp
 from eventpump.emulator.stamping import add_delivery_annotations, stamp
 from eventpump.eventhubs.events import ReceivedEvent

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp.codec import encode
-from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties, section, section_spans
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.sections import section, section_spans
 from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent

@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.message import (
-    APPLICATION_PROPERTIES,
-    DELIVERY_ANNOTATIONS,
-    FOOTER,
-    MESSAGE_ANNOTATIONS,
-    AmqpValue,
-    Data,
-    Header,
-    Message,
-    Properties,
-)
+from eventpump.amqp.message import AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
+from eventpump.amqp.sections import APPLICATION_PROPERTIES, DELIVERY_ANNOTATIONS, FOOTER, MESSAGE_ANNOTATIONS
 from eventpump.amqp.types import Array, Char, Decimal64, Int, Short, Symbol, Timestamp, UByte
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import encode_batch

@@ -1,0 +1,204 @@
+"""How transfers become deliveries at the receiving end of a link (AMQP 1.0, 2.6.7, 2.6.14, 2.7.5).
+
+`Reassembly` puts a delivery together that comes in several transfers. `Form` recognizes the transfers that need no
+decoding: those that a peer writes like an earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eventpump.amqp.codec import skip
+from eventpump.amqp.performatives import Transfer
+
+_TRANSFER_MARK = b"\x00\x53\x14\xc0"
+_ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
+
+
+class Delivery(NamedTuple):
+    """A message that has arrived whole.
+
+    Attributes:
+        payload: the encoded message.
+        delivery_id: to settle it by.
+        message_format: of the message.
+        is_settled: whether the sender settled it, so that there is nothing to settle.
+    """
+
+    payload: bytes
+    delivery_id: int
+    message_format: int
+    is_settled: bool
+
+
+class Violation(NamedTuple):
+    """Why a link must be detached: its peer exceeded what it was granted."""
+
+    condition: str
+    description: str
+
+
+class UnfinishedBytes:
+    """Counts the bytes of deliveries that are not whole yet, over all links of a connection.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, size: int, limit: int | None) -> bool:
+        """Count more bytes. Return False, and count none, where there would be more than `limit` then."""
+        if limit is not None and self.count + size > limit:
+            return False
+        self.count += size
+        return True
+
+    def remove(self, size: int) -> None:
+        """Stop counting bytes that are no longer held."""
+        self.count -= size
+
+
+class Reassembly:
+    """The delivery that is arriving on a link.
+
+    Attributes:
+        buffer: what came of it so far; None between deliveries.
+        delivery_id: its id.
+        message_format: its message format.
+        is_settled: whether one of its transfers said that it is settled.
+    """
+
+    __slots__ = ("_unfinished", "buffer", "delivery_id", "is_settled", "message_format")
+
+    def __init__(self, unfinished: UnfinishedBytes) -> None:
+        self._unfinished = unfinished
+        self.buffer: bytearray | None = None
+        self.delivery_id = 0
+        self.message_format = 0
+        self.is_settled = False
+
+    def begin(self, delivery_id: int, message_format: int) -> None:
+        """Start a delivery, at its first transfer."""
+        self.buffer = bytearray()
+        self.delivery_id = delivery_id
+        self.message_format = message_format
+        self.is_settled = False
+
+    def add(
+        self, transfer: Transfer, payload: bytes, size_limit: int, total_limit: int | None
+    ) -> Delivery | Violation | None:
+        """Add a transfer, its first one too, to the delivery.
+
+        Args:
+            transfer: the transfer.
+            payload: the part of the message in it.
+            size_limit: the largest message, in bytes.
+            total_limit: how many bytes of unfinished deliveries the connection holds at most; None for no limit.
+
+        Returns:
+            The delivery where it is whole now; a violation where it is larger than allowed; None where more follows,
+            or where it was aborted.
+        """
+        buffer = self.buffer
+        assert buffer is not None
+        if transfer.settled:
+            self.is_settled = True
+        if transfer.aborted:
+            self.drop()
+            return None
+        if len(buffer) + len(payload) > size_limit:
+            return Violation("amqp:link:message-size-exceeded", f"a message of more than {size_limit} bytes")
+        if transfer.more:
+            if not self._unfinished.add(len(payload), total_limit):
+                return Violation(
+                    "amqp:resource-limit-exceeded",
+                    f"the unfinished messages of one connection take more than {total_limit} bytes",
+                )
+            buffer += payload
+            return None
+        self.drop()
+        whole = b"".join((buffer, payload)) if buffer else payload
+        return Delivery(whole, self.delivery_id, self.message_format, self.is_settled)
+
+    def drop(self) -> None:
+        """Release what is held: the delivery is whole, aborted, or will never be whole. Does nothing between them."""
+        if self.buffer is not None:
+            self._unfinished.remove(len(self.buffer))
+            self.buffer = None
+
+
+class Form(NamedTuple):
+    """How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
+
+    Attributes:
+        prefix: all from the frame's data offset to the delivery id's constructor.
+        id_at: where the delivery id begins, counted from the frame's start, as are all places here.
+        tag_mark: the delivery tag's constructor and length.
+        tag_at: where they are.
+        rest: the fields after the tag.
+        rest_at: where they begin.
+        payload_at: where the payload begins.
+        channel: of the frame.
+        handle: of the transfer.
+    """
+
+    prefix: bytes
+    id_at: int
+    tag_mark: bytes
+    tag_at: int
+    rest: bytes
+    rest_at: int
+    payload_at: int
+    channel: int
+    handle: int
+
+    def fits(self, data: bytes, pos: int, size: int) -> bool:
+        """Return whether the frame of `size` bytes at `pos` has this form."""
+        return (
+            size >= self.payload_at
+            and data[pos + 4 : pos + self.id_at] == self.prefix
+            and data[pos + self.rest_at : pos + self.payload_at] == self.rest
+            and data[pos + self.tag_at : pos + self.tag_at + 2] == self.tag_mark
+        )
+
+
+def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> Form | None:
+    """Describe how a transfer is written.
+
+    Args:
+        transfer: the transfer, decoded.
+        data: where it was read.
+        pos: where its frame begins.
+        payload: where its payload begins.
+        channel: of its frame.
+
+    Returns:
+        Its form, None where it is not plain or is written in an unusual way.
+    """
+    if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
+        return None
+    if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:
+        return None
+    id_at = skip(data, pos + 14, payload)
+    width = _ID_WIDTHS.get(data[id_at])
+    if width is None:
+        return None
+    tag_at = id_at + 1 + width
+    if data[tag_at] != 0xA0:
+        return None
+    rest_at = tag_at + 2 + data[tag_at + 1]
+    return Form(
+        prefix=data[pos + 4 : id_at + 1],
+        id_at=id_at + 1 - pos,
+        tag_mark=data[tag_at : tag_at + 2],
+        tag_at=tag_at - pos,
+        rest=data[rest_at:payload],
+        rest_at=rest_at - pos,
+        payload_at=payload - pos,
+        channel=channel,
+        handle=transfer.handle,
+    )

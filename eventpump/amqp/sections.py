@@ -1,0 +1,506 @@
+"""The sections that a message consists of (AMQP 1.0, part 3.2): their grammar, and every walk over them.
+
+`section_at` is the general step. The walks that run once per event are written out (`scan_event`, `check_rest`,
+`prefix_end`); they must read what the general step reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from eventpump.amqp.codec import DecodeError, decode, encode, skip
+from eventpump.amqp.types import Described, Symbol, Timestamp, ULong
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+AMQP_SEQUENCE: Final = 0x76
+AMQP_VALUE: Final = 0x77
+FOOTER: Final = 0x78
+
+MARKER: Final = b"\x00\x53"
+"""How a section begins, before its code: a descriptor, which is a small ulong. Other forms are rare."""
+BODIES: Final = frozenset((DATA, AMQP_SEQUENCE, AMQP_VALUE))
+
+_BINARY: Final = frozenset((0xA0, 0xB0))
+_LIST: Final = frozenset((0x45, 0xC0, 0xD0))
+_MAP: Final = frozenset((0xC1, 0xD1))
+
+
+class _Rule(NamedTuple):
+    """What the specification says of one section.
+
+    Attributes:
+        symbol: its descriptor in symbolic form.
+        rank: its place in the order of the sections; the three bodies share one.
+        constructors: those that its value may have; empty for any.
+        repeats: whether a message may have several of it.
+    """
+
+    symbol: str
+    rank: int
+    constructors: frozenset[int]
+    repeats: bool = False
+
+
+_GRAMMAR: Final = {
+    HEADER: _Rule("amqp:header:list", 1, _LIST),
+    DELIVERY_ANNOTATIONS: _Rule("amqp:delivery-annotations:map", 2, _MAP),
+    MESSAGE_ANNOTATIONS: _Rule("amqp:message-annotations:map", 3, _MAP),
+    PROPERTIES: _Rule("amqp:properties:list", 4, _LIST),
+    APPLICATION_PROPERTIES: _Rule("amqp:application-properties:map", 5, _MAP),
+    DATA: _Rule("amqp:data:binary", 6, _BINARY, repeats=True),
+    AMQP_SEQUENCE: _Rule("amqp:amqp-sequence:list", 6, _LIST, repeats=True),
+    AMQP_VALUE: _Rule("amqp:amqp-value:*", 6, frozenset()),
+    FOOTER: _Rule("amqp:footer:map", 7, _MAP),
+}
+_CODES: Final = {rule.symbol: code for code, rule in _GRAMMAR.items()}
+_LONGEST_DESCRIPTOR: Final = 6 + max(map(len, _CODES))
+"""Bytes of the longest descriptor of a section. Longer ones are not decoded: they could hold any number of values."""
+
+_NARROW: Final = frozenset((0xA0, 0xC0, 0xC1))
+_WIDE: Final = frozenset((0xB0, 0xD0, 0xD1))
+"""Constructors of binaries, lists and maps whose size takes one byte, and four."""
+
+
+_IS_WIDE: Final = 0x10
+"""The bit of a constructor that tells them apart."""
+_rank_of: Final = {
+    MARKER + bytes((code, constructor)): rule.rank
+    for code, rule in _GRAMMAR.items()
+    for constructor in (_NARROW | _WIDE) & (rule.constructors or _NARROW | _WIDE)
+}.get
+"""Ranks of sections by how they begin, for all that hold what they may in one of these forms."""
+
+_from_bytes = int.from_bytes
+
+
+# --------------------------------------------------------------------------------------------------- encoding
+
+
+def section(code: int, value: Any) -> bytes:
+    """Encode one section other than data. :raises EncodeError: the value has no AMQP form."""
+    return encode(Described(ULong(code), value))
+
+
+NARROW_DATA: Final = MARKER + bytes((DATA, 0xA0))
+WIDE_DATA: Final = MARKER + bytes((DATA, 0xB0))
+"""How data sections begin, before their size of one byte, and of four."""
+_DATA_HEADS = tuple(NARROW_DATA + bytes((size,)) for size in range(256))
+_pack_large_data = struct.Struct(">4sI").pack
+
+
+def data_head(size: int) -> bytes:
+    """Encode what stands before the payload of a data section (3.2.6), by its size in bytes."""
+    return _DATA_HEADS[size] if size < 256 else _pack_large_data(WIDE_DATA, size)
+
+
+def encode_data(payload: bytes) -> bytes:
+    """Encode one data section (3.2.6)."""
+    return data_head(len(payload)) + payload
+
+
+# ---------------------------------------------------------------------------------------------- the general walk
+
+
+def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
+    """Read the descriptor of a section, in any form.
+
+    Returns:
+        The section's code, 0 for one that the specification does not have; and where its value begins.
+
+    Raises:
+        DecodeError: There is no descriptor.
+    """
+    if raw[pos] != 0:
+        raise DecodeError("a message is not a run of sections")
+    value = skip(raw, pos + 1, end)
+    descriptor = decode(raw, pos + 1, value)[0] if value - pos <= _LONGEST_DESCRIPTOR else None
+    code = _CODES.get(descriptor, 0) if isinstance(descriptor, Symbol) else descriptor
+    return (int(code) if isinstance(code, int) and code in _GRAMMAR else 0), value
+
+
+def section_at(raw: bytes, pos: int, end: int) -> tuple[int, int, int]:
+    """Find the section at `pos`.
+
+    Returns:
+        Its code, where its value begins, and where it ends.
+
+    Raises:
+        DecodeError: There is no section of a message, or it is longer than what is there.
+    """
+    if raw[pos : pos + 2] == MARKER and pos + 2 < end:
+        code, value = raw[pos + 2], pos + 3
+    else:
+        code, value = code_at(raw, pos, end)
+    if not HEADER <= code <= FOOTER:
+        raise DecodeError("a message has an unknown section")
+    return code, value, skip(raw, value, end)
+
+
+def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
+    """Find the sections of a message.
+
+    Returns:
+        For each its code, where its descriptor starts, and where it ends.
+
+    Raises:
+        DecodeError: The bytes are not a run of sections.
+    """
+    spans: list[tuple[int, int, int]] = []
+    pos, end = 0, len(raw)
+    while pos < end:
+        code, _, after = section_at(raw, pos, end)
+        spans.append((code, pos, after))
+        pos = after
+    return spans
+
+
+def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
+    """Find the sections of a message, and check that each holds what it may (3.2), and stands there as often as it may.
+
+    Their values are not decoded: inside of a map or list there may still be something that is no AMQP value. Their
+    order is not looked at.
+
+    Returns:
+        For each its code, where its descriptor starts, where its value begins, and where it ends.
+
+    Raises:
+        DecodeError: The bytes are no message.
+    """
+    found: list[tuple[int, int, int, int]] = []
+    seen: set[int] = set()
+    pos, end = 0, len(raw)
+    while pos < end:
+        code, value, after = section_at(raw, pos, end)
+        rule = _GRAMMAR[code]
+        if rule.constructors and raw[value] not in rule.constructors:
+            raise DecodeError("a section holds a value of another type than it may")
+        if code in seen and not rule.repeats:
+            raise DecodeError("a message has a section twice")
+        seen.add(code)
+        found.append((code, pos, value, after))
+        pos = after
+    if len(seen & BODIES) > 1:
+        raise DecodeError("a message has bodies of several kinds")
+    return found
+
+
+# ------------------------------------------------------------------------------------- the parts of a message
+
+_SMALL_HEADER: Final = MARKER + bytes((HEADER, 0xC0))
+_SMALL_ANNOTATIONS: Final = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xC1))
+
+
+def prefix_end(raw: bytes) -> int:
+    """Find where the header and annotations end that a message begins with.
+
+    What follows them is not looked at; where the last of them is cut off, the place lies behind the message's end.
+
+    Raises:
+        DecodeError: One of them is broken.
+    """
+    pos = 0
+    end = len(raw) - 4
+    if raw[:4] == _SMALL_HEADER and end > 0:
+        # As we write events with a key: header and annotations in their short forms.
+        pos = 5 + raw[4]
+        if raw[pos : pos + 4] == _SMALL_ANNOTATIONS and pos < end:
+            pos += 5 + raw[pos + 4]
+    while pos <= end and raw[pos] == 0:
+        if raw[pos + 1] != 0x53:
+            return _general_prefix_end(raw)
+        if raw[pos + 2] > MESSAGE_ANNOTATIONS:
+            break
+        if raw[pos + 3] in _NARROW and pos < end:
+            pos += 5 + raw[pos + 4]
+        else:
+            pos = skip(raw, pos, len(raw))
+    return pos
+
+
+def _general_prefix_end(raw: bytes) -> int:
+    end = 0
+    for code, _, after in section_spans(raw):
+        if code > MESSAGE_ANNOTATIONS:
+            break
+        end = after
+    return end
+
+
+def check_rest(raw: bytes, pos: int) -> None:
+    """Check what follows the header and annotations of a message, as `check_sections` does.
+
+    Sections in their usual forms and order are walked by their lengths.
+
+    Args:
+        raw: the message.
+        pos: where its header and annotations end (`prefix_end`).
+
+    Raises:
+        DecodeError: It is not a message, or a header or annotations section is there too.
+    """
+    start, size = pos, len(raw)
+    last = _LAST_OF_PREFIX
+    while pos + 4 < size:
+        head = raw[pos : pos + 4]
+        rank = _rank_of(head, 0)
+        if rank <= last:
+            break
+        last = rank
+        if head[3] & _IS_WIDE:
+            pos += 8 + _from_bytes(raw[pos + 4 : pos + 8], "big")
+        else:
+            pos += 5 + raw[pos + 4]
+    if pos < size:
+        if any(found[0] <= MESSAGE_ANNOTATIONS for found in check_sections(raw[start:])):
+            raise DecodeError("a header or annotations section is out of place")
+    elif pos > size or not size:
+        raise DecodeError("the message ends inside a section")
+
+
+_LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank
+
+
+# ------------------------------------------------------------------------------------------ the scan of events
+
+
+@dataclass(frozen=True, slots=True)
+class EventFields:
+    """The names of the annotations that `scan_event` reads, and nothing else of Event Hubs.
+
+    :ivar layouts: how the events scanned before were laid out, by how they begin; kept by `scan_event`.
+    """
+
+    sequence_number: bytes
+    offset: bytes
+    enqueued_time: bytes
+    layouts: dict[bytes, tuple[_Layout, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+
+Scan = tuple[int | None, str | None, int | None, bytes | None]
+"""Sequence number, offset, enqueued time (ms since the epoch), and the body where it is one data section."""
+
+
+class _Layout(NamedTuple):
+    """Where the values of a message's annotations lie, and every byte between them.
+
+    The next message of that layout is taken apart by one `struct` call; equal constants prove that it is of it. A
+    service writes few layouts: they differ by the lengths of offsets and partition keys.
+
+    :param unpack: gives constants and values in turn, the last value being the body's size where `is_plain`.
+    :param constants: what the constants must be.
+    :param end: where the annotations end; where `is_plain`, where the body begins.
+    :param sequence: the index of the value among what `unpack` gives; likewise the other two.
+    :param is_plain: whether a large data section follows the annotations.
+    """
+
+    unpack: Callable[[bytes], tuple[Any, ...]]
+    constants: tuple[bytes, ...]
+    end: int
+    sequence: int
+    offset: int
+    enqueued: int
+    is_plain: bool
+
+
+_NO_LAYOUT = _Layout(lambda _: (), (b"",), 0, 0, 0, 0, False)
+"""Fits nothing: stands for a message that could not be described."""
+_MAX_LAYOUTS = 256
+_MAX_ALIKE = 4
+"""How many layouts that begin alike are told apart."""
+_WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+"""The fixed-width categories of values (1.2)."""
+
+
+def scan_event(raw: bytes, names: EventFields) -> Scan:
+    """Read the three known annotations and a single data section, without a dictionary.
+
+    What is missing, of another type, or (the body) of another kind is None: the general decoder then tells more.
+
+    :raises DecodeError: the bytes are not a run of sections.
+    """
+    try:
+        # The annotations' size and count belong to the key; a header may stand before them (3.2).
+        key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]
+        for unpack, constants, end, sequence_at, offset_at, time_at, is_plain in names.layouts.get(key, ()):
+            found = unpack(raw)
+            if found[::2] == constants:
+                if is_plain and end + found[-1] == len(raw):
+                    return found[sequence_at], found[offset_at].decode(), found[time_at], raw[end:]
+                rest = end - 8 if is_plain else end
+                return _walk_event(raw, names, rest, found[sequence_at], found[offset_at].decode(), found[time_at])
+    except (IndexError, UnicodeDecodeError, struct.error):
+        return _walk_event(raw, names)
+    scan = _walk_event(raw, names)
+    _learn_layout(raw, key, names)
+    return scan
+
+
+def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
+    """Keep the layout of a message that `_walk_event` found sound, where there is room. Tried a few times per key."""
+    alike = names.layouts.get(key, ())
+    if len(names.layouts) >= _MAX_LAYOUTS or len(alike) >= _MAX_ALIKE:
+        return
+    if key[-6:-2] == b"\x00\x53\x72\xc1" and (len(key) == 6 or key[:4] == b"\x00\x53\x70\xc0"):
+        names.layouts[key] = (*alike, _layout(raw, len(key), names) or _NO_LAYOUT)
+
+
+def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
+    """Describe a sound message whose annotations, a small map, begin at `pos`. None where one of the three is missing,
+    or where a value has a size that a struct cannot tell.
+    """
+    item, end = pos, pos - 1 + raw[pos - 2]
+    kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
+    places: dict[bytes, int] = {}
+    constants: list[bytes] = []
+    form, since = ">", 0
+    while item < end:
+        if raw[item] != 0xA3:
+            return None
+        value = item + 2 + raw[item + 1]
+        name, kind = raw[item + 2 : value], raw[value]
+        value += 1
+        if kind >> 4 == 0xA:
+            width = raw[value]
+            value += 1
+        elif kind >> 4 in _WIDTHS:
+            width = _WIDTHS[kind >> 4]
+        else:
+            return None
+        code = kinds[name].get(kind) if name in kinds else "s"
+        if code is None:
+            return None
+        places[name] = 2 * len(constants) + 1
+        constants.append(raw[since:value])
+        form += f"{value - since}s{width if code == 's' else ''}{code}"
+        item = since = value + width
+    if not places.keys() >= kinds.keys():
+        return None
+    is_plain = raw[end : end + 4] == WIDE_DATA
+    if is_plain:
+        constants.append(WIDE_DATA)
+        form += "4sI"
+        end += 8
+    sequence, offset, enqueued = (places[name] for name in kinds)
+    return _Layout(struct.Struct(form).unpack_from, tuple(constants), end, sequence, offset, enqueued, is_plain)
+
+
+def _walk_event(
+    raw: bytes,
+    names: EventFields,
+    pos: int = 0,
+    sequence: int | None = None,
+    offset: str | None = None,
+    enqueued: int | None = None,
+) -> Scan:
+    """Do what `scan_event` does, for any message, in one walk.
+
+    :param pos: where to begin: after the annotations, where their values are known.
+    """
+    sequence_name, offset_name, time_name = names.sequence_number, names.offset, names.enqueued_time
+    body: bytes | None = None
+    bodies = 0
+    has_annotations = pos > 0
+    end = len(raw)
+    try:
+        while pos < end:
+            constructor = raw[pos + 3]
+            if raw[pos] or raw[pos + 1] != 0x53 or constructor < 0xA0:
+                if raw[pos]:
+                    raise DecodeError("a message is not a run of sections")
+                code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
+                if code in (DATA, MESSAGE_ANNOTATIONS):
+                    raise DecodeError("a data section holds no binary, or the message annotations are no map")
+                # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
+                pos = skip(raw, pos, end)
+                bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0
+                continue
+            if constructor & 0x10:
+                start = pos + 8
+                after = start + _from_bytes(raw[pos + 4 : start], "big")
+            else:
+                start = pos + 5
+                after = start + raw[pos + 4]
+            if after > end:
+                raise DecodeError("a section runs past the end of its message")
+            code = raw[pos + 2]
+            if code == 0x75:
+                if constructor & 0xEF != 0xA0:
+                    raise DecodeError("a data section holds no binary")
+                body = raw[start:after]
+                bodies += 1
+            elif code == 0x72:
+                if has_annotations or constructor & 0xEF != 0xC1:
+                    raise DecodeError("the message annotations are there twice, or are no map")
+                has_annotations = True
+                item = start + (4 if constructor & 0x10 else 1)
+                while item < after:
+                    if raw[item] != 0xA3:
+                        item = skip(raw, skip(raw, item, after), after)
+                        continue
+                    value = item + 2 + raw[item + 1]
+                    name = raw[item + 2 : value]
+                    kind = raw[value]
+                    if name == sequence_name and kind == 0x81:
+                        item = value + 9
+                        sequence = _from_bytes(raw[value + 1 : item], "big", signed=True)
+                    elif name == offset_name and kind == 0xA1:
+                        item = value + 2 + raw[value + 1]
+                        offset = raw[value + 2 : item].decode()
+                    elif name == time_name and kind == 0x83:
+                        item = value + 9
+                        enqueued = _from_bytes(raw[value + 1 : item], "big", signed=True)
+                    elif name == sequence_name and kind == 0x55:
+                        item = value + 2
+                        sequence = _from_bytes(raw[value + 1 : item], "big", signed=True)
+                    else:
+                        item = skip(raw, value, after)
+                if item != after:
+                    raise DecodeError("the message annotations are larger than their items")
+            elif code > 0x75:
+                bodies += 2
+            pos = after
+    except (IndexError, UnicodeDecodeError):
+        raise DecodeError("a section runs past the end of its message, or its text is not UTF-8") from None
+    return sequence, offset, enqueued, body if bodies == 1 else None
+
+
+def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str | None, int | None]:
+    """Read the three known annotations of a message that cannot be decoded as a whole.
+
+    The service writes them, whatever it takes the rest of a message to be. What stands before them must be sections;
+    what stands behind them does not matter.
+
+    :returns: sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
+    """
+    found: dict[bytes, Any] = {}
+    pos, end = 0, len(raw)
+    try:
+        while pos < end:
+            code, value = code_at(raw, pos, end)
+            if code == MESSAGE_ANNOTATIONS:
+                width = 4 if raw[value] & 0x10 else 1
+                pos = value + 1 + 2 * width if raw[value] in _MAP else end
+                while pos < end and len(found) < 3:
+                    name, value = decode(raw, pos, end)
+                    pos = skip(raw, value, end)
+                    key = name.encode() if isinstance(name, str) else b""
+                    if key in (names.sequence_number, names.offset, names.enqueued_time):
+                        found[key] = decode(raw, value, pos)[0]
+                break
+            pos = skip(raw, value, end)
+    except (DecodeError, IndexError):
+        pass  # what was found before it counts
+    sequence, offset, enqueued = map(found.get, (names.sequence_number, names.offset, names.enqueued_time))
+    return (
+        int(sequence) if isinstance(sequence, int) and not isinstance(sequence, bool) else None,
+        str(offset) if isinstance(offset, str) else None,
+        int(enqueued) if isinstance(enqueued, Timestamp) else None,
+    )
