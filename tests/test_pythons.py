@@ -24,7 +24,7 @@ _VERSIONS = re.findall(r"Python :: (3\.\d+)$", "\n".join(_PROJECT["classifiers"]
 _HERE = ".".join(platform.python_version_tuple()[:2])
 _INSTALLED = ("eventpump", "pyspark_eventpump", "pyproject.toml", "README.md", "LICENSE")
 
-_PART = ("cli", "storage", "testing", "transport", "wire")
+_PART = ("cli", "storage", "testing", "transport", "net")
 """The folders of unit tests that the gate runs: where the event loop, threads, TLS and SQLite are used."""
 _NEEDED = re.compile(r"pytest|hypothesis|psutil|trustme")
 """What they need of the extra `test`: not Spark, which is most of what it installs."""
