@@ -37,10 +37,11 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.reports import HostReport, PartitionFailed
+from tests.support.connecting import connection_string_to
 
 KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
 WRONG_KEY = "AnotherSecretKeyOfTheUser+/0123456789abcdef="
-STRING = f"Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=name;SharedAccessKey={KEY}"
+STRING = connection_string_to("example.servicebus.windows.net", key=KEY)
 LIMIT = 10.0
 """Seconds after which something that was got wrong counts as a hang."""
 
@@ -237,10 +238,7 @@ async def test_a_service_that_is_not_there(
     unused_tcp_port: int, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody listens: that is said within the retries or the start-up time, with the address."""
-    string = (
-        f"Endpoint=sb://127.0.0.1:{unused_tcp_port};SharedAccessKeyName=name;SharedAccessKey={KEY}"
-        ";UseDevelopmentEmulator=true"
-    )
+    string = connection_string_to("127.0.0.1", unused_tcp_port, key=KEY, is_plain=True)
     await refused(caplog, ConnectionLostError, f"127.0.0.1:{unused_tcp_port}", lambda: client(string, "telemetry"))
 
 
@@ -255,9 +253,7 @@ async def test_a_service_that_speaks_something_else(client: Client, caplog: pyte
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        string = (
-            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=name;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
-        )
+        string = connection_string_to("127.0.0.1", port, key=KEY, is_plain=True)
         await refused(caplog, ConnectionLostError, "", lambda: client(string, "telemetry"))
 
 
