@@ -27,9 +27,19 @@ def pytest_configure(config: pytest.Config) -> None:
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
+    config.addinivalue_line("markers", "long: run with --long only; deselected without it")
     config.addinivalue_line("markers", "made_up_tokens: the test's tokens are any text, and are not looked for in it")
     config.pluginmanager.register(MatrixReport())
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what only the long form runs."""
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long") is not None]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item.get_closest_marker("long") is None]
 
 
 def pytest_report_header() -> str:
