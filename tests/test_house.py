@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import eventpump
+from tests.support.order import LONGEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -180,3 +181,8 @@ def test_each_module_has_the_test_file_that_its_name_suggests_or_a_row() -> None
         f"{module}: {file}" for module, files in rows.items() for file in files if not (ROOT / "tests" / file).is_file()
     ]
     assert missing == [], "these rows of _COVERED_BY name files that are not there"
+
+
+def test_the_files_that_start_first_are_there() -> None:
+    """A file that was renamed or removed does not stay in the list of those that take longest."""
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
