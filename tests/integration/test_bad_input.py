@@ -61,7 +61,7 @@ class Nothing(EventProcessor):
 
 
 async def run_host(connection_string: str, hub: str | None, **options: Any) -> None:
-    options.setdefault("leases", MemoryLeaseStore())
+    options.setdefault("lease_store", MemoryLeaseStore())
     options.setdefault("processor", Nothing())
     options.setdefault("startup_timeout", 1.0)
     async with EventProcessorHost(connection_string, hub, **options) as host:
@@ -309,8 +309,8 @@ async def test_a_wrong_connection_option(
         ({"processor": dict}, "processor"),
         ({"processor": EventProcessor}, "processor"),
         ({"processor": lambda: "no processor", "initial_position": "-1"}, "processor"),
-        ({"leases": None}, "leases"),
-        ({"leases": MemoryLeaseStore}, "leases"),
+        ({"lease_store": None}, "lease_store"),
+        ({"lease_store": MemoryLeaseStore}, "lease_store"),
     ],
 )
 async def test_a_wrong_host_option(
@@ -373,7 +373,7 @@ async def test_leases_that_cannot_be_kept(service: Emulator, tmp_path: Path, cap
             caplog,
             ConfigurationError,
             "path",
-            lambda leases=leases: run_host(service.connection_string, "telemetry", leases=leases),  # type: ignore[misc]  # the default is the type
+            lambda leases=leases: run_host(service.connection_string, "telemetry", lease_store=leases),  # type: ignore[misc]  # the default is the type
         )
 
 
