@@ -13,10 +13,14 @@ from tests.authority import Authority
 from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
+from tests.support.order import LONGEST
 from tests.ways import Way, ways_of
 
 settings.register_profile("gate", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+
+
+_PLACES = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,9 +32,23 @@ def pytest_configure(config: pytest.Config) -> None:
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
+    config.addinivalue_line("markers", "long: run with --long only; deselected without it")
     config.addinivalue_line("markers", "made_up_tokens: the test's tokens are any text, and are not looked for in it")
     config.pluginmanager.register(MatrixReport())
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # pytest-xdist would start the files with the most tests first
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what only the long form runs, and put the files that take longest first."""
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long") is not None]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    # Stable, and after pytest-randomly: all other files, and the tests of each file, stay in random order.
+    items.sort(key=lambda item: _PLACES.get(item.nodeid.partition("::")[0], len(_PLACES)))
 
 
 def pytest_report_header() -> str:

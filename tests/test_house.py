@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import eventpump
+from tests.support.order import LONGEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +26,97 @@ PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore Qu
 Recovery RequestRefusedError RetryOptions SendResult ServiceBusyError ServiceError ServiceTimeoutError SharedKey
 SharedSignature SqliteLeaseStore SqlitePublisherStateStore StoreError StoredPublisherState
 """
+
+_COVERED_BY = {
+    "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",
+    "amqp/types.py": "unit/amqp/test_codec.py",
+    "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
+    "cli/emulator.py": "integration/test_emulator_command.py",
+    "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
+    "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
+    "clients.py": "contract/test_transports.py integration/test_bad_input.py",
+    "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",
+    "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
+    "consumer/opening.py": "unit/consumer/test_data_loss.py unit/consumer/test_starts.py",
+    "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
+    "consumer/tasks.py": "unit/consumer/test_escapes.py",
+    "consumer/turns.py": "unit/consumer/test_limits.py",
+    "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
+    "demo/command.py": "integration/test_programs.py",
+    "demo/exchange.py": "integration/test_programs.py",
+    "demo/fleet.py": "integration/test_programs.py",
+    "demo/host.py": "integration/test_programs.py",
+    "demo/job.py": "spark/test_demo.py",
+    "demo/market.py": "unit/demo/test_bars.py",
+    "demo/pipeline.py": "spark/test_demo.py",
+    "demo/processing.py": "integration/test_programs.py",
+    "demo/record.py": "unit/demo/test_verify.py",
+    "demo/scene.py": "integration/test_programs.py",
+    "demo/view.py": "integration/test_programs.py",
+    "emulator/durable.py": "integration/test_emulator_durable.py",
+    "emulator/links.py": "integration/test_emulator.py integration/test_emulator_hostile.py",
+    "emulator/long_keys.py": "integration/test_emulator_hostile.py",
+    "emulator/nodes.py": "integration/test_emulator.py integration/test_emulator_hostile.py",
+    "emulator/server.py": "integration/test_emulator.py integration/test_websockets.py",
+    "emulator/service.py": "integration/test_emulator.py unit/emulator/test_connection.py",
+    "errors.py": "unit/producer/test_publisher.py unit/eventhubs/test_conditions.py integration/test_bad_input.py",
+    "eventhubs/names.py": "unit/eventhubs/test_envelope.py unit/eventhubs/test_sealing.py",
+    "eventhubs/numbering.py": "unit/core/test_sequencer.py unit/eventhubs/test_sealing.py",
+    "eventhubs/requests.py": "unit/eventhubs/test_cbs.py unit/eventhubs/test_management.py",
+    "interfaces.py": "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py",
+    "options/base.py": "unit/test_settings.py",
+    "options/connection.py": "unit/test_settings.py",
+    "options/connection_string.py": "unit/test_settings.py",
+    "options/consumer.py": "unit/test_settings.py",
+    "options/credentials.py": "unit/test_settings.py",
+    "options/producer.py": "unit/test_settings.py",
+    "producer/marks.py": "unit/producer/test_claiming.py",
+    "producer/tail.py": "unit/producer/test_claiming.py",
+    "spark/data_source.py": "spark/test_source_batch.py spark/test_source_queries.py",
+    "spark/java.py": "spark/test_java.py",
+    "spark/local.py": "spark/test_demo.py spark/test_fixtures.py",
+    "spark/sink/at_least_once.py": "spark/test_sink.py",
+    "spark/sink/attempt.py": "unit/spark/test_ledger.py",
+    "spark/sink/data_source_writer.py": "spark/test_writer.py",
+    "spark/sink/encode.py": "spark/test_sink_encode.py",
+    "spark/sink/exactly_once.py": "unit/spark/test_publish.py faults/test_sink.py spark/test_sink.py",
+    "spark/sink/executor.py": "spark/test_sink.py",
+    "spark/sink/foreach_batch.py": "spark/test_sink.py",
+    "spark/sink/protocol.py": "unit/spark/test_ledger.py unit/spark/test_publish.py",
+    "spark/sink/records.py": "unit/spark/test_ledger.py contract/test_ledger_stores.py",
+    "spark/sink/staging.py": "spark/test_sink.py",
+    "spark/source/columnar.py": "spark/test_source_batch.py spark/test_source_readers.py",
+    "spark/source/lookups.py": "spark/test_source_readers.py",
+    "spark/source/progress.py": "spark/test_progress.py",
+    "spark/source/readers.py": "spark/test_source_readers.py",
+    "spark/source/schema.py": "spark/test_source_batch.py",
+    "storage/blob_access.py": "contract/test_blob_leases.py contract/test_publisher_states.py",
+    "storage/leases/blob.py": "contract/test_blob_leases.py contract/test_lease_stores.py",
+    "storage/ledgers/blob.py": "contract/test_ledger_stores.py",
+    "storage/ledgers/directory.py": "contract/test_ledger_stores.py",
+    "storage/ledgers/interface.py": "contract/test_ledger_stores.py",
+    "storage/ledgers/opening.py": "contract/test_ledger_stores.py",
+    "storage/publisher_states/blob.py": "contract/test_publisher_states.py",
+    "storage/publisher_states/form.py": "contract/test_publisher_states.py",
+    "storage/publisher_states/memory.py": "contract/test_publisher_states.py",
+    "storage/publisher_states/sqlite.py": "contract/test_publisher_states.py",
+    "testing/conformance/leases.py": "contract/test_lease_stores.py",
+    "testing/conformance/publisher_state.py": "contract/test_publisher_states.py",
+    "testing/conformance/transport.py": "contract/test_transports.py",
+    "testing/fixtures.py": "integration/test_readme.py integration/test_cli_send_tail.py",
+    "testing/proxy.py": "faults/test_networks.py integration/test_native_transport.py",
+    "testing/sink.py": "contract/test_transports.py",
+    "testing/threaded.py": "integration/test_spark_receive.py",
+    "transport/base.py": "unit/transport/test_native.py contract/test_transports.py",
+    "transport/connection.py": "unit/transport/test_native.py unit/transport/test_outages.py",
+    "transport/namespace.py": "unit/transport/test_native.py unit/transport/test_requests.py",
+    "transport/uamqp/connection.py": "integration/test_uamqp_transport.py",
+    "transport/uamqp/door.py": "integration/test_without_uamqp.py integration/test_uamqp_transport.py",
+    "transport/uamqp/transport.py": "integration/test_uamqp_transport.py contract/test_transports.py",
+    "transport/uamqp/worker.py": "integration/test_uamqp_transport.py",
+}
+"""By module without a `test_<module>.py`: the files whose tests cover it. Paths are below `eventpump/` and `tests/`."""
 
 
 @pytest.mark.timeout(300)
@@ -62,3 +154,35 @@ def test_importing_the_library_loads_only_what_everybody_needs() -> None:
     )
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert result.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+def _namesakes(module: Path) -> list[Path]:
+    """Return the test files that a module's name suggests: in its package's folder of unit tests, or the one above."""
+    folder = ROOT / "tests" / "unit" / module.parent
+    return [
+        each / f"test_{module.name}" for each in (folder, folder.parent) if each.is_relative_to(ROOT / "tests/unit")
+    ]
+
+
+def test_each_module_has_the_test_file_that_its_name_suggests_or_a_row() -> None:
+    """Who changes a module finds its tests: by its name, or in the table, which lists only files that exist."""
+    modules = {
+        path.relative_to(ROOT / "eventpump")
+        for path in (ROOT / "eventpump").rglob("*.py")
+        if not path.name.startswith("__")
+    }
+    assert len(modules) > 100
+    without = {module for module in modules if not any(path.is_file() for path in _namesakes(module))}
+    rows = {Path(module): files.split() for module, files in _COVERED_BY.items()}
+    assert sorted(without - rows.keys()) == [], "these need a test file of their name, or a row in _COVERED_BY"
+    assert sorted(rows.keys() - modules) == [], "these rows of _COVERED_BY are of no module"
+    assert all(rows.values())
+    missing = [
+        f"{module}: {file}" for module, files in rows.items() for file in files if not (ROOT / "tests" / file).is_file()
+    ]
+    assert missing == [], "these rows of _COVERED_BY name files that are not there"
+
+
+def test_the_files_that_start_first_are_there() -> None:
+    """A file that was renamed or removed does not stay in the list of those that take longest."""
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []

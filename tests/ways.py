@@ -13,7 +13,9 @@ import pytest
 
 from eventpump.emulator.faults import Faults
 from eventpump.emulator.server import Emulator
+from eventpump.eventhubs.events import ReceivedEvent
 from tests.authority import Authority
+from tests.support.reading import read_partition
 
 WAYS = ("native", "uamqp")
 
@@ -77,6 +79,10 @@ class Served:
     def connection_string(self) -> str:
         """Where it is."""
         return self.emulator.connection_string
+
+    async def read(self, hub: str, partition_id: str) -> list[ReceivedEvent]:
+        """Read what a partition holds now."""
+        return await read_partition(self.connection_string, hub, partition_id, **self.options)
 
     @property
     def faults(self) -> Faults:

@@ -76,7 +76,7 @@ class PartitionHost:
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
-            raise ConfigurationError("leases", "must be a lease store, such as SqliteLeaseStore")
+            raise ConfigurationError("lease_store", "must be a lease store, such as SqliteLeaseStore")
         duration = leases.lease_duration
         self._renew_interval = duration / 3 if settings.renew_interval is None else settings.renew_interval
         if self._renew_interval >= duration:

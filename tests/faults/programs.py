@@ -32,6 +32,7 @@ from eventpump.options.connection import connection_settings
 from eventpump.reports import HostReport
 from tests.faults.evidence import Evidence, Fact, Journal, Witnessed, digest_of, read_log
 from tests.support.processes import ChildProcess
+from tests.support.reading import read_partition
 
 HUB = "telemetry"
 AUDIT = "audit"
@@ -492,6 +493,12 @@ async def run_for(host: EventProcessorHost, until: Callable[[], Any]) -> None:
             waiting.cancel()
             await host.aclose()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def stored(connection_string: str, partition_id: str, **options: Any) -> list[str]:
+    """Read the bodies of everything that a partition of the suite's hub holds, as text."""
+    found = await read_partition(connection_string, HUB, partition_id, retry=RETRY, **CONNECTION, **options)
+    return [event.body_as_str() for event in found]
 
 
 def emulator_of(partitions: int, **options: Any) -> Emulator:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eventpump import Emulator, EventData, PartitionReader, RetryOptions
+from eventpump import Emulator, EventData, RetryOptions
 from eventpump.clients import make_transport
 from eventpump.interfaces import (
     HubProperties,
@@ -30,7 +30,7 @@ from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOption
 from eventpump.spark.sink.protocol import Batch, OnProducerStateLost
 from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan
 from eventpump.storage.ledgers.directory import DirectoryLedger
-from tests.faults.programs import CONNECTION, HUB, RETRY
+from tests.faults.programs import CONNECTION, HUB, stored
 
 PARTITIONS = ("0", "1", "2", "3")
 LIMITS = PackingLimits(max_events=7)
@@ -48,15 +48,6 @@ def share(batch_id: int, partition_id: str) -> list[str]:
 def encoded(rows: list[str]) -> list[bytes]:
     """Encode rows."""
     return [EventData(row).encode(None) for row in rows]
-
-
-async def stored(connection_string: str, partition_id: str) -> list[str]:
-    """Read everything a partition holds."""
-    reader = PartitionReader(
-        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION
-    )
-    async with reader:
-        return [event.body_as_str() async for event in reader]
 
 
 class KilledError(Exception):

@@ -94,6 +94,7 @@ async def test_a_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> Non
         await _share(stage, ["frozen", "heir"], 2, BALANCE)
         await publisher.stop()
         evidence = await stage.verify(publisher)
+    assert set(epochs) == set(publisher.partitions)
     for partition, (owner, epoch) in epochs.items():
         assert owner == "frozen"
         evidence.check_silent("frozen", partition, epoch, woken)

@@ -16,7 +16,6 @@ from eventpump import (
     Emulator,
     EventData,
     EventProducer,
-    PartitionReader,
     ProducerStateLostError,
     PublisherIntent,
     PublishOutcomeUnknownError,
@@ -36,7 +35,7 @@ from eventpump.emulator.faults import (
 )
 from eventpump.producer.batch import BatchState
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
-from tests.faults.programs import CONNECTION, HUB, RETRY, Progress, emulator_of, write_config
+from tests.faults.programs import CONNECTION, HUB, Progress, emulator_of, stored, write_config
 from tests.support.processes import EmulatorProcess
 from tests.ways import Way, over_both
 
@@ -79,15 +78,6 @@ def rows(count: int) -> dict[str, list[list[str]]]:
 def flat(batches: Iterable[list[str]]) -> list[str]:
     """Give the events of batches."""
     return [body for batch in batches for body in batch]
-
-
-async def stored(connection_string: str, partition_id: str, **options: Any) -> list[str]:
-    """Read everything a partition holds."""
-    reader = PartitionReader(
-        connection_string, HUB, partition_id=partition_id, end="@latest", retry=RETRY, **CONNECTION, **options
-    )
-    async with reader:
-        return [event.body_as_str() async for event in reader]
 
 
 async def publish(

@@ -46,7 +46,7 @@ from eventpump.spark.sink.records import (
     encode_record,
 )
 from eventpump.storage.ledgers.directory import DirectoryLedger
-from tests.faults.programs import CONNECTION, HUB, RETRY
+from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 from tests.faults.sinking import (
     OPTIONS,
     KilledError,
@@ -56,7 +56,6 @@ from tests.faults.sinking import (
     query_of,
     require_exactly,
     share,
-    stored,
 )
 from tests.support.processes import ChildProcess
 

@@ -11,11 +11,10 @@ from tests.faults.undone.runner import HERE, Undone, copied, lived
 PATCHES = sorted(HERE.glob("*.patch"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_history_sees_what_is_undone(path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_history_sees_what_is_undone(path: Path) -> None:
     """With the patch the named history breaks the stated promise; without it, none."""
-    if not request.config.getoption("--long"):
-        pytest.skip("with --long")
     undone = Undone.read(path)
     assert undone.violation
     with copied(undone.path) as directory:

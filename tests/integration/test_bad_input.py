@@ -37,10 +37,11 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.reports import HostReport, PartitionFailed
+from tests.support.connecting import connection_string_to
 
 KEY = "VerySecretKeyOfTheUser+/0123456789abcdefghij="
 WRONG_KEY = "AnotherSecretKeyOfTheUser+/0123456789abcdef="
-STRING = f"Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=name;SharedAccessKey={KEY}"
+STRING = connection_string_to("example.servicebus.windows.net", key=KEY)
 LIMIT = 10.0
 """Seconds after which something that was got wrong counts as a hang."""
 
@@ -60,7 +61,7 @@ class Nothing(EventProcessor):
 
 
 async def run_host(connection_string: str, hub: str | None, **options: Any) -> None:
-    options.setdefault("leases", MemoryLeaseStore())
+    options.setdefault("lease_store", MemoryLeaseStore())
     options.setdefault("processor", Nothing())
     options.setdefault("startup_timeout", 1.0)
     async with EventProcessorHost(connection_string, hub, **options) as host:
@@ -237,10 +238,7 @@ async def test_a_service_that_is_not_there(
     unused_tcp_port: int, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody listens: that is said within the retries or the start-up time, with the address."""
-    string = (
-        f"Endpoint=sb://127.0.0.1:{unused_tcp_port};SharedAccessKeyName=name;SharedAccessKey={KEY}"
-        ";UseDevelopmentEmulator=true"
-    )
+    string = connection_string_to("127.0.0.1", unused_tcp_port, key=KEY, is_plain=True)
     await refused(caplog, ConnectionLostError, f"127.0.0.1:{unused_tcp_port}", lambda: client(string, "telemetry"))
 
 
@@ -255,9 +253,7 @@ async def test_a_service_that_speaks_something_else(client: Client, caplog: pyte
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        string = (
-            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=name;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
-        )
+        string = connection_string_to("127.0.0.1", port, key=KEY, is_plain=True)
         await refused(caplog, ConnectionLostError, "", lambda: client(string, "telemetry"))
 
 
@@ -313,8 +309,8 @@ async def test_a_wrong_connection_option(
         ({"processor": dict}, "processor"),
         ({"processor": EventProcessor}, "processor"),
         ({"processor": lambda: "no processor", "initial_position": "-1"}, "processor"),
-        ({"leases": None}, "leases"),
-        ({"leases": MemoryLeaseStore}, "leases"),
+        ({"lease_store": None}, "lease_store"),
+        ({"lease_store": MemoryLeaseStore}, "lease_store"),
     ],
 )
 async def test_a_wrong_host_option(
@@ -377,7 +373,7 @@ async def test_leases_that_cannot_be_kept(service: Emulator, tmp_path: Path, cap
             caplog,
             ConfigurationError,
             "path",
-            lambda leases=leases: run_host(service.connection_string, "telemetry", leases=leases),  # type: ignore[misc]  # the default is the type
+            lambda leases=leases: run_host(service.connection_string, "telemetry", lease_store=leases),  # type: ignore[misc]  # the default is the type
         )
 
 

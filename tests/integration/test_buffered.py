@@ -17,8 +17,6 @@ from eventpump import (
     EventData,
     EventProducer,
     EventTooLargeError,
-    PartitionReader,
-    ReceivedEvent,
     RetryOptions,
     SendResult,
 )
@@ -42,15 +40,6 @@ def buffered(service: Served, **options: Any) -> BufferedProducer:
     return BufferedProducer(service.connection_string, "telemetry", **{**service.options, **options})
 
 
-async def stored(service: Served, partition_id: str) -> list[ReceivedEvent]:
-    """Read a partition to its end."""
-    reader = PartitionReader(
-        service.connection_string, "telemetry", partition_id=partition_id, end="@latest", **service.options
-    )
-    async with reader:
-        return [event async for event in reader]
-
-
 async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(service: Served) -> None:
     """Keys of buffered events and of gateway sends meet; readers see each key; its events are in order."""
     keys = [f"sensor-{number}" for number in range(20)]
@@ -65,7 +54,7 @@ async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(servi
             await plain.send(EventData("last"), partition_key=key)
     found: defaultdict[str | None, list[str]] = defaultdict(list)
     for partition_id in PARTITIONS:
-        for event in await stored(service, partition_id):
+        for event in await service.read("telemetry", partition_id):
             found[event.partition_key].append(event.body_as_str())
     assert found == {key: [*(str(number) for number in range(at, 2000, 20)), "last"] for at, key in enumerate(keys)}
 
@@ -102,7 +91,7 @@ async def test_idempotent_events_arrive_once_through_every_fault(service: Served
         outcomes = [await receipt for receipt in receipts]
     assert all(fault.fired for fault in faults)
     for partition_id in PARTITIONS:
-        events = await stored(service, partition_id)
+        events = await service.read("telemetry", partition_id)
         mine = [(number, at) for number, at in enumerate(outcomes) if at.partition_id == partition_id]
         assert [event.body_as_str() for event in events] == [str(number) for number, _ in mine]
         numbers = [at.published_sequence_number for _, at in mine]
@@ -119,7 +108,7 @@ async def test_plain_events_arrive_at_least_once_through_lost_connections(servic
     async with buffered(service, retry=RETRY, max_batch_events=10) as producer:
         receipts = [await producer.send(EventData(str(number)), partition_id="0") for number in range(500)]
         assert {await receipt for receipt in receipts} == {SendResult("0", None)}
-    bodies = Counter(event.body_as_str() for event in await stored(service, "0"))
+    bodies = Counter(event.body_as_str() for event in await service.read("telemetry", "0"))
     assert set(bodies) == {str(number) for number in range(500)}
     assert max(bodies.values()) > 1
 
@@ -136,7 +125,8 @@ async def test_a_partition_that_hangs_holds_up_no_other(service: Served, *, idem
         assert not all(each.done() for each in stuck)
         fault.remove()
         await asyncio.wait(stuck)
-    assert [len(await stored(service, partition_id)) for partition_id in PARTITIONS] == [500, 1667, 1667, 1666]
+    counts = [len(await service.read("telemetry", partition_id)) for partition_id in PARTITIONS]
+    assert counts == [500, 1667, 1667, 1666]
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
@@ -156,7 +146,7 @@ async def _keep_a_smaller_limit(service: Served, *, idempotent: bool) -> None:
             await large
         assert caught.value.limit == 2000
         assert 2500 < caught.value.size < 2700
-        assert [int(event.body_as_str()) for event in await stored(service, "0")] == list(range(100))
+        assert [int(event.body_as_str()) for event in await service.read("telemetry", "0")] == list(range(100))
         if idempotent:
             first = outcomes[0].published_sequence_number
             assert first is not None

@@ -18,9 +18,11 @@ from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.reading import read_bodies
 
 __all__ = ["eventpump_emulator"]
 
+HUB = "telemetry"
 KEY = "SAS_KEY_VALUE"
 TIMEOUT = 60.0
 
@@ -62,16 +64,9 @@ async def run(*arguments: str, emulator: Emulator | None, stdin: bytes = b"") ->
     return process.returncode, out, err.decode()
 
 
-async def stored(emulator: Emulator, partition_id: str) -> list[bytes]:
-    """The bodies in a partition."""
-    reader = PartitionReader(emulator.connection_string, "telemetry", partition_id=partition_id, end="@latest")
-    async with reader:
-        return [event.body async for event in reader]
-
-
 async def everything(emulator: Emulator) -> list[bytes]:
     """The bodies in all partitions."""
-    return [body for number in range(4) for body in await stored(emulator, str(number))]
+    return [body for number in range(4) for body in await read_bodies(emulator.connection_string, HUB, str(number))]
 
 
 def numbered(count: int) -> list[bytes]:
@@ -99,7 +94,7 @@ async def test_a_partition_keeps_the_order(eventpump_emulator: Emulator) -> None
     arguments = ("send", "--hub", "telemetry", "--partition", "2", "--batch-bytes", "2000", "-")
     code, _, err = await run(*arguments, emulator=eventpump_emulator, stdin=b"\n".join(lines))
     assert (code, err, cut.fired) == (0, "", 1)
-    assert await stored(eventpump_emulator, "2") == lines
+    assert await read_bodies(eventpump_emulator.connection_string, HUB, "2") == lines
 
 
 async def test_lines_of_a_key_stay_together_and_in_order(eventpump_emulator: Emulator) -> None:
@@ -138,7 +133,7 @@ async def test_idempotent_lines_are_stored_once(eventpump_emulator: Emulator, re
     code, _, err = await run(*arguments, emulator=eventpump_emulator, stdin=b"\n".join(lines))
     assert (code, err) == (0, "")
     assert (after.fired, before.fired) == (1, cuts)
-    assert await stored(eventpump_emulator, "1") == lines
+    assert await read_bodies(eventpump_emulator.connection_string, HUB, "1") == lines
 
 
 async def test_a_failure_says_how_many_lines_were_not_sent(eventpump_emulator: Emulator, tmp_path: Path) -> None:
@@ -148,7 +143,7 @@ async def test_a_failure_says_how_many_lines_were_not_sent(eventpump_emulator: E
     eventpump_emulator.faults.add(Reject("amqp:not-allowed", "No."), role=LinkRole.PRODUCER, after=3)
     arguments = ("send", "--hub", "telemetry", "--partition", "0", "--batch-bytes", "20000", str(tmp_path / "lines"))
     code, out, err = await run(*arguments, emulator=eventpump_emulator)
-    there = await stored(eventpump_emulator, "0")
+    there = await read_bodies(eventpump_emulator.connection_string, HUB, "0")
     assert 0 < len(there) < len(lines)
     assert there == lines[: len(there)]
     assert code == 1
@@ -166,7 +161,7 @@ async def test_what_may_be_stored_is_told(eventpump_emulator: Emulator) -> None:
     assert code == 1
     assert err.startswith("eventpump: 2 of ")
     assert err.endswith("(up to 2 of them may be stored)\n")
-    assert set(await stored(eventpump_emulator, "0")) == {b"a", b"b"}
+    assert set(await read_bodies(eventpump_emulator.connection_string, HUB, "0")) == {b"a", b"b"}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +213,7 @@ async def test_a_signal_stops_reading_and_loses_nothing(eventpump_emulator: Emul
     async with started(*arguments, emulator=eventpump_emulator) as process:
         assert process.stdin is not None
         process.stdin.write(b"\n".join(lines))
-        while not await stored(eventpump_emulator, "0"):
+        while not await read_bodies(eventpump_emulator.connection_string, HUB, "0"):
             pass
         process.send_signal(number)
         eventpump_emulator.faults.clear()
@@ -226,7 +221,7 @@ async def test_a_signal_stops_reading_and_loses_nothing(eventpump_emulator: Emul
         assert process.stderr is not None
         out, err = await process.stdout.read(), (await process.stderr.read()).decode()
         assert await process.wait() == 128 + number
-    there = await stored(eventpump_emulator, "0")
+    there = await read_bodies(eventpump_emulator.connection_string, HUB, "0")
     assert there == lines[: len(there)]
     assert out.startswith(f"sent {len(there):,} lines, ".encode())
     assert err == f"eventpump: stopped by {number.name} after line {len(there):,} of the input\n"

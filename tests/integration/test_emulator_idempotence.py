@@ -356,8 +356,10 @@ async def test_plain_producers_are_not_concerned(emulator: Emulator) -> None:
 async def test_readers_see_no_numbers(emulator: Emulator) -> None:
     """The three annotations are for the service; those a user set stay."""
     async with publisher(emulator) as made:
-        await made.send(1, "a", "b")
-    for event in await stored(emulator):
+        assert await made.send(1, "a", "b") == "accepted"
+    found = await stored(emulator)
+    assert [event.body_as_str() for event in found] == ["a", "b"]
+    for event in found:
         annotations = Message.decode(event.raw).message_annotations
         assert annotations is not None
         assert not [key for key in annotations if "producer" in key]

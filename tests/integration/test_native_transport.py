@@ -32,6 +32,7 @@ from eventpump.testing.proxy import FaultProxy
 from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from tests.authority import Authority
+from tests.support.connecting import connection_string_to
 
 HUB = "telemetry"
 NAMESPACE = "example.servicebus.windows.net"
@@ -158,9 +159,7 @@ async def test_nobody_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        text = (
-            f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=a;SharedAccessKey=s3cret;UseDevelopmentEmulator=true"
-        )
+        text = connection_string_to("127.0.0.1", port, key="s3cret", is_plain=True)
         transport = NativeTransport(connection_settings(text, HUB))
         with pytest.raises(ConnectionLostError, match=f"127.0.0.1:{port}.*refused") as caught:
             await use(transport)
@@ -179,7 +178,7 @@ async def test_a_server_that_speaks_something_else() -> None:
 
     server = await asyncio.start_server(http, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    text = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
+    text = connection_string_to("127.0.0.1", port, is_plain=True)
     transport = NativeTransport(connection_settings(text, HUB))
     with pytest.raises(ConnectionLostError, match="another protocol"):
         await use(transport)

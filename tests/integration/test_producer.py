@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from eventpump import BufferedProducer, EventData, EventPosition, EventProducer, PartitionReader, RetryOptions
+from eventpump import BufferedProducer, EventData, EventProducer, PartitionReader, RetryOptions
 from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole, Performative, Refuse
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ClosedError, EntityNotFoundError, EventTooLargeError, RequestRefusedError, ServiceError
@@ -37,16 +37,8 @@ async def producer(emulator: Served) -> AsyncIterator[EventProducer]:
         yield made
 
 
-async def stored(emulator: Served, partition_id: str) -> list[bytes]:
-    """Read what a partition holds."""
-    async with PartitionReader(
-        emulator.connection_string, HUB, partition_id=partition_id, end=EventPosition.latest(), **emulator.options
-    ) as reader:
-        return [event.body async for event in reader]
-
-
 async def everything(emulator: Served) -> dict[str, list[bytes]]:
-    return {str(number): await stored(emulator, str(number)) for number in range(4)}
+    return {str(number): [event.body for event in await emulator.read(HUB, str(number))] for number in range(4)}
 
 
 async def test_an_event_a_list_and_a_batch(emulator: Served, producer: EventProducer) -> None:
@@ -155,7 +147,8 @@ async def test_a_dropped_connection_loses_nothing(emulator: Served, producer: Ev
     emulator.faults.add(DropConnection(stored=was_stored), role=LinkRole.PRODUCER)
     await producer.send(EventData(b"1"), partition_id="0")
     await producer.send(EventData(b"2"), partition_id="0")
-    assert await stored(emulator, "0") == [b"0", *[b"1"] * (2 if was_stored else 1), b"2"]
+    found = [event.body for event in await emulator.read(HUB, "0")]
+    assert found == [b"0", *[b"1"] * (2 if was_stored else 1), b"2"]
 
 
 async def test_sends_that_overlap_survive_faults(emulator: Served, producer: EventProducer) -> None:
@@ -234,4 +227,4 @@ async def test_a_hub_that_was_away_is_sent_to_again(emulator: Served, is_buffere
                 await send(b"first")
         await send(b"after")
         await send(b"again")
-        assert (await stored(emulator, "0"))[-2:] == [b"after", b"again"]
+        assert [event.body for event in await emulator.read(HUB, "0")][-2:] == [b"after", b"again"]

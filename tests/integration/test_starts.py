@@ -26,6 +26,7 @@ from eventpump import (
 from eventpump.core.starts import LossKind
 from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, HostReport, PartitionFailed, PumpStarted
+from tests.support.waiting import Changes
 
 HUB = "telemetry"
 LIMIT = 30.0
@@ -38,22 +39,19 @@ class _Seen(EventProcessor):
     def __init__(self) -> None:
         self.bodies: list[str] = []
         self.reports: list[HostReport] = []
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     def hook(self, report: HostReport) -> None:
         self.reports.append(report)
-        self._changed.set()
+        self._changes.happened()
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         self.bodies += [event.body_as_str() for event in events]
         await context.checkpoint()
-        self._changed.set()
+        self._changes.happened()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT):
-            while not holds():
-                self._changed.clear()
-                await self._changed.wait()
+        await self._changes.until(holds, LIMIT)
 
     def told(self, kind: type[HostReport]) -> list[Any]:
         return [report for report in self.reports if isinstance(report, kind)]

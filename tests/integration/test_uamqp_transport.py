@@ -35,6 +35,7 @@ from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from eventpump.transport.uamqp.pace import Pace
 from tests.authority import Authority
+from tests.support.connecting import connection_string_to
 from tests.ways import need_uamqp
 
 need_uamqp()
@@ -146,7 +147,7 @@ async def test_a_host_that_does_not_answer_stops_nobody_else(authority: Authorit
         for each in crowd:
             each.setblocking(False)
             each.connect_ex(deaf.getsockname())
-        text = f"Endpoint=sb://127.0.0.1:{deaf.getsockname()[1]};SharedAccessKeyName=a;SharedAccessKey=b"
+        text = connection_string_to("127.0.0.1", deaf.getsockname()[1])
         settings = connection_settings(text, HUB, ca_file=authority.file, transport="uamqp", operation_timeout=1.0)
         transport = UamqpTransport(settings)
         ticking = asyncio.create_task(tick())
@@ -198,7 +199,7 @@ async def test_closed_while_it_connects_it_leaves_no_thread(authority: Authority
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=authority.server("127.0.0.1"))
-    text = f"Endpoint=sb://127.0.0.1:{server.sockets[0].getsockname()[1]};SharedAccessKeyName=a;SharedAccessKey=b"
+    text = connection_string_to("127.0.0.1", server.sockets[0].getsockname()[1])
     transport = UamqpTransport(connection_settings(text, HUB, ca_file=authority.file, transport="uamqp"))
     opening = asyncio.ensure_future(transport.get_hub_properties(HUB))
     async with asyncio.timeout(PATIENCE):

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventpump import Emulator, PartitionReader, ReceivedEvent
+from eventpump import Emulator, ReceivedEvent
 from eventpump.amqp.types import Described
+from tests.support.reading import read_partition
 
 PARTITIONS = ("0", "1", "2", "3")
 
 
-async def read_partition(emulator: Emulator, hub: str, partition: str, **connection: Any) -> list[ReceivedEvent]:
-    """Read what a partition holds now, by our reader. :param connection: its options."""
-    async with PartitionReader(
-        emulator.connection_string, hub, partition_id=partition, position="-1", end="@latest", **connection
-    ) as reader:
-        return [event async for event in reader]
-
-
 async def read_hub(emulator: Emulator, hub: str) -> dict[str, list[ReceivedEvent]]:
     """Read what a hub of four partitions holds now, by our reader."""
-    return {partition: await read_partition(emulator, hub, partition) for partition in PARTITIONS}
+    return {partition: await read_partition(emulator.connection_string, hub, partition) for partition in PARTITIONS}
 
 
 def exact(value: Any) -> Any:

@@ -110,17 +110,15 @@ async def test_its_processors_share_a_hub_and_take_over(
     assert two.notes.errors == []
 
 
+@pytest.mark.long  # another process, and a wait for ownership to expire
 async def test_its_processor_takes_over_from_a_killed_one(
     emulator: Emulator,
     azure: AzurePeer,
     hub: str,
     store: tuple[str, str],
     stream: Stream,
-    pytestconfig: pytest.Config,
 ) -> None:
     """A processor killed without a word loses its partitions when its ownership expires, and nothing is lost."""
-    if not pytestconfig.getoption("--long"):
-        pytest.skip("--long: another process, and a wait for ownership to expire")
     async with AzurePeer() as doomed:
         one = await join(doomed, emulator, hub, store)
         await one.until(lambda notes: notes.owned == set(PARTITIONS) and len(notes.received) > 8)

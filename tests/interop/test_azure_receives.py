@@ -17,7 +17,8 @@ from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.amqp.types import Array, Byte, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from eventpump.emulator.config import HubSpec
 from tests.interop.peers.driver import AzurePeer, PeerEvent, event
-from tests.interop.reading import exact, read_partition
+from tests.interop.reading import exact
+from tests.support.reading import read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -130,7 +131,7 @@ async def test_both_see_the_same_facts_of_an_event(emulator: Emulator, azure: Az
     consumer = await azure.consumer(emulator.connection_string, hub, starting_position="-1")
     theirs = await consumer.receive(41)
     for partition in "0123":
-        ours = await read_partition(emulator, hub, partition)
+        ours = await read_partition(emulator.connection_string, hub, partition)
         assert [
             (each.data, each.partition_key, each.sequence_number, each.offset, each.enqueued_time)
             for each in theirs
@@ -162,7 +163,7 @@ async def test_it_reads_from_every_position(azure: AzurePeer, ticking: Callable[
     ):
         for n in range(6):
             await producer.send(EventData(f"{n}"), partition_id="0")
-        stored = await read_partition(emulator, "telemetry", "0")
+        stored = await read_partition(emulator.connection_string, "telemetry", "0")
         assert len({received.enqueued_time for received in stored}) == 6
         third = stored[3]
         positions: list[tuple[Any, bool, int]] = [
@@ -240,7 +241,7 @@ async def test_it_is_told_of_the_newest_event(emulator: Emulator, azure: AzurePe
     """With `track_last_enqueued_event_properties` every event brings facts of the partition's newest; without, none."""
     async with EventProducer(emulator.connection_string, hub) as producer:
         await producer.send([EventData("x")] * 5, partition_id="0")
-        newest = (await read_partition(emulator, hub, "0"))[-1]
+        newest = (await read_partition(emulator.connection_string, hub, "0"))[-1]
         tracking = await azure.consumer(
             emulator.connection_string,
             hub,
@@ -263,7 +264,7 @@ async def test_it_reads_the_properties_of_hub_and_partitions(emulator: Emulator,
     producer = await azure.producer(emulator.connection_string, hub)
     async with EventProducer(emulator.connection_string, hub) as ours:
         await ours.send([EventData(b"x")] * 3, partition_id="1")
-    (*_, newest) = await read_partition(emulator, hub, "1")
+    (*_, newest) = await read_partition(emulator.connection_string, hub, "1")
     found, filled, empty = await asyncio.gather(
         producer.hub_properties(), producer.partition_properties("1"), producer.partition_properties("2")
     )

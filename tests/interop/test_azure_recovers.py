@@ -15,7 +15,8 @@ from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.emulator.faults import CloseConnection, DetachLink, DropConnection, LinkRole
 from tests.interop.peers.driver import AzurePeer, event
 from tests.interop.peers.lines import PeerError
-from tests.interop.reading import PARTITIONS, read_partition
+from tests.interop.reading import PARTITIONS
+from tests.support.reading import read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -46,7 +47,7 @@ async def test_a_wrong_key_is_refused(emulator: Emulator, azure: AzurePeer, hub:
         assert error.kind == "AuthenticationError", error
         assert "WRONG_KEY_VALUE" not in error.text
         assert "SAS_KEY_VALUE" not in error.text
-    assert [await read_partition(emulator, hub, partition) for partition in PARTITIONS] == [[]] * 4
+    assert [await read_partition(emulator.connection_string, hub, partition) for partition in PARTITIONS] == [[]] * 4
 
 
 async def test_unknown_names_are_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
@@ -102,7 +103,7 @@ async def test_its_producer_recovers(own_emulator: Emulator, azure: AzurePeer) -
     await producer.send([event("before")], "event", partition_id="0")
     own_emulator.drop_connections()
     await producer.send([event("after")], "event", partition_id="0")
-    stored = [received.body for received in await read_partition(own_emulator, "telemetry", "0")]
+    stored = [received.body for received in await read_partition(own_emulator.connection_string, "telemetry", "0")]
     assert stored == [b"before", b"after"]
 
 
@@ -112,7 +113,7 @@ async def test_a_lost_acknowledgement_is_sent_again(own_emulator: Emulator, azur
     await producer.send([event("before")], "event", partition_id="0")
     own_emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
     await producer.send([event("twice")], "event", partition_id="0")
-    stored = [received.body for received in await read_partition(own_emulator, "telemetry", "0")]
+    stored = [received.body for received in await read_partition(own_emulator.connection_string, "telemetry", "0")]
     assert stored == [b"before", b"twice", b"twice"]
 
 

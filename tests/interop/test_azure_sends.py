@@ -16,7 +16,8 @@ from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULo
 from eventpump.emulator.faults import LinkRole, Reject
 from tests.interop.peers.driver import AzurePeer, annotated, event
 from tests.interop.peers.lines import PeerError
-from tests.interop.reading import PARTITIONS, exact, read_hub, read_partition
+from tests.interop.reading import PARTITIONS, exact, read_hub
+from tests.support.reading import read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -118,7 +119,7 @@ async def test_every_body_arrives_as_it_was_sent(emulator: Emulator, azure: Azur
     ways = {"0": "event", "1": "list", "2": "batch"}
     await asyncio.gather(*(producer.send(bodies, how, partition_id=partition) for partition, how in ways.items()))
     for partition in ways:
-        assert_bodies(await read_partition(emulator, hub, partition))
+        assert_bodies(await read_partition(emulator.connection_string, hub, partition))
 
 
 async def test_every_property_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
@@ -127,7 +128,7 @@ async def test_every_property_arrives_as_it_was_sent(emulator: Emulator, azure: 
     sent = {name: value for name, (value, _) in PROPERTIES.items()}
     await producer.send([event(b"1", sent)], "event", partition_id="0")
     await producer.send([event(b"2", sent), event(b"3")], "batch", partition_id="0")
-    alone, batched, without = await read_partition(emulator, hub, "0")
+    alone, batched, without = await read_partition(emulator.connection_string, hub, "0")
     expected = {name: value for name, (_, value) in PROPERTIES.items()}
     assert exact(alone.properties) == exact(expected)
     assert exact(batched.properties) == exact(expected)
@@ -141,7 +142,7 @@ async def test_every_standard_property_arrives_as_it_was_sent(emulator: Emulator
     ids: list[Any] = ["text", 2**40, IDENTITY, b"\x00id"]
     await producer.send([event(b"1", **sent)], "event", partition_id="0")
     await producer.send([event(b"2", message_id=each, correlation_id=each) for each in ids], "list", partition_id="0")
-    first, *others = await read_partition(emulator, hub, "0")
+    first, *others = await read_partition(emulator.connection_string, hub, "0")
     assert exact(standard_of(first)) == exact({name: value for name, (_, value) in STANDARD.items()})
     assert first.message_id == "message-1"
     assert first.content_type == "application/json"
@@ -160,7 +161,7 @@ async def test_every_section_arrives_as_it_was_sent(emulator: Emulator, azure: A
         footer={"checksum": "abc"},
     )
     await producer.send([sent], "event", partition_id="0")
-    (received,) = await read_partition(emulator, hub, "0")
+    (received,) = await read_partition(emulator.connection_string, hub, "0")
     message = received.raw_message
     assert message.header is not None
     assert exact(
@@ -250,7 +251,7 @@ async def test_what_is_too_large_is_refused_and_the_link_goes_on(
     with pytest.raises(PeerError, match="exceeds"):
         await producer.send([event(b"x" * 600_000)] * 2, "list", partition_id="0")
     await producer.send([event(b"after")], "event", partition_id="0")
-    assert [received.body for received in await read_partition(emulator, hub, "0")] == [b"after"]
+    assert [received.body for received in await read_partition(emulator.connection_string, hub, "0")] == [b"after"]
 
 
 async def test_a_rejection_reaches_the_user(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
@@ -261,7 +262,7 @@ async def test_a_rejection_reaches_the_user(emulator: Emulator, azure: AzurePeer
         await producer.send([event(b"refused")], "event", partition_id="0")
     assert refused.value.kind == "EventDataSendError"
     await producer.send([event(b"taken")], "event", partition_id="0")
-    assert [received.body for received in await read_partition(emulator, hub, "0")] == [b"taken"]
+    assert [received.body for received in await read_partition(emulator.connection_string, hub, "0")] == [b"taken"]
 
 
 async def test_the_buffered_producer_sends_all_it_was_given(emulator: Emulator, azure: AzurePeer, hub: str) -> None:

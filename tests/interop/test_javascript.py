@@ -9,7 +9,7 @@ import pytest
 from eventpump import Emulator, EventData, EventProducer
 from eventpump.emulator.faults import DropConnection, LinkRole, Reject, StoreLate
 from tests.interop.peers.javascript import JavaScriptPeer, event
-from tests.interop.reading import read_partition
+from tests.support.reading import read_partition
 
 HUB = "telemetry"
 QUICK = {"retryOptions": {"timeoutInMs": 1500, "retryDelayInMs": 50, "maxRetries": 5}}
@@ -32,7 +32,7 @@ async def peer(request: pytest.FixtureRequest) -> AsyncIterator[JavaScriptPeer]:
 
 
 async def bodies(service: Emulator, partition: str) -> list[str]:
-    return [each.body_as_str() for each in await read_partition(service, HUB, partition)]
+    return [each.body_as_str() for each in await read_partition(service.connection_string, HUB, partition)]
 
 
 def named(*names: object) -> list[str]:
@@ -65,8 +65,8 @@ async def test_what_it_sends_we_read(service: Emulator, peer: JavaScriptPeer) ->
     assert told["count"] == 2
     await producer.send(events("keyed", "too"), partitionKey="key1")
     await producer.close()
-    found = await read_partition(service, HUB, "0")
-    keyed = await read_partition(service, HUB, "1")  # its hash is 2075: odd
+    found = await read_partition(service.connection_string, HUB, "0")
+    keyed = await read_partition(service.connection_string, HUB, "1")  # its hash is 2075: odd
     assert [each.body for each in found] == [b"\x00\xff", b"second", b"third", b"fourth"]
     assert found[0].properties == {"symbol": "MSFT", "price": 101.5, "live": True}
     assert (found[0].message_id, found[0].content_type, found[0].correlation_id) == ("m-1", "application/json", "c-1")
@@ -89,7 +89,7 @@ async def test_what_we_send_it_reads(service: Emulator, peer: JavaScriptPeer) ->
         await producer.send(ours, partition_id="0")
         await producer.send(EventData(b"keyed"), partition_key="key1")
     found = await peer.read(service.connection_string, HUB, "0", 20)
-    mine = await read_partition(service, HUB, "0")
+    mine = await read_partition(service.connection_string, HUB, "0")
     assert [each.body.decode() for each in found] == named(*(f"event {number}" for number in range(20)))
     assert [each.properties for each in found] == [
         {"symbol": "MSFT", "price": 101.5, "live": True, "n": number} for number in range(20)

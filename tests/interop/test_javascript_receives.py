@@ -17,8 +17,9 @@ from eventpump.emulator.faults import DetachLink, DropConnection, LinkRole
 from tests.authority import Authority
 from tests.interop.peers.javascript import JavaScriptPeer, Notes, event
 from tests.interop.peers.lines import PeerError
-from tests.interop.reading import read_hub, read_partition
+from tests.interop.reading import read_hub
 from tests.support.azurite import Azurite
+from tests.support.reading import read_bodies, read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -69,7 +70,7 @@ async def test_start_positions(service: Emulator, peer: JavaScriptPeer) -> None:
     """It begins where it is told: by offset, sequence number, time, inclusively or not, or at the end."""
     for number in range(10):
         await publish(service, "0", number)
-    events = await read_partition(service, HUB, "0")
+    events = await read_partition(service.connection_string, HUB, "0")
     fifth = events[5]
     cases: list[tuple[dict[str, Any], int]] = [
         ({"offset": "-1"}, 0),
@@ -126,7 +127,7 @@ async def test_it_reads_large_events_and_many(service: Emulator, peer: JavaScrip
 async def test_it_tracks_the_newest_event(service: Emulator, peer: JavaScriptPeer) -> None:
     """Asked for, what the service says of the partition's newest event comes with each batch."""
     await publish(service, "0", "a", "b", "c")
-    (*_, last) = await read_partition(service, HUB, "0")
+    (*_, last) = await read_partition(service.connection_string, HUB, "0")
     consumer = await peer.consumer(
         service.connection_string, HUB, "0", trackLastEnqueuedEventProperties=True, maxBatchSize=1
     )
@@ -139,7 +140,7 @@ async def test_it_tracks_the_newest_event(service: Emulator, peer: JavaScriptPee
 async def test_it_reads_about_partitions(service: Emulator, peer: JavaScriptPeer) -> None:
     """A partition's first and last numbers, offset and emptiness are told over $management."""
     await publish(service, "1", "a", "b", "c")
-    (*_, last) = await read_partition(service, HUB, "1")
+    (*_, last) = await read_partition(service.connection_string, HUB, "1")
     consumer = await peer.consumer(service.connection_string, HUB, "0")
     told = await consumer.describe_partition("1")
     assert (told["beginningSequenceNumber"], told["lastEnqueuedSequenceNumber"]) == (0, 2)
@@ -229,7 +230,7 @@ async def test_full_batches(service: Emulator, peer: JavaScriptPeer) -> None:
     told = await producer.fill_batch(event(b"x" * 10_000), partitionId="0")
     assert told["maxSize"] == 1024 * 1024
     assert told["maxSize"] - 10_100 < told["size"] <= told["maxSize"]
-    assert [each.body for each in await read_partition(service, HUB, "0")] == [b"x" * 10_000] * told["count"]
+    assert await read_bodies(service.connection_string, HUB, "0") == [b"x" * 10_000] * told["count"]
     with pytest.raises(PeerError, match=r"[Ss]ize|large|exceed"):
         await producer.send([event(b"x" * 1_100_000)], partitionId="0")
     await producer.send([event(b"after")], partitionId="0")
@@ -240,7 +241,7 @@ async def test_values_that_are_not_bytes(service: Emulator, peer: JavaScriptPeer
     values: list[Any] = ["text", 17, 1.5, {"a": [1, None, True]}, [1, "two"]]
     producer = await peer.producer(service.connection_string, HUB)
     await producer.send([event(value) for value in values], partitionId="0")
-    assert [each.body_as_json() for each in await read_partition(service, HUB, "0")] == values
+    assert [each.body_as_json() for each in await read_partition(service.connection_string, HUB, "0")] == values
     consumer = await peer.consumer(service.connection_string, HUB, "0", skipParsingBodyAsJson=False)
     assert len(await consumer.receive(5)) == 5
 

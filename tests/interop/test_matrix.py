@@ -28,8 +28,8 @@ from tests.interop.peers.driver import AzurePeer
 from tests.interop.peers.javascript import JavaScriptPeer
 from tests.interop.peers.lines import ROOT, PeerError
 from tests.interop.peers.rhea import RheaOptions, RheaServer
-from tests.interop.reading import read_partition
 from tests.support.processes import ChildProcess
+from tests.support.reading import read_bodies
 from tests.ways import need_uamqp
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -126,7 +126,7 @@ async def publish(service: Emulator, authority: Authority, *bodies: bytes) -> No
 async def stored(service: Emulator, authority: Authority) -> list[bytes]:
     """Read by our own reader, on TCP."""
     trust: dict[str, Any] = {} if service.connection_string.endswith("=true") else {"ca_file": authority.file}
-    return [event.body for event in await read_partition(service, HUB, "0", **trust)]
+    return await read_bodies(service.connection_string, HUB, "0", **trust)
 
 
 @pytest.mark.parametrize("name", PEERS[:2])

@@ -58,13 +58,18 @@ SHORT = {
 """What a WebSocket may change about AMQP; the rest goes over it in the long form only."""
 
 
-@pytest.fixture(params=CLIENTS, ids=str)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of `kind` in every way that our client speaks AMQP, or leave one to the long form."""
+    if "kind" in metafunc.fixturenames:
+        over = pytest.mark.long if metafunc.function.__name__ not in SHORT else ()
+        kinds = [pytest.param(each, marks=over if each is NATIVE_WEBSOCKET else ()) for each in CLIENTS]
+        metafunc.parametrize("kind", kinds, ids=map(str, CLIENTS), indirect=True)
+
+
+@pytest.fixture
 def kind(request: pytest.FixtureRequest) -> ClientKind:
-    """Each way our client speaks AMQP."""
+    """One way our client speaks AMQP."""
     found: ClientKind = request.param
-    is_long = request.config.getoption("--long")
-    if found is NATIVE_WEBSOCKET and not is_long and request.node.originalname not in SHORT:
-        pytest.skip("--long: the same over a WebSocket")
     if found is UAMQP:
         need_uamqp()
         for name in (request.node.originalname, request.node.name):

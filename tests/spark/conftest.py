@@ -23,21 +23,6 @@ from tests.spark.service import SparkService  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that ask for `long` to the long form."""
-    if config.getoption("--long"):
-        return
-    left = [item for item in items if "long" in getattr(item, "fixturenames", ())]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
-
-
-@pytest.fixture
-def long() -> None:
-    """Asked for by tests of the long form."""
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark with two slots, tasks tried up to four times, and a Connect server."""

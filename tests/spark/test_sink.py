@@ -67,7 +67,8 @@ def test_rows_become_events_with_all_they_have(spark: SparkSession, sink: SinkHu
     assert sum(map(len, found.values())) == 3
 
 
-def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub) -> None:
     """A row with a key goes to the partition that the service gives the key, and carries the key."""
     other = SinkHub(sink.service, sink.ledger.parent)
     for key in range(7):
@@ -112,7 +113,8 @@ def test_a_batch_that_is_done_is_not_published_again(spark: SparkSession, sink: 
     assert sink.receipts[0] == sink.receipts[1]
 
 
-def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
     """A batch without rows is done, and the next one goes on."""
     writer = sink.writer()
     writer(numbered(spark, 0, 0), 0)
@@ -121,14 +123,16 @@ def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub, long: Non
     sink.require_exactly(range(20))
 
 
-def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub) -> None:
     """With fewer tasks than hub partitions each partition is still one task's."""
     sink.writer(max_tasks=1, max_batch_events=3)(numbered(spark, 0, 100), 0)
     sink.require_exactly(range(100))
     assert len(sink.receipts[0].partitions) == 3
 
 
-def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub) -> None:
     """Without an order of the user's the same rows come in the same order, however Spark has divided them."""
     other = SinkHub(sink.service, sink.ledger.parent)
     rows = numbered(spark, 0, 200, "CAST(id % 190 AS STRING) AS body")
@@ -138,8 +142,9 @@ def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub,
     assert all(len(each) > 10 for each in sink.stored().values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str, long: None) -> None:
+def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str) -> None:
     """What orders rows comes through the shuffle as it is, staged too, in any time zone and form of Arrow."""
     names = ("moment", "day", "amount", "part", "local", "words", "span", "body")
     rows = spark.range(20).selectExpr(
@@ -169,7 +174,9 @@ def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: Sink
 def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHub) -> None:
     """With `stamp` every event names its sink, batch, partition and place."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 7)
-    for partition_id, events in sink.service.read(sink.name).items():
+    stored = sink.service.read(sink.name)
+    assert sum(map(len, stored.values())) == 50
+    for partition_id, events in stored.items():
         stamps = [event.properties["eventpump:stamp"] for event in events]
         assert stamps == [f"sink:7:{partition_id}:{row}" for row in range(len(events))]
 
@@ -187,7 +194,8 @@ def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: Si
     assert [each.name for each in sink.ledger.iterdir()] == [identity]
 
 
-def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str, long: None) -> None:
+@pytest.mark.long
+def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """Several sinks share a ledger's directory and a batch, each under its name."""
     other = SinkHub(sink.service, sink.ledger.parent)
     first, second = sink.writer(sink_id="a"), other.writer(sink_id="b", ledger=sink.ledger)
@@ -201,7 +209,8 @@ def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, 
     other.require_exactly(range(0, 40, 2))
 
 
-def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path, long: None) -> None:
+@pytest.mark.long
+def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
     """Another query with the same sink id fails before it sends anything."""
     run_query(numbered_stream(spark), sink.writer(), str(tmp_path / "one"))
     with pytest.raises(Exception, match="belongs to the query"):
@@ -365,7 +374,8 @@ def test_a_batch_that_broke_off_is_finished_once(
     sink.require_exactly(range(120))
 
 
-def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
     """A batch that was planned is routed by the partitions of then, the next one by those of now."""
     rows = numbered(spark, 0, 100, "id AS n", "CAST(id AS STRING) AS body", "CAST(id AS STRING) AS partitionKey")
     with pytest.raises(StumbleError):
@@ -455,7 +465,8 @@ def test_without_idempotence_rows_are_sent_at_least_once(spark: SparkSession, si
     assert {each.partition_id for each in sink.receipts[2].partitions} == {None}
 
 
-def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
     """*At least once*: what was stored and not acknowledged comes again; nothing is missing."""
     sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
     sink.writer(idempotent=False)(numbered(spark, 0, 50), 0)

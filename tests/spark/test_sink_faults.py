@@ -138,9 +138,10 @@ def test_a_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Dr
 LEDGER_MOMENTS = [(record, moment) for record in ("plan", "staged", "done") for moment in ("before", "within", "after")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("staging", [False, True])
-def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: bool, long: None) -> None:
+def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: bool) -> None:
     """*Driver killed before, within and after each write*: a chain of drivers, each of which dies, loses no row."""
     deaths = [each for each in LEDGER_MOMENTS if staging or each[0] != "staged"]
     for die_at in deaths:
@@ -150,8 +151,9 @@ def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: 
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_killed_driver_whose_workers_live_on(drivers: Drivers, long: None) -> None:
+def test_a_killed_driver_whose_workers_live_on(drivers: Drivers) -> None:
     """A driver that is frozen while its successor publishes, and wakes up after, adds and harms nothing."""
     with held_midway(drivers.sink):
         old = drivers.start()
@@ -164,8 +166,9 @@ def test_a_killed_driver_whose_workers_live_on(drivers: Drivers, long: None) -> 
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_killed_executor_is_replaced(drivers: Drivers, long: None) -> None:
+def test_a_killed_executor_is_replaced(drivers: Drivers) -> None:
     """*Executor killed*: the task goes to another, and the rows it had published are not published again."""
     with held_midway(drivers.sink):
         driver = drivers.start(master="local-cluster[2,1,1024]", spark=CLUSTER)
@@ -183,8 +186,9 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
     return next(each for each in worker.parents() if each.name() == "java")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers, long: None) -> None:
+def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
     speculative = {
         "spark.speculation": "true",
@@ -201,9 +205,10 @@ def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers, long: 
     drivers.sink.require_exactly(range(ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
-def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float, long: None) -> None:
+def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float) -> None:
     """*Power cut* at any point of the sending: driver, JVM and workers end at once."""
     messages = max(1, int(share * ROWS * 3 / 7 / 5))
     hold = drivers.sink.service.add_fault(
@@ -218,8 +223,9 @@ def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float, lon
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_spark_3_5_publishes_as_well(drivers: Drivers, long: None) -> None:
+def test_spark_3_5_publishes_as_well(drivers: Drivers) -> None:
     """Where Spark can only spread rows by a hash, each hub partition is still one task's, and a replay is exact."""
     python = str(python_with(*OLDER_SPARK, *OURS))
     assert drivers.run(python=python, die_at=("done", "before")) == -signal.SIGKILL

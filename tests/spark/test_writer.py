@@ -70,7 +70,8 @@ def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink:
     assert set(counts(sink)) == ({1} if idempotent else {1, 2})
 
 
-def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub, long: None) -> None:
+@pytest.mark.long
+def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
     """*At least once*: a task that fails is tried again by Spark, and what it had sent comes again."""
     rows = numbered(spark, 0, 2, "CAST(id AS STRING) AS body", "id AS partition").coalesce(1)
     fault = sink.service.add_fault(Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1")

@@ -5,7 +5,6 @@ It keeps every event and offers a few awaitable verbs; whoever uses it reads the
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 import uuid
@@ -36,6 +35,7 @@ from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
 from eventpump.net.route import Route, dial
 from eventpump.net.stream import ConnectionProtocol
+from tests.support.waiting import Changes
 
 PATIENCE = 10.0
 """Seconds to wait for what must come."""
@@ -82,7 +82,7 @@ class AmqpPeer:
         self.closed: Closed | None = None
         self.is_gone = False
         self._protocol: ConnectionProtocol | None = None
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     @classmethod
     async def connect(
@@ -112,7 +112,7 @@ class AmqpPeer:
                     self.detached.update((link, error) for link in links)
                 case Closed():
                     self.closed = event
-        self._changed.set()
+        self._changes.happened()
 
     def on_writable(self) -> None:
         """Nothing waits for it."""
@@ -120,17 +120,13 @@ class AmqpPeer:
     def on_closed(self, _error: Exception | None) -> None:
         """Note that the stream is gone."""
         self.is_gone = True
-        self._changed.set()
+        self._changes.happened()
 
     # ------------------------------------------------------------------------------------------------- the verbs
 
     async def until(self, found: Callable[[], _T]) -> _T:
         """Wait until a question has an answer that is true. :raises TimeoutError: it never had."""
-        async with asyncio.timeout(PATIENCE):
-            while not (answer := found()):
-                self._changed.clear()
-                await self._changed.wait()
-            return answer
+        return await self._changes.until(found, PATIENCE)
 
     def flush(self) -> None:
         """Send what the engine has queued."""

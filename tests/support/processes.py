@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.waiting import Changes
+
 STOP_TIMEOUT = 10.0
 """Seconds a child has to end on SIGTERM before it is killed."""
 
@@ -54,7 +56,7 @@ class ChildProcess:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._stderr: list[bytes] = []
         self._is_over = False
         self.lines: list[str] = []
@@ -108,11 +110,9 @@ class ChildProcess:
 
     async def until(self, is_so: Callable[[list[str]], bool]) -> None:
         """Wait until something holds of its lines. :raises ChildEndedError: it ended first."""
-        while not is_so(self.lines):
-            if self._is_over:
-                raise ChildEndedError(self._command, self.returncode, self.stderr)
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.until(lambda: is_so(self.lines) or self._is_over, None)
+        if not is_so(self.lines):
+            raise ChildEndedError(self._command, self.returncode, self.stderr)
 
     async def line(self, pattern: str, *, after: int = 0) -> re.Match[str]:
         """Wait for a line that a regular expression matches from its beginning.
@@ -195,10 +195,10 @@ class ChildProcess:
                 self.lines.append(text)
                 if self._on_line is not None:
                     self._on_line(text)
-                self._changed.set()
+                self._changes.happened()
         finally:
             self._is_over = True
-            self._changed.set()
+            self._changes.happened()
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         async for line in stream:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.processes import ChildProcess
+from tests.support.waiting import Changes
 
 PATIENCE = 30.0
 """Seconds to wait for what must come."""
@@ -42,7 +43,7 @@ class LinePeer:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._ending: asyncio.Task[None] | None = None
         self.child: ChildProcess
         """The process."""
@@ -96,10 +97,7 @@ class LinePeer:
     async def until(self, is_so: Callable[[], bool], seen: Callable[[], str], patience: float = PATIENCE) -> None:
         """Wait for notes. :param seen: tells what came, for the failure."""
         try:
-            async with asyncio.timeout(patience):
-                while not is_so():
-                    self._changed.clear()
-                    await self._changed.wait()
+            await self._changes.until(is_so, patience)
         except TimeoutError:
             raise AssertionError(f"not within {patience:.0f} s: {seen()}") from None
 
@@ -110,7 +108,7 @@ class LinePeer:
             return  # it was killed while it spoke
         if "note" in line:
             self.take(line)
-            self._changed.set()
+            self._changes.happened()
             return
         answer = self._answers.pop(line["id"])
         if answer.done():

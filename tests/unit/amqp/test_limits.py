@@ -377,6 +377,7 @@ def test_a_closing_connection_holds_nothing(is_client: bool, no_collector: None)
     """From our own close on nothing more is sent or taken: what waited goes, and only the peer's close is read."""
     before = in_use()
     engine = loaded(is_client=is_client)
+    assert in_use() - before > 5 * MIB
     engine.receive(b"\0")
     engine.close()
     assert in_use() - before < 200_000

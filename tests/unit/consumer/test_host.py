@@ -1162,10 +1162,13 @@ async def test_nothing_unexpected_happened_in_a_plain_run(caplog: pytest.LogCapt
             await fleet.start("a")
             await asyncio.sleep(5)
             lines = len(caplog.records)
+            assert lines >= 2
             for _ in range(50):
                 fleet.hub.publish("0", count=10)
                 await asyncio.sleep(1)
             assert len(caplog.records) == lines
             await fleet.hosts["a"].aclose()
+            assert len(caplog.records) >= lines + 2
         assert all(record.levelname == "INFO" for record in caplog.records)
+        assert fleet.record.numbers("0") == list(range(500))
         assert fleet.told("a", UnexpectedFailure) == []

@@ -19,6 +19,7 @@ from eventpump.net import stream
 from eventpump.net.route import Route, dial
 from eventpump.net.stream import ConnectionProtocol
 from eventpump.net.websocket import PATH, SUBPROTOCOL, WebSocketServer, connect
+from tests.support.waiting import Changes
 from tests.unit.amqp.pair import config, only
 from tests.unit.net.ends import Client, Recorder
 
@@ -43,7 +44,7 @@ class End(asyncio.Protocol):
         self.received = bytearray()
         self.paces: list[str] = []
         self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.changed = asyncio.Event()
+        self._changes = Changes()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -51,24 +52,21 @@ class End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        self.changed.set()
+        self._changes.happened()
 
     def pause_writing(self) -> None:
         self.paces.append("pause")
-        self.changed.set()
+        self._changes.happened()
 
     def resume_writing(self) -> None:
         self.paces.append("resume")
-        self.changed.set()
+        self._changes.happened()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(exc)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not is_so():
-                self.changed.clear()
-                await self.changed.wait()
+        await self._changes.until(is_so, PATIENCE)
 
 
 @contextlib.asynccontextmanager

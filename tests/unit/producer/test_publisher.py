@@ -717,11 +717,17 @@ async def test_settling_that_is_cancelled_harms_nobody(scene: Scene) -> None:
     await idle()
     sending.cancel()
     await idle()
+    doubtful = publisher.doubtful
+    assert doubtful is not None
     settling = [asyncio.ensure_future(publisher.settled()) for _ in range(2)]
     await idle()
+    assert not any(each.done() for each in settling)
     settling[0].cancel()
     scene.hub.answer("transfer")
     await settling[1]
+    assert settling[0].cancelled()
+    assert publisher.doubtful is None
+    assert scene.bodies == ["a"]
 
 
 async def test_closing_ends_everything(scene: Scene) -> None:
@@ -745,6 +751,7 @@ async def test_closing_ends_everything(scene: Scene) -> None:
 
 async def test_closed_as_the_answer_comes(scene: Scene) -> None:
     """An answer that arrived counts, whenever the publisher is closed."""
+    seen = set()
     for turns in range(20):
         publisher = scene.publisher()
         await publisher.attached()
@@ -754,6 +761,7 @@ async def test_closed_as_the_answer_comes(scene: Scene) -> None:
             await asyncio.sleep(0)
         await publisher.aclose()
         outcome = (await asyncio.gather(sending, return_exceptions=True))[0]
+        seen.add(type(outcome))
         if isinstance(outcome, int):
             assert f"{turns}" in scene.bodies
         elif isinstance(outcome, PublishOutcomeUnknownError):
@@ -761,6 +769,7 @@ async def test_closed_as_the_answer_comes(scene: Scene) -> None:
         else:
             assert isinstance(outcome, ClosedError)
             assert f"{turns}" not in scene.bodies
+    assert seen == {int, PublishOutcomeUnknownError, ClosedError}
 
 
 async def test_closed_in_the_turn_the_answer_comes_in(scene: Scene) -> None:

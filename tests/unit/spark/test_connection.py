@@ -13,8 +13,9 @@ from pydantic import SecretStr
 from eventpump.errors import ConfigurationError
 from eventpump.options.credentials import SharedKey
 from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, seconds
+from tests.support.connecting import connection_string_to
 
-_STRING = "Endpoint=sb://ns.example.net/;SharedAccessKeyName=name;SharedAccessKey=TOPSECRET="
+_STRING = connection_string_to("ns.example.net", key="TOPSECRET=")
 _OPTIONS = {"connectionString": _STRING, "hub": "telemetry"}
 
 

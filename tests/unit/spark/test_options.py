@@ -13,9 +13,10 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.spark.connection import CONNECTION_OPTIONS
 from eventpump.spark.source.offsets import TriggerLimits
 from eventpump.spark.source.options import NOT_TAKEN, SOURCE_OPTIONS, WITHOUT_EFFECT, SourceOptions, without_effect
+from tests.support.connecting import connection_string_to
 
 SECRET = "c2VjcmV0LWtleQ=="
-STRING = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey={SECRET};EntityPath=trades"
+STRING = connection_string_to("ns.servicebus.windows.net", key=SECRET, hub="trades")
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
 

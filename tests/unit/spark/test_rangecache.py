@@ -14,10 +14,11 @@ from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.offsets import SequenceRange
 from eventpump.spark.source.rangecache import RangeCache, RangeKey
 from eventpump.spark.source.rows import PackedEvents
+from tests.support.connecting import connection_string_to
 
 _CONNECTION = SparkConnection(
     hub="telemetry",
-    connection_string=SecretStr("Endpoint=sb://localhost;SharedAccessKeyName=n;SharedAccessKey=k"),
+    connection_string=SecretStr(connection_string_to("localhost")),
 )
 
 

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from eventpump.errors import ClosedError, ServiceTimeoutError
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
+from tests.support.connecting import connection_string_to
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def closed_worker() -> Iterator[None]:
 
 
 def _connection(hub: str = "telemetry", key: str = "k") -> SparkConnection:
-    text = f"Endpoint=sb://localhost:1;SharedAccessKeyName=n;SharedAccessKey={key};UseDevelopmentEmulator=true"
+    text = connection_string_to("localhost", 1, key=key, is_plain=True)
     return SparkConnection(hub=hub, connection_string=SecretStr(text))
 
 

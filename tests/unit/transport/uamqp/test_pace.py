@@ -25,4 +25,4 @@ def test_idle_it_looks_so_many_times_a_second_at_most(longest: float) -> None:
         passed += pace.wait
         looks += 1
         pace.looked(found=False)
-    assert looks <= 100.0 / longest + 15
+    assert 100.0 / longest <= looks <= 100.0 / longest + 15

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,29 @@ from eventpump.transport.uamqp.watch import Watch, open_sockets
 
 FOR_EVER = 60.0
 """Seconds: longer than a test may take."""
+
+
+class _Timer:
+    """Wakes a watch from another thread, in a moment.
+
+    :ivar is_over: whether it has begun to.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.is_over = False
+        threading.Timer(0.05, self._wake).start()
+
+    def _wake(self) -> None:
+        self.is_over = True
+        self._watch.wake()
+
+
+def waited(watch: Watch) -> bool:
+    """Wait, and return whether something ended the wait before its time was over."""
+    began = time.monotonic()
+    watch.wait(FOR_EVER)
+    return time.monotonic() - began < FOR_EVER / 2
 
 
 @pytest.fixture
@@ -34,11 +58,15 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_being_woken_ends_a_wait(watch: Watch) -> None:
     """A wake from another thread ends the wait, one before it ends the next, and many are as one."""
-    threading.Timer(0.05, watch.wake).start()
-    watch.wait(FOR_EVER)
+    wake_soon = _Timer(watch)
+    assert waited(watch)
+    assert wake_soon.is_over
     for _ in range(100_000):
         watch.wake()
-    watch.wait(FOR_EVER)
+    assert waited(watch)
+    wake_soon = _Timer(watch)
+    assert waited(watch)
+    assert wake_soon.is_over
 
 
 def test_what_comes_in_ends_a_wait(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
@@ -50,12 +78,15 @@ def test_what_comes_in_ends_a_wait(watch: Watch, ends: tuple[socket.socket, sock
     os.close(read)
     os.close(write)
     assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    began = time.monotonic()
+    watch.wait(0.05)
+    assert time.monotonic() - began >= 0.04
     accepted.send(b"x")
-    watch.wait(FOR_EVER)
+    assert waited(watch)
     client.recv(1)
     client.close()  # it has a duplicate of its own
     accepted.send(b"y")
-    watch.wait(FOR_EVER)
+    assert waited(watch)
 
 
 def test_two_that_may_be_it_are_none(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
