@@ -52,6 +52,7 @@ from eventpump.amqp.link import UINT, Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.amqp.types import Int, Short, UInt
+from eventpump.emulator.bounds import with_token
 from eventpump.emulator.connection import service_config
 from eventpump.emulator.stamping import stamp
 from eventpump.eventhubs import cbs, management
@@ -219,6 +220,7 @@ class CannedConnection:
 
     def __init__(self, canned: Canned) -> None:
         self.engine = Connection(service_config(MAX_MESSAGE_SIZE), Role.SERVER)
+        self.engine.limits = with_token(MAX_MESSAGE_SIZE)  # it asks nobody for a token
         self._canned = canned
         self._protocol: ConnectionProtocol | None = None
         self._loop = asyncio.get_running_loop()
