@@ -229,6 +229,10 @@ async def test_link_retry_with_a_limit_ends_the_feed() -> None:
     trouble: Trouble = []
     async with _feed(hub, trouble=trouble, link_retry=RetryOptions(max_retries=2)) as feed:
         await asyncio.sleep(60)
+        hub.refuse(LinkDetachedError("not now"))
+        hub.refuse(ConnectionLostError("no way"), times=20)
+        hub.detach("0")
+        await asyncio.sleep(60)
         assert feed.is_attached
         trouble.clear()
         hub.refuse(LinkDetachedError("not now"), times=60)
