@@ -1,4 +1,4 @@
-"""The life of a partition pump: its states, why it ends, and by when."""
+"""The states of a partition pump, why it ends, and its deadlines."""
 
 from __future__ import annotations
 
@@ -20,58 +20,86 @@ class CloseReason(enum.Enum):
 
 
 class PumpState(enum.Enum):
-    """Where a pump stands."""
+    """The state of a pump."""
 
     OPENING = "opening"
-    """The processor is being opened, the checkpoint read, the link attached."""
+    """The processor's `open` has not returned yet."""
+    STARTING = "starting"
+    """The processor is open; the checkpoint is being read, the start position found, the link opened."""
     RUNNING = "running"
     """Batches are delivered."""
+    SUSPENDED = "suspended"
+    """Another reader took the link. No batch is delivered while the manager checks whether the lease is lost, too."""
+    ABORTING = "aborting"
+    """The pump ends before `open` has returned. `close` is called only if `open` still returns."""
     DRAINING = "draining"
-    """No further batch; the handler finishes the one it has."""
+    """No further batch is delivered; the handler finishes the one it has."""
     CLOSING = "closing"
     """The last checkpoint is written and the processor closed."""
     CLOSED = "closed"
-    """Nothing of it is left."""
+    """The pump has ended."""
 
 
 class PumpInput(enum.Enum):
     """What can happen to a pump."""
 
     OPENED = "opened"
+    """The processor's `open` returned."""
+    STARTED = "started"
+    """The start position is found and the link is being opened."""
+    STOLEN = "stolen"
+    """Another reader took the link."""
     ENDING = "ending"
+    """The pump has to end."""
     DRAINED = "drained"
+    """No call of the processor runs any more."""
     CLOSED = "closed"
+    """The processor is closed and the last checkpoint written or given up."""
+    TERMINATED = "terminated"
+    """The task of the pump ended, in order or not."""
 
 
 TRANSITIONS: Mapping[tuple[PumpState, PumpInput], PumpState] = MappingProxyType(
     {
-        (PumpState.OPENING, PumpInput.OPENED): PumpState.RUNNING,
-        (PumpState.OPENING, PumpInput.ENDING): PumpState.DRAINING,
+        (PumpState.OPENING, PumpInput.OPENED): PumpState.STARTING,
+        (PumpState.OPENING, PumpInput.ENDING): PumpState.ABORTING,
+        (PumpState.STARTING, PumpInput.STARTED): PumpState.RUNNING,
+        (PumpState.STARTING, PumpInput.ENDING): PumpState.DRAINING,
+        (PumpState.RUNNING, PumpInput.STOLEN): PumpState.SUSPENDED,
         (PumpState.RUNNING, PumpInput.ENDING): PumpState.DRAINING,
+        # The link that takes the place of a stolen one can be stolen as well.
+        (PumpState.SUSPENDED, PumpInput.STOLEN): PumpState.SUSPENDED,
+        (PumpState.SUSPENDED, PumpInput.ENDING): PumpState.DRAINING,
+        (PumpState.ABORTING, PumpInput.OPENED): PumpState.DRAINING,
+        (PumpState.ABORTING, PumpInput.ENDING): PumpState.ABORTING,
+        (PumpState.ABORTING, PumpInput.DRAINED): PumpState.CLOSING,
         (PumpState.DRAINING, PumpInput.ENDING): PumpState.DRAINING,
         (PumpState.DRAINING, PumpInput.DRAINED): PumpState.CLOSING,
         (PumpState.CLOSING, PumpInput.ENDING): PumpState.CLOSING,
         (PumpState.CLOSING, PumpInput.CLOSED): PumpState.CLOSED,
-        (PumpState.CLOSED, PumpInput.ENDING): PumpState.CLOSED,
+        # The task can be cancelled in every state.
+        **{(state, PumpInput.TERMINATED): PumpState.CLOSED for state in PumpState},
     }
 )
-"""Every legal step. What is missing cannot happen: the shell would be wrong."""
+"""Every legal transition. A pair that is missing here is a bug of the caller, and raises `KeyError`."""
 
 
 class PumpLife:
-    """One pump's state, the reason of its end (decided once), and its deadlines.
+    """The state of one pump, the reason why it ends (the first one given), and its deadlines.
 
     Of the time an end may take, the handler has three quarters, `close` up to seven eighths, and the rest is for the
-    last checkpoint and the lease. Deadlines only ever come nearer.
+    last checkpoint and the lease. Deadlines can only become earlier.
 
-    :param ownership_lost_grace: how long a handler may go on once ownership is lost, in seconds.
-    :param close_timeout: how long an end may take where nobody says otherwise, in seconds.
+    Args:
+        ownership_lost_grace: Seconds that a handler may still run after ownership is lost.
+        close_timeout: Seconds that an end may take unless the caller gives a time.
     """
 
     __slots__ = (
         "_close_timeout",
         "_loss_grace",
         "close_until",
+        "ending_since",
         "handler_until",
         "is_lost",
         "overdue_at",
@@ -86,33 +114,56 @@ class PumpLife:
         self.state = PumpState.OPENING
         self.reason: CloseReason | None = None
         self.is_lost = False
-        """Whether ownership is gone: nothing may be delivered or written any more."""
+        """Whether ownership is lost: nothing may be delivered or written any more."""
+        self.ending_since = math.inf
+        """When the end began."""
         self.handler_until = math.inf
         """When a handler still running is cancelled."""
         self.close_until = math.inf
         """When `close` still running is cancelled."""
         self.write_until = math.inf
-        """Until when the last checkpoint is tried."""
+        """Until when writing the last checkpoint is tried."""
         self.overdue_at = math.inf
-        """When an end that has not come is reported."""
+        """When an end that is not complete is reported."""
 
     @property
     def is_ending(self) -> bool:
         """Whether no further batch may be delivered."""
         return self.reason is not None
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether another reader took the link and the pump does not end yet."""
+        return self.state is PumpState.SUSPENDED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pump has ended."""
+        return self.state is PumpState.CLOSED
+
     def opened(self) -> None:
-        """Note that batches can come now."""
+        """Record that the processor's `open` returned."""
         self._move(PumpInput.OPENED)
+
+    def started(self) -> None:
+        """Record that batches can be delivered from now on."""
+        self._move(PumpInput.STARTED)
+
+    def stolen(self) -> None:
+        """Record that another reader took the link."""
+        self._move(PumpInput.STOLEN)
 
     def ending(self, reason: CloseReason, now: float, within: float | None = None) -> None:
         """Begin to end. The first reason stands; a later call can only shorten the time.
 
-        :param within: how long it may take, in seconds; None for the close time-out.
+        Args:
+            reason: Why the pump ends.
+            now: Seconds on any steady clock.
+            within: Seconds that the end may take; None for the close time-out.
         """
         self._move(PumpInput.ENDING)
         if self.reason is None:
-            self.reason = reason
+            self.reason, self.ending_since = reason, now
         within = self._close_timeout if within is None else within
         self.overdue_at = min(self.overdue_at, now + within)
         self.write_until = min(self.write_until, now + within * 15 / 16)
@@ -120,20 +171,30 @@ class PumpLife:
         self.handler_until = min(self.handler_until, now + within * 3 / 4)
 
     def ownership_lost(self, now: float) -> None:
-        """Begin to end because the partition is not ours any more."""
+        """Begin to end because the partition belongs to another owner."""
         if self.is_lost:
             return
         self.is_lost = True
         self.ending(CloseReason.OWNERSHIP_LOST, now)
         self.handler_until = min(self.handler_until, now + self._loss_grace)
 
-    def drained(self) -> None:
-        """Note that no handler runs any more."""
+    def drained(self) -> bool:
+        """Record that no handler runs any more.
+
+        Returns:
+            Whether the processor is open, so that its `close` has to be called.
+        """
+        was_opened = self.state is not PumpState.ABORTING
         self._move(PumpInput.DRAINED)
+        return was_opened
 
     def closed(self) -> None:
-        """Note that nothing is left."""
+        """Record that the processor is closed and no checkpoint will be written."""
         self._move(PumpInput.CLOSED)
+
+    def terminated(self) -> None:
+        """Record that the task of the pump ended, whatever its state."""
+        self._move(PumpInput.TERMINATED)
 
     def _move(self, happened: PumpInput) -> None:
         self.state = TRANSITIONS[self.state, happened]

@@ -10,18 +10,28 @@ import pytest
 from eventpump.core.pump_state import TRANSITIONS, CloseReason, PumpInput, PumpLife, PumpState
 
 _LEGAL = {
-    PumpState.OPENING: {PumpInput.OPENED: PumpState.RUNNING, PumpInput.ENDING: PumpState.DRAINING},
-    PumpState.RUNNING: {PumpInput.ENDING: PumpState.DRAINING},
+    PumpState.OPENING: {PumpInput.OPENED: PumpState.STARTING, PumpInput.ENDING: PumpState.ABORTING},
+    PumpState.STARTING: {PumpInput.STARTED: PumpState.RUNNING, PumpInput.ENDING: PumpState.DRAINING},
+    PumpState.RUNNING: {PumpInput.STOLEN: PumpState.SUSPENDED, PumpInput.ENDING: PumpState.DRAINING},
+    PumpState.SUSPENDED: {PumpInput.STOLEN: PumpState.SUSPENDED, PumpInput.ENDING: PumpState.DRAINING},
+    PumpState.ABORTING: {
+        PumpInput.OPENED: PumpState.DRAINING,
+        PumpInput.ENDING: PumpState.ABORTING,
+        PumpInput.DRAINED: PumpState.CLOSING,
+    },
     PumpState.DRAINING: {PumpInput.ENDING: PumpState.DRAINING, PumpInput.DRAINED: PumpState.CLOSING},
     PumpState.CLOSING: {PumpInput.ENDING: PumpState.CLOSING, PumpInput.CLOSED: PumpState.CLOSED},
-    PumpState.CLOSED: {PumpInput.ENDING: PumpState.CLOSED},
+    PumpState.CLOSED: {},
 }
 
-_VERBS: dict[PumpInput, Callable[[PumpLife], None]] = {
+_VERBS: dict[PumpInput, Callable[[PumpLife], object]] = {
     PumpInput.OPENED: PumpLife.opened,
+    PumpInput.STARTED: PumpLife.started,
+    PumpInput.STOLEN: PumpLife.stolen,
     PumpInput.ENDING: lambda life: life.ending(CloseReason.SHUTDOWN, 0),
     PumpInput.DRAINED: PumpLife.drained,
     PumpInput.CLOSED: PumpLife.closed,
+    PumpInput.TERMINATED: PumpLife.terminated,
 }
 
 
@@ -34,7 +44,8 @@ def test_every_state_meets_every_input(state: PumpState, happened: PumpInput) ->
     """Each pair leads where the table says, or is refused and changes nothing."""
     life = _life()
     life.state = state
-    target = _LEGAL[state].get(happened)
+    legal = {**_LEGAL[state], PumpInput.TERMINATED: PumpState.CLOSED}
+    target = legal.get(happened)
     assert TRANSITIONS.get((state, happened)) is target
     if target is None:
         with pytest.raises(KeyError):
@@ -45,6 +56,42 @@ def test_every_state_meets_every_input(state: PumpState, happened: PumpInput) ->
         assert life.state is target
 
 
+@pytest.mark.parametrize(
+    ("inputs", "was_opened"),
+    [
+        ([PumpInput.ENDING], False),
+        ([PumpInput.ENDING, PumpInput.OPENED], True),
+        ([PumpInput.OPENED, PumpInput.ENDING], True),
+        ([PumpInput.OPENED, PumpInput.STARTED, PumpInput.STOLEN, PumpInput.ENDING], True),
+    ],
+)
+def test_drained_returns_whether_open_had_returned(inputs: list[PumpInput], was_opened: bool) -> None:
+    """`close` is due if `open` returned before the last call ended, be that before or after the end began."""
+    life = _life()
+    for happened in inputs:
+        _VERBS[happened](life)
+    assert life.drained() is was_opened
+
+
+def test_only_a_stolen_link_suspends() -> None:
+    """A pump is suspended from the theft until it ends; only when its task has ended it is over."""
+    life = _life()
+    seen = []
+    for happened in (
+        PumpInput.OPENED,
+        PumpInput.STARTED,
+        PumpInput.STOLEN,
+        PumpInput.ENDING,
+        PumpInput.DRAINED,
+        PumpInput.CLOSED,
+    ):
+        _VERBS[happened](life)
+        seen.append((life.is_suspended, life.is_ending, life.is_over))
+    no = (False, False, False)
+    ending = (False, True, False)
+    assert seen == [no, no, (True, False, False), ending, ending, (False, True, True)]
+
+
 def test_the_reason_is_decided_once() -> None:
     """The first reason stands, whatever happens afterwards; that ownership was lost is known all the same."""
     life = _life()
@@ -52,6 +99,7 @@ def test_the_reason_is_decided_once() -> None:
     life.ownership_lost(1)
     life.ending(CloseReason.FAILED, 2)
     assert life.reason is CloseReason.SHUTDOWN
+    assert life.ending_since == 0
     assert life.is_lost
 
 

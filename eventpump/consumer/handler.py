@@ -1,0 +1,267 @@
+"""Runs the user's code of one partition: measures it, cancels it at its deadlines, and decides what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from eventpump.aio.watch import Watched
+from eventpump.options.consumer import HostSettings
+from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
+
+_RUNNING_BATCH: ContextVar[object | None] = ContextVar("eventpump_running_batch", default=None)
+"""Identifies the call of `process_events` that the current code belongs to; tasks and threads it starts inherit it."""
+
+
+class PumpEndedError(BaseException):
+    """The user's code, or a step of the pump, was interrupted because the pump ends.
+
+    Not an `Exception`, so that no `except Exception` can catch it.
+    """
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One running call of a method of the processor.
+
+    Attributes:
+        operation: The name of the method.
+        task: The task that runs it.
+        began: When it began, on the loop's clock.
+        slow_at: When it is reported next as slow.
+        is_late: Whether it was cancelled because the pump ends.
+        is_timed_out: Whether it was cancelled because of `handler_timeout`.
+    """
+
+    operation: str
+    task: asyncio.Task[object]
+    began: float
+    slow_at: float
+    is_late: bool = False
+    is_timed_out: bool = False
+
+
+class HandlerRunner:
+    """Runs the methods of a partition's processor, one at a time, in the task that calls `run`.
+
+    Args:
+        partition_id: The partition.
+        settings: The options of the host.
+        blocked_after: Seconds; a longer standstill of the event loop is reported.
+        blocked_pause: Seconds between two such reports.
+        stepped: Called with the seconds of each step of user code that is not short.
+        report: Called with the class of a report and its fields.
+    """
+
+    def __init__(
+        self,
+        partition_id: str,
+        settings: HostSettings,
+        *,
+        blocked_after: float,
+        blocked_pause: float,
+        stepped: Callable[[float], None],
+        report: Callable[..., None],
+    ) -> None:
+        self._partition_id = partition_id
+        self._timeout = settings.handler_timeout
+        self._cancels_slow = settings.on_handler_timeout == "cancel"
+        self._blocked_after = blocked_after
+        self._blocked_pause = blocked_pause
+        self._stepped = stepped
+        self._report = report
+        # What only this process measures goes by the loop's clock: it costs less to read than the one that leases go
+        # by, and stands still while the machine is suspended, as timers and handlers do.
+        self._loop = asyncio.get_running_loop()
+        self._call: _Call | None = None
+        self._batch: object | None = None
+        self._slow_timer: asyncio.TimerHandle | None = None
+        self._deadlines: list[asyncio.TimerHandle] = []
+        self._blocked_again_after = 0.0
+        self._is_abandoned = False
+
+    @property
+    def operation(self) -> str | None:
+        """The method of the processor that runs now."""
+        return None if self._call is None else self._call.operation
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether the current code belongs to the call of `process_events` that is running."""
+        batch = _RUNNING_BATCH.get()
+        return batch is not None and batch is self._batch
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether `abandon` was called."""
+        return self._is_abandoned
+
+    def abandon(self) -> None:
+        """Let the next cancellation of the task end it at once.
+
+        Any other cancellation comes from the user's code or from code that the library does not know, and is handled
+        as a failure of the call.
+        """
+        self._is_abandoned = True
+
+    def set_deadlines(self, handler_in: float, close_in: float) -> None:
+        """Set when to cancel a call that is still running, in place of the deadlines set before.
+
+        Args:
+            handler_in: Seconds after which every call but that of `close` is cancelled.
+            close_in: Seconds after which any call is cancelled.
+        """
+        self._clear_deadlines()
+        later = self._loop.call_later
+        self._deadlines = [later(handler_in, self._cancel_handler), later(close_in, self._cancel)]
+
+    def stop(self) -> None:
+        """Cancel all timers. No call follows."""
+        self._clear_deadlines()
+        if self._slow_timer is not None:
+            self._slow_timer.cancel()
+
+    async def run_batch(self, method: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run `process_events`, as `run` does, so that `is_in_batch` is true in it."""
+        # A new object for each try: what an earlier try left running is not part of this one.
+        self._batch = object()
+        outer = _RUNNING_BATCH.set(self._batch)
+        try:
+            await self.run("process_events", method, *args)
+        finally:
+            _RUNNING_BATCH.reset(outer)
+            self._batch = None
+
+    async def run(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a method of the processor in the current task.
+
+        Args:
+            operation: The name of the method.
+            method: What to call and await.
+            *args: Its arguments.
+
+        Raises:
+            PumpEndedError: A deadline cancelled it.
+            Exception: What it raised. Another `BaseException`, and a cancellation by other code, is wrapped in a
+                `RuntimeError`, so that the failure policy applies to it.
+            KeyboardInterrupt, SystemExit: As raised.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        now = self._loop.time
+        began = now()
+        call = self._call = _Call(operation, task, began, began + self._timeout)
+        if self._slow_timer is None:
+            self._set_slow_timer(call)
+        raised: BaseException | None = None
+        try:
+            work = method(*args)
+            if not isinstance(work, Awaitable):
+                raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
+            await Watched(work, now, self._blocked_after, self._blocked, self._stepped)
+        except GeneratorExit:
+            # This coroutine is being closed, and must not wait any more.
+            raise
+        except BaseException as error:
+            raised = error
+        self._call = None
+        if call.is_late or task.cancelling():
+            await self.take_cancellation_back()
+        if raised is None:
+            return
+        try:
+            raise self._error_of(call, raised)
+        finally:
+            # The traceback refers to this frame: a reference back to the error would be a cycle.
+            raised = None
+
+    async def take_cancellation_back(self) -> None:
+        """Remove every request to cancel the current task: it was meant for code that has ended.
+
+        Raises:
+            CancelledError: The task was abandoned, so the cancellation counts.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if self._is_abandoned:
+            raise asyncio.CancelledError
+        while task.cancelling():
+            task.uncancel()
+        try:
+            # Before Python 3.13 a request that was not raised yet is raised at the next wait even if taken back.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._is_abandoned:
+                raise
+
+    def _error_of(self, call: _Call, raised: BaseException) -> BaseException:
+        """Return the error to raise for what a call raised."""
+        operation = call.operation
+        if isinstance(raised, asyncio.CancelledError):
+            if call.is_late:
+                late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
+                self._report(ProcessorFailed, operation, late, 1, None)
+                return PumpEndedError()
+            if call.is_timed_out:
+                return TimeoutError(f"{operation} had not returned after {self._timeout:g} s, and was cancelled")
+            # The processor waited for something that was cancelled, or other code cancelled this task.
+            failure = RuntimeError(f"{operation} was cancelled, and not by eventpump")
+            failure.__cause__ = raised
+            return failure
+        return raised if isinstance(raised, KeyboardInterrupt | SystemExit) else as_exception(operation, raised)
+
+    def _clear_deadlines(self) -> None:
+        for timer in self._deadlines:
+            timer.cancel()
+
+    def _cancel_handler(self) -> None:
+        if self.operation != "close":
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """Cancel the user's code and nothing else: the task waits inside that code now."""
+        if self._call is not None:
+            self._call.is_late = True
+            self._call.task.cancel(f"partition {self._partition_id} is given up")
+
+    def _set_slow_timer(self, call: _Call) -> None:
+        # Calls that return in time do not touch the timer: it checks at its time which call runs, and since when.
+        self._slow_timer = self._loop.call_at(call.slow_at, self._call_may_be_slow)
+
+    def _call_may_be_slow(self) -> None:
+        self._slow_timer = None
+        call = self._call
+        if call is None:
+            return
+        now = self._loop.time()
+        if now >= call.slow_at:
+            took = now - call.began
+            # The same call is reported again when it has taken twice as long.
+            call.slow_at = now + took
+            self._report(HandlerSlow, call.operation, took, self._cancels_slow)
+            if self._cancels_slow:
+                call.is_timed_out = True
+                call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")
+        self._set_slow_timer(call)
+
+    def _blocked(self, duration: float) -> None:
+        now = self._loop.time()
+        if now >= self._blocked_again_after:
+            self._blocked_again_after = now + self._blocked_pause
+            self._report(LoopBlocked, duration, self.operation)
+
+
+def as_exception(operation: str, error: BaseException) -> Exception:
+    """Return an error if it is an `Exception`, and else a `RuntimeError` caused by it.
+
+    Args:
+        operation: What raised it, for the text of that error.
+        error: The error.
+    """
+    if isinstance(error, Exception):
+        return error
+    failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is not an Exception: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,159 @@
+"""An open partition: what exists only while it is being read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from eventpump.consumer.checkpoints import CheckpointWriter
+from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.opening import Beginning
+from eventpump.consumer.processor import EventProcessor
+from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.pump_state import PumpLife
+from eventpump.core.silence import lag
+from eventpump.errors import ConfigurationError, LinkDetachedError, RequestRefusedError
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+
+
+@dataclass(slots=True, eq=False)
+class OpenPartition:
+    """One partition from the moment its start position is found until the pump ends or the position is found again.
+
+    Attributes:
+        partition_id: The partition.
+        processor: The processor, open.
+        feed: Receives the events.
+        tracker: Decides which checkpoints to write.
+        writer: Writes them.
+        continuity: Checks that no event is missing.
+        beginning: Where reading began.
+        origin: Marks the events received here. Plain values, so that an event keeps its origin in a process pool.
+        life: The state of the pump, only read here.
+    """
+
+    partition_id: str
+    processor: EventProcessor
+    feed: PartitionFeed
+    tracker: CheckpointTracker
+    writer: CheckpointWriter
+    continuity: ContinuityCheck
+    beginning: Beginning
+    origin: object
+    life: PumpLife
+    _due_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def recorded_start(self) -> EventPosition | None:
+        """Where reading began by the consumer group's record; None where it began after a checkpoint."""
+        return self.beginning.position if self.beginning.checkpoint is None else None
+
+    def explained(self, error: Exception) -> Exception:
+        """Return the error with which the feed ended, or one that adds the start position if that was refused.
+
+        Args:
+            error: The error of a feed that never had a link.
+        """
+        if not isinstance(error, RequestRefusedError) or error.condition != ARGUMENT_ERROR:
+            return error
+        source = _FROM_SETTINGS if self.beginning.checkpoint is None else _FROM_CHECKPOINT
+        return RequestRefusedError(
+            f"{error.description}; reading was to begin at {position_text(self.beginning.position)}, {source}",
+            condition=error.condition,
+            entity=error.entity,
+            tracking_id=error.tracking_id,
+        )
+
+    def hub_found(self, created_at: datetime) -> None:
+        """Open the link again if the hub is a newer one than the hub that is being read.
+
+        The hub is checked before each link as well; but it may be created again between that check and the attach.
+        """
+        if created_at > self.beginning.hub_created_at:
+            self.feed.reopen(LinkDetachedError("the hub was made again"))
+
+    def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
+        """Request a checkpoint; see `PartitionContext.checkpoint`.
+
+        Args:
+            event: The last event to cover; None as described there.
+            is_in_batch: Whether the call comes from the running batch.
+
+        Returns:
+            A future that completes when the checkpoint is stored; None if there is nothing to store.
+
+        Raises:
+            ConfigurationError: The event was not delivered here.
+        """
+        if event is not None and event.origin != self.origin:
+            raise not_delivered(self.partition_id)
+        wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
+        return None if wanted is None else self.writer.stored(wanted)
+
+    def save_due_checkpoint(self) -> None:
+        """Write the checkpoint that the policy wants now, and set a timer for the one it wants later."""
+        if not self.tracker.is_settled:
+            self.writer.kick()
+        if self._due_timer is None and not self.life.is_ending and (deadline := self.tracker.deadline) is not None:
+            self._due_timer = asyncio.get_running_loop().call_at(deadline, self._due)
+
+    def _due(self) -> None:
+        self._due_timer = None
+        self.tracker.due(asyncio.get_running_loop().time())
+        self.save_due_checkpoint()
+
+    def lag(self, last_enqueued: Callable[[], int | None], max_silence: float) -> int | None:
+        """Return how many events were enqueued after the last one delivered; see `PartitionContext.lag`.
+
+        Args:
+            last_enqueued: Returns the sequence number of the newest event, as the last one received gives it.
+            max_silence: Seconds; a link that was silent for longer says nothing about the newest event.
+        """
+        feed, now = self.feed, asyncio.get_running_loop().time()
+        # Not the context's last event: it may be of a hub that was created again since.
+        delivered = self.tracker.delivered
+        return lag(
+            delivered=None if delivered is None else delivered.sequence_number,
+            told=None if feed.newest is None else last_enqueued(),
+            look=feed.look,
+            is_attached=feed.is_attached,
+            silent_for=now - feed.received_at if feed.is_silent else None,
+            now=now,
+            patience=max_silence,
+        )
+
+    def stop(self) -> None:
+        """Receive no more, and end a wait for events. No checkpoint becomes due any more."""
+        self.feed.stop()
+        self.feed.wake()
+        self.cancel_timer()
+
+    def cancel_timer(self) -> None:
+        """Write no checkpoint because of the time any more."""
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+            self._due_timer = None
+
+
+def not_delivered(partition_id: str) -> ConfigurationError:
+    """Return the error for a checkpoint of an event that a partition did not deliver."""
+    return ConfigurationError("event", f"it was not delivered by partition {partition_id} here")
+
+
+def position_text(position: EventPosition) -> str:
+    """Return a position in words, for logs and errors."""
+    if position.sequence_number is not None:
+        place = f"sequence number {position.sequence_number}"
+    elif position.enqueued_time is not None:
+        place = f"enqueued time {position.enqueued_time.isoformat()}"
+    else:
+        place = f"offset {position.offset}"
+    return f"{place}{', inclusive' if position.inclusive else ''}"
+
+
+_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
