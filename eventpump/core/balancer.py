@@ -1,4 +1,4 @@
-"""Decide which leases a host renews, acquires and steals, from one listing of all leases.
+"""Decide which leases a host acquires and steals, from one listing of all leases.
 
 Hosts know of each other only through the names on live leases, so they cannot agree; they compute the same answer
 instead. From one listing every host derives the same share for each host in it, and appoints the same taker for every
@@ -24,14 +24,12 @@ SPARES = 16
 class LeasePlan:
     """What a host does about leases in one cycle. Calls may overlap; a lost race needs no answer but `spare`.
 
-    :param renew: the partitions whose leases it holds.
     :param acquire: partitions nobody holds, in the order to try them.
     :param steal: leases to take from a live owner, as the listing showed them, in the order to try them.
     :param spare: leases to steal one after another, until one is won, where the host holds nothing and nothing of
         `acquire` and `steal` was won: a host that owns nothing is not seen by the others.
     """
 
-    renew: tuple[str, ...] = ()
     acquire: tuple[str, ...] = ()
     steal: tuple[LeaseSnapshot, ...] = ()
     spare: tuple[LeaseSnapshot, ...] = ()
@@ -46,7 +44,7 @@ def plan_leases(
     taking: Collection[str] = (),
     avoid: Collection[str] = (),
 ) -> LeasePlan:
-    """Plan one cycle of a host's leases: renew all it holds, and take all it lacks to an even share.
+    """Plan one cycle of a host's leases: take all it lacks to an even share.
 
     What is free is taken before anything is stolen, and a lease is stolen only from a host with at least two more. A
     host above its share gives nothing up: those below take it. A lease that is alive under the host's own name but not
@@ -63,11 +61,8 @@ def plan_leases(
     :param avoid: partitions this host must not take now. One that died under it is left to the others: it takes
         another for it. One that it or another released stays free for it.
     """
-    held = frozenset(held)
-    mine = held.union(taking)
+    mine = frozenset(held).union(taking)
     picture = _Picture(snapshots, host, mine)
-    renew = [lease.partition_id for lease in snapshots if lease.partition_id in held]
-    renew += sorted(held.difference(renew))
     taken: list[LeaseSnapshot] = []
     spare: list[LeaseSnapshot] = []
     if picture.lacks(host):
@@ -77,7 +72,6 @@ def plan_leases(
         else:
             taken, spare = _drawn(picture, host, barred, rng)
     return LeasePlan(
-        renew=tuple(renew),
         acquire=tuple(lease.partition_id for lease in taken if not lease.is_held),
         steal=tuple(lease for lease in taken if lease.is_held),
         spare=tuple(spare),

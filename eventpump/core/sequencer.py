@@ -8,7 +8,7 @@ happens to the link and to its transfers is told to the ledger, and `step` says 
         match sequencer.step:
             case Step.ATTACH:  a new link (closing the old one) with `attach_request`; then `attached(...)`
             case Step.SEND:    first = `sending()`; transfer the batch, numbered from `first`; then one of `accepted`,
-                               `refused`, `refused_for_now`, `refused_out_of_order`, `fenced`, `not_sent`,
+                               `refused`, `refused_for_now`, `refused_out_of_order`, `fenced`,
                                `outcome_unknown`
             case Step.WAIT:    another task's transfer is out: wait for it
             case Step.FAIL:    raise `error()`
@@ -22,12 +22,12 @@ DETACHED      no link, no head                      attached: IDLE
 IDLE          a link, no head                       offered: READY; detached: DETACHED
 WAITING       no link; no transfer may be stored    attached: READY; withdrawn: DETACHED
 READY         a link; no transfer may be stored     sending: SENDING; detached: WAITING; withdrawn: IDLE
-SENDING       the first transfer that counts is     accepted, refused: IDLE; refused for now, not sent: READY; out of
-              out                                   order: FAILED; unknown, detached: DOUBTFUL
+SENDING       the first transfer that counts is     accepted, refused: IDLE; refused for now: READY; out of order:
+              out                                   FAILED; unknown, detached: DOUBTFUL
 DOUBTFUL      no link; a transfer may be stored     attached, and the answer is the head's last number: IDLE; attached,
                                                     and it is the number before its first: UNSTORED
 UNSTORED      a link; not stored when we looked     sending: RESENDING; detached: DOUBTFUL
-RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for now, not sent: UNSTORED; out of order:
+RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for now: UNSTORED; out of order:
                                                     CONTRADICTED; refused, unknown, detached: DOUBTFUL
 CONTRADICTED  no link; was refused out of order     attached, and the answer is the head's last number: IDLE; else
               though it seemed unstored             FAILED
@@ -334,11 +334,6 @@ class PartitionSequencer(Generic[B]):
             return AttachRequest(self.producer_id, self.owner_level, self._starting_number)
         return AttachRequest(self.producer_id, self.owner_level)
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether the head is in doubt and its outcome can still be found out."""
-        return self.head is not None and self.head.outcome is Outcome.UNKNOWN and self.failure is None
-
     def error(self) -> EventPumpError:
         """Make the error of a failed partition, a new one for each who is told."""
         if self.failure is Failure.FENCED:
@@ -405,10 +400,6 @@ class PartitionSequencer(Generic[B]):
 
     def refused_for_now(self) -> None:
         """Note that the service has refused this transfer, but may take the next (throttling)."""
-        self._not_stored()
-
-    def not_sent(self) -> None:
-        """Note that no byte of the transfer has left. Where the link is lost too, tell `detached` after it."""
         self._not_stored()
 
     def refused_out_of_order(self) -> None:

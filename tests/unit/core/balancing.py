@@ -113,7 +113,6 @@ class Fleet:
         if host.name not in self.hosts:
             return
         plan = self.plan(host.name)
-        assert set(plan.renew) == host.held
         calls = [functools.partial(self._acquire, partition_id, host) for partition_id in plan.acquire]
         calls += [functools.partial(self._steal, seen, host) for seen in plan.steal]
         host.taking.update(plan.acquire, (seen.partition_id for seen in plan.steal))

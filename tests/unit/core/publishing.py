@@ -343,12 +343,6 @@ class World:
             self.sequencer.refused()
         self._look()
 
-    def not_sent(self) -> None:
-        """Let the transfer never leave."""
-        self._taken()
-        self.sequencer.not_sent()
-        self._look()
-
     def lose(self, *, is_stored: bool) -> None:
         """Lose the link before the transfer is stored, or its answer afterwards."""
         transfer = self._taken()
@@ -494,7 +488,7 @@ class World:
         if self.may_send:
             moves += [self.send] * 6
         if self.is_out:
-            moves += [self.arrive] * 4 + [self.hold] * 2 + [self.not_sent]
+            moves += [self.arrive] * 4 + [self.hold] * 2
             moves += [lambda: self.refuse(for_now=rng.random() < 0.6), lambda: self.lose(is_stored=rng.random() < 0.5)]
         else:
             moves += [self.detach]

@@ -113,13 +113,13 @@ def test_nothing_is_taken_where_nothing_is_gained(owners: list[str], why: str) -
 
 
 def test_a_host_above_its_share_gives_nothing_up() -> None:
-    """Those below take it; the host renews all it has."""
+    """Those below take it; the plan of the host is empty."""
     result = plan(leases(ME, ME, ME, ME, "a"))
-    assert result == LeasePlan(renew=("0", "1", "2", "3"))
+    assert result == LeasePlan()
 
 
 def test_a_restarted_host_leaves_its_old_leases_alone_until_they_die() -> None:
-    """Leases alive under the host's own name, but not held, count as its own; it neither renews nor steals them."""
+    """Leases alive under the host's own name, but not held, count as its own; it does not steal them."""
     result = plan(leases(ME, ME, "a", "a"), held=set())
     assert result == LeasePlan()
 
@@ -135,22 +135,17 @@ def test_a_restarted_host_takes_its_old_leases_first() -> None:
     assert died_under_me.isdisjoint(plan(seen, host="a").acquire)
 
 
-def test_an_expired_lease_that_nobody_took_is_renewed() -> None:
+def test_an_expired_lease_that_nobody_took_counts_as_held() -> None:
     """A lease this process holds, but the listing shows dead, counts as held."""
     result = plan(leases("(me)", "(me)", "a", "a"), held={"0", "1"})
-    assert result == LeasePlan(renew=("0", "1"))
+    assert result == LeasePlan()
     result = plan(leases("(me)", "(me)", "a", "a", None, None), held={"0", "1"})
     assert len(result.acquire) == 1
 
 
-def test_a_held_lease_that_the_listing_gives_to_another_is_renewed() -> None:
+def test_a_held_lease_that_the_listing_gives_to_another_counts_as_held() -> None:
     """It counts as held, be the listing or the holding the older, and nothing is stolen for it before that is known."""
-    assert plan(leases(ME, "a", "a", "a"), held={"0", "1"}) == LeasePlan(renew=("0", "1"))
-
-
-def test_a_held_partition_that_the_listing_lacks_is_renewed() -> None:
-    """A lease missing from the listing is no reason to stop renewing it."""
-    assert plan(leases(ME), held={"0", "17"}).renew == ("0", "17")
+    assert plan(leases(ME, "a", "a", "a"), held={"0", "1"}) == LeasePlan()
 
 
 def test_what_is_being_taken_counts_already() -> None:
@@ -189,7 +184,7 @@ def test_an_avoided_lease_that_died_under_the_host_goes_to_another() -> None:
 def test_an_avoided_lease_that_was_released_waits_for_the_host() -> None:
     """A partition given up to a reader outside the fleet is not passed round the fleet."""
     listing = leases("a", "a", ME, None)
-    assert plan(listing, avoid={"3"}) == LeasePlan(renew=("2",))
+    assert plan(listing, avoid={"3"}) == LeasePlan()
     assert plan(listing, host="a").acquire == ()
 
 
@@ -207,17 +202,17 @@ def test_only_a_host_without_leases_gets_spare_ones() -> None:
 
 @given(snapshots, st.sets(st.integers(0, 39).map(str)), st.integers(0, 5))
 def test_a_plan_is_sound(listing: list[LeaseSnapshot], avoid: set[str], seed: int) -> None:
-    """Whatever the listing, all held are renewed, and nothing is taken twice, wrongly, to excess or no gain."""
+    """Whatever the listing, nothing is taken twice, wrongly, to excess or no gain."""
     before = list(listing)
     result = plan(listing, avoid=avoid, seed=seed)
     assert listing == before
     assert result == plan(listing, avoid=avoid, seed=seed)
     mine = {lease.partition_id for lease in listing if lease.is_held and lease.owner == ME}
-    assert set(result.renew) == mine
     by_id = {lease.partition_id: lease for lease in listing}
     taken = [*result.acquire, *(lease.partition_id for lease in result.steal)]
     assert len(taken) == len(set(taken))
     assert not avoid.intersection(taken)
+    assert mine.isdisjoint(taken)
     assert not avoid.intersection(ids(result.spare))
     assert not any(by_id[partition_id].is_held for partition_id in result.acquire)
     owned = Counter(lease.owner for lease in listing if lease.is_held and lease.owner is not None)

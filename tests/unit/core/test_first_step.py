@@ -33,7 +33,6 @@ def test_a_first_step_is_one_steal_at_most_and_a_part_of_the_plan(owners: list[s
         return
     assert step is not None
     assert step.acquire == plan.acquire
-    assert step.renew == plan.renew
     assert len(step.steal) == (0 if plan.acquire else 1)
     assert step.steal == plan.steal[: len(step.steal)]
     assert set(step.spare) <= {*plan.steal, *plan.spare}

@@ -190,7 +190,7 @@ def test_numbers_stay_the_same_for_every_transfer_of_a_batch() -> None:
     firsts = {sequencer.sending()}
     sequencer.refused_for_now()
     firsts.add(sequencer.sending())
-    sequencer.not_sent()
+    sequencer.refused_for_now()
     sequencer.detached()
     again(sequencer, 5)
     firsts.add(sequencer.sending())
@@ -281,26 +281,25 @@ def test_withdrawn_while_out_it_is_in_doubt_until_its_outcome_comes() -> None:
     publication = sequencer.offer("a", 3)
     sequencer.sending()
     assert sequencer.withdraw(publication) is Outcome.UNKNOWN
-    assert [sequencer.is_settling] == [True]
+    assert [sequencer.head] == [publication]
     sequencer.accepted()
     assert outcome(publication) is Outcome.PUBLISHED
-    assert [sequencer.is_settling] == [False]
+    assert [sequencer.head] == [None]
     assert sequencer.withdraw(publication) is Outcome.PUBLISHED
 
 
-@pytest.mark.parametrize("refusal", [PartitionSequencer.refused_for_now, PartitionSequencer.not_sent])
-def test_withdrawn_and_then_not_stored_it_is_refused(refusal: Callable[[PartitionSequencer[str]], None]) -> None:
+def test_withdrawn_and_then_not_stored_it_is_refused() -> None:
     """Nobody waits for another try, and nothing is in doubt: it ends."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
     sequencer.sending()
     sequencer.withdraw(publication)
-    refusal(sequencer)
+    sequencer.refused_for_now()
     assert outcome(publication) is Outcome.REFUSED
     assert step(sequencer) is Step.REST
     retried = sequencer.offer("b", 1)
     sequencer.sending()
-    refusal(sequencer)
+    sequencer.refused_for_now()
     assert outcome(retried) is Outcome.PENDING
 
 
@@ -474,7 +473,7 @@ def test_fenced_while_in_doubt_it_stays_in_doubt() -> None:
     sequencer.fenced("a higher epoch", transfer_refused=True)
     assert outcome(publication) is Outcome.UNKNOWN
     assert sequencer.head is publication
-    assert not sequencer.is_settling
+    assert sequencer.failure is Failure.FENCED
 
 
 def test_fenced_by_the_end_of_the_link_a_transfer_is_in_doubt() -> None:
@@ -658,11 +657,6 @@ class AnyInterleaving(RuleBasedStateMachine):
     @rule(for_now=st.booleans())
     def refuse(self, for_now: bool) -> None:
         self.world.refuse(for_now=for_now)
-
-    @precondition(lambda self: self.world.is_out)
-    @rule()
-    def not_sent(self) -> None:
-        self.world.not_sent()
 
     @precondition(lambda self: not self.world.is_out)
     @rule()
