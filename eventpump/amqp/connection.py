@@ -791,8 +791,6 @@ class Connection:
             self._events.append(SessionBegun(session))
 
     def _on_end(self, session: Session, end: End) -> None:
-        if session.state is SessionState.MAPPED:
-            session.send(End())
         assert session.remote_channel is not None
         del self._sessions_by_remote_channel[session.remote_channel]
         del self.sessions[session.channel]

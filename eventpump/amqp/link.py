@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from eventpump.amqp.codec import encode
@@ -38,6 +39,55 @@ class LinkState(enum.Enum):
     """The peer answered with a null terminus and is about to detach (2.6.3)."""
     DETACH_SENT = "detach sent"
     DETACHED = "detached"
+
+
+class LinkInput(enum.Enum):
+    """What can happen to a link."""
+
+    ACCEPT = "this end answers the peer's attach"
+    DETACH = "this end detaches"
+    RECEIVE_ATTACH = "the peer answers our attach"
+    RECEIVE_REFUSAL = "the peer answers our attach with a null terminus"
+    RECEIVE_DETACH = "the peer detaches"
+    SESSION_ENDED = "its session has ended"
+
+
+class LinkAction(enum.Enum):
+    """What a link does then."""
+
+    NOTHING = "nothing"
+    REPORT = "report that it is attached"
+    SEND_ATTACH = "send an attach"
+    SEND_DETACH = "send a detach"
+    SEND_REFUSAL = "send an attach with null termini, then a detach"
+
+
+LINK_STEPS: Mapping[tuple[LinkState, LinkInput], tuple[LinkAction, LinkState]] = MappingProxyType(
+    {
+        (LinkState.ATTACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.REPORT, LinkState.ATTACHED),
+        (LinkState.ATTACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, LinkState.REFUSED),
+        (LinkState.ATTACH_SENT, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
+        (LinkState.ATTACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+        (LinkState.ATTACH_RECEIVED, LinkInput.ACCEPT): (LinkAction.SEND_ATTACH, LinkState.ATTACHED),
+        (LinkState.ATTACH_RECEIVED, LinkInput.DETACH): (LinkAction.SEND_REFUSAL, LinkState.DETACH_SENT),
+        (LinkState.ATTACH_RECEIVED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_REFUSAL, LinkState.DETACHED),
+        (LinkState.ATTACH_RECEIVED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+        (LinkState.ATTACHED, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
+        (LinkState.ATTACHED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, LinkState.DETACHED),
+        (LinkState.ATTACHED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+        (LinkState.REFUSED, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
+        (LinkState.REFUSED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, LinkState.DETACHED),
+        (LinkState.REFUSED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+        (LinkState.DETACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.NOTHING, LinkState.DETACH_SENT),
+        (LinkState.DETACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, LinkState.DETACH_SENT),
+        (LinkState.DETACH_SENT, LinkInput.RECEIVE_DETACH): (LinkAction.NOTHING, LinkState.DETACHED),
+        (LinkState.DETACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+    }
+)
+"""Every change of a link's state: what it does, and the state after it. Where there is no entry, nothing happens.
+
+A link of ours begins in `ATTACH_SENT`, one of the peer's in `ATTACH_RECEIVED`.
+"""
 
 
 def _serial_difference(first: int, second: int) -> int:
@@ -127,12 +177,9 @@ class Link:
             self.delivery_count = attach.initial_delivery_count or 0
         if self.is_remote_initiated:
             return True
-        if self.state is LinkState.DETACH_SENT:
-            return False
         # 2.6.3: a null source (from a sender) or target (from a receiver) announces a refusal; its detach follows.
         is_refused = (attach.source if self.is_receiver else attach.target) is None
-        self.state = LinkState.REFUSED if is_refused else LinkState.ATTACHED
-        return not is_refused
+        return self._step(LinkInput.RECEIVE_REFUSAL if is_refused else LinkInput.RECEIVE_ATTACH) is LinkAction.REPORT
 
     def accept(
         self,
@@ -150,7 +197,7 @@ class Link:
         Does nothing where the peer has detached meanwhile. Where the peer's max-frame-size leaves no room for the
         answer, the link is detached for it, or the session is ended (`Session.send`).
         """
-        if self.state is not LinkState.ATTACH_RECEIVED:
+        if (self.state, LinkInput.ACCEPT) not in LINK_STEPS:
             return
         assert self.remote is not None
         remote = self.remote
@@ -171,7 +218,7 @@ class Link:
             self.detach(AmqpError(FRAME_SIZE_TOO_SMALL, "The answer to the attach does not fit into a frame."))
             return
         self.limit_messages(max_message_size)
-        self.state = LinkState.ATTACHED
+        self._step(LinkInput.ACCEPT)
 
     def limit_messages(self, max_message_size: int | None) -> None:
         """Limit messages that arrive to what this end's attach says, in bytes; None leaves the connection's limit."""
@@ -186,30 +233,40 @@ class Link:
 
     def detach(self, error: AmqpError | None = None) -> None:
         """Close the link (2.6.6). The peer's answer is told as `LinkDetached`. Closing twice is fine."""
-        if self.state in (LinkState.DETACH_SENT, LinkState.DETACHED):
-            return
-        self.attach_to_detach()
-        self.over(LinkState.DETACH_SENT)
-        self.session.send(Detach(handle=self.handle, closed=True, error=error))
+        self._end(LinkInput.DETACH, Detach(handle=self.handle, closed=True, error=error))
 
     def fail(self, error: AmqpError) -> None:
         """Detach because of what the peer did. It is reported at once, and not again when the peer answers."""
         self.detach(error)
         self.is_detach_told = True
 
-    def attach_to_detach(self) -> None:
-        """Answer the peer's attach with null termini, where it was not answered yet: a detach follows (2.6.3)."""
-        if self.state is LinkState.ATTACH_RECEIVED:
-            self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
+    def on_detach(self, detach: Detach) -> None:
+        """Handle the peer's detach: answer it, unless it is the answer."""
+        self._end(LinkInput.RECEIVE_DETACH, Detach(handle=self.handle, closed=detach.closed))
 
-    def over(self, state: LinkState) -> None:
-        """Release what the link holds: nothing more is sent or received on it."""
-        self.state = state
+    def on_session_ended(self) -> None:
+        """Handle the end of the session, which is the link's."""
+        self._end(LinkInput.SESSION_ENDED, None)
+
+    def _step(self, happened: LinkInput) -> LinkAction | None:
+        """Go to the next state. Returns what is to be done; None where nothing happens in this state."""
+        action, self.state = LINK_STEPS.get((self.state, happened), (None, self.state))
+        return action
+
+    def _end(self, happened: LinkInput, detach: Detach | None) -> None:
+        """Release what the link holds, as nothing more is sent or received on it, and send what is due."""
+        action = self._step(happened)
+        if action is None:
+            return
         self.session.connection.release_name(self)
         self.stop()
         self.allowance = 0
         self.drain = False
         self.session.unblock(self)
+        if action is LinkAction.SEND_REFUSAL:
+            self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
+        if detach is not None and action is not LinkAction.NOTHING:
+            self.session.send(detach)
 
     def stop(self) -> None:
         """Send nothing more, and drop the delivery that is arriving: the session or connection is ending."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
-from eventpump.amqp.link import UINT, Link, LinkState
+from eventpump.amqp.link import UINT, Link
 from eventpump.amqp.performatives import (
     Accepted,
     AmqpError,
@@ -42,6 +43,38 @@ class SessionState(enum.Enum):
     MAPPED = "mapped"
     END_SENT = "end sent"
     ENDED = "ended"
+
+
+class SessionInput(enum.Enum):
+    """What can happen to a session."""
+
+    END = "this end ends it"
+    RECEIVE_BEGIN = "the peer's begin arrives"
+    RECEIVE_END = "the peer ends it"
+
+
+class SessionAction(enum.Enum):
+    """What a session does then."""
+
+    NOTHING = "nothing"
+    REPORT = "report that it is mapped"
+    SEND_END = "send an end"
+
+
+SESSION_STEPS: Mapping[tuple[SessionState, SessionInput], tuple[SessionAction, SessionState]] = MappingProxyType(
+    {
+        (SessionState.BEGIN_SENT, SessionInput.RECEIVE_BEGIN): (SessionAction.REPORT, SessionState.MAPPED),
+        (SessionState.BEGIN_SENT, SessionInput.END): (SessionAction.SEND_END, SessionState.END_SENT),
+        (SessionState.MAPPED, SessionInput.END): (SessionAction.SEND_END, SessionState.END_SENT),
+        (SessionState.MAPPED, SessionInput.RECEIVE_END): (SessionAction.SEND_END, SessionState.ENDED),
+        (SessionState.END_SENT, SessionInput.RECEIVE_BEGIN): (SessionAction.NOTHING, SessionState.END_SENT),
+        (SessionState.END_SENT, SessionInput.RECEIVE_END): (SessionAction.NOTHING, SessionState.ENDED),
+    }
+)
+"""Every change of a session's state: what it does, and the state after it. Where there is no entry, nothing happens.
+
+A session begins in `BEGIN_SENT`; one of the peer's is mapped by its begin, before ours is sent.
+"""
 
 
 class Session:
@@ -140,11 +173,16 @@ class Session:
 
     def end(self, error: AmqpError | None = None) -> None:
         """End the session (2.5.5). Does nothing on one already ending."""
-        if self.state in (SessionState.END_SENT, SessionState.ENDED):
-            return
-        self.send(End(error=error))
-        self.state = SessionState.END_SENT
-        self.stop()
+        if self._step(SessionInput.END, error) is not None:
+            self.stop()
+
+    def _step(self, happened: SessionInput, error: AmqpError | None = None) -> SessionAction | None:
+        """Go to the next state, and send the end that is due. Returns None where nothing happens in this state."""
+        action, state = SESSION_STEPS.get((self.state, happened), (None, self.state))
+        if action is SessionAction.SEND_END:
+            self.send(End(error=error))  # while the state still allows it
+        self.state = state
+        return action
 
     def stop(self) -> None:
         """Stop: what waits for the window goes nowhere any more, what comes is dropped, and no link has credit."""
@@ -276,8 +314,7 @@ class Session:
         self.remote_channel = channel
         self.next_incoming_id = begin.next_outgoing_id
         self.remote_incoming_window = begin.incoming_window
-        if self.state is not SessionState.END_SENT:
-            self.state = SessionState.MAPPED
+        self._step(SessionInput.RECEIVE_BEGIN)
 
     def used_window(self, frames: int) -> None:
         """Count transfers that arrived, and open the window again when half of it is used."""
@@ -325,14 +362,11 @@ class Session:
         """Take over the peer's detach, and answer it."""
         link = self._link_of(detach.handle)
         del self.links_by_remote_handle[detach.handle]
-        if link.state is not LinkState.DETACH_SENT:
-            link.attach_to_detach()
-            self.send(Detach(handle=link.handle, closed=detach.closed))
+        link.on_detach(detach)
         self._forget(link)
         return link
 
     def _forget(self, link: Link) -> None:
-        link.over(LinkState.DETACHED)
         del self.links[link.handle]
         if not link.is_receiver:
             for delivery_id in [key for key, value in self.unsettled.items() if value is link]:
@@ -400,12 +434,12 @@ class Session:
         return told
 
     def on_end(self) -> list[Link]:
-        """Take over the end of the session. :returns: the links that ended with it."""
-        self.state = SessionState.ENDED
+        """Handle the peer's end, and answer it. Returns the links that ended with the session."""
+        self._step(SessionInput.RECEIVE_END)
         self._blocked.clear()
         ended = list(self.links.values())
         for link in ended:
-            link.over(LinkState.DETACHED)
+            link.on_session_ended()
         self.links.clear()
         self.links_by_remote_handle.clear()
         self.unsettled.clear()

@@ -321,6 +321,14 @@ def test_one_byte_differs(at: int) -> None:
         assert read(Connection, stream) == read(General, stream)
 
 
+def test_receive_message_too_large_in_known_form() -> None:
+    """A message that is too large detaches its link, though transfers of that form need no decoding."""
+    stream = PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 100) + PLAIN
+    found = read(Connection, stream)
+    assert found == read(General, stream)
+    assert any("message-size-exceeded" in text for text in found[0][0])
+
+
 # ------------------------------------------------------------------------------------------------- hostility
 
 
