@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import EventData
@@ -34,6 +35,7 @@ class EventBatch:
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
     :ivar is_idempotent: whether its size counts the room for numbers.
+    :ivar is_list: whether it was made of a list given to `send`, whose events are given their numbers.
     :ivar is_stamped: whether its events are sent with stamps, and its size counts them.
     :ivar events: the events of an idempotent one; no other keeps them.
     :ivar state: see :class:`BatchState`.
@@ -46,6 +48,7 @@ class EventBatch:
         "_sealed",
         "events",
         "is_idempotent",
+        "is_list",
         "is_stamped",
         "max_size_in_bytes",
         "partition_id",
@@ -67,6 +70,7 @@ class EventBatch:
         self.partition_id = partition_id
         self.partition_key = partition_key
         self.is_idempotent = is_idempotent
+        self.is_list = False
         self.is_stamped = is_stamped
         self.state = BatchState.OPEN
         self.starting_published_sequence_number: int | None = None
@@ -127,3 +131,25 @@ class EventBatch:
 
     def __repr__(self) -> str:
         return f"EventBatch({self.count} events, {self.size} of {self.max_size_in_bytes} bytes, {self.state.value})"
+
+
+def fill(events: Iterable[EventData], new_batch: Callable[[], EventBatch]) -> list[EventBatch]:
+    """Put events into as few batches as they take, in order.
+
+    Args:
+        events: At least one event.
+        new_batch: Returns an empty batch.
+
+    Returns:
+        The batches.
+
+    Raises:
+        EventTooLargeError: An event does not fit an empty batch.
+        EventError: As of `EventBatch.try_add`.
+    """
+    batches = [new_batch()]
+    for event in events:
+        if not batches[-1].try_add(event):
+            batches.append(new_batch())
+            batches[-1].try_add(event)
+    return batches

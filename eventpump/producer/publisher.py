@@ -16,7 +16,7 @@ from typing import Any
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace
-from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
+from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -47,6 +47,28 @@ from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.options.base import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
+
+
+def attach_spec(hub: str, partition_id: str, asked: AttachRequest) -> SendLinkSpec:
+    """Return what to attach with, to publish to a partition with numbers."""
+    properties: dict[str, object] = {}
+    if not asked.is_blank:
+        properties = {
+            PRODUCER_ID: asked.producer_id,
+            PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
+            PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
+        }
+    return SendLinkSpec(hub, partition_id, properties, (IDEMPOTENT_PRODUCER,))
+
+
+def attach_answer(link: SendLink) -> tuple[int | None, int | None, int | None]:
+    """Return the producer id, the owner level and the last number that the service stated for a link."""
+    producer_id, level, number = map(link.properties.get, (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER))
+    return _number(producer_id), _number(level), _number(number)
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class _Job:
@@ -315,15 +337,7 @@ class PartitionPublisher:
     async def _attach(self) -> None:
         await self._drop_link()
         sequencer = self._sequencer
-        asked = sequencer.attach_request
-        properties: dict[str, object] = {}
-        if not asked.is_blank:
-            properties = {
-                PRODUCER_ID: asked.producer_id,
-                PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
-                PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
-            }
-        spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
+        spec = attach_spec(self._hub, sequencer.partition_id, sequencer.attach_request)
         try:
             link = await self._transport.open_send_link(spec)
         except ProducerStateLostError as error:
@@ -341,8 +355,7 @@ class PartitionPublisher:
         self._link = link
         self._is_fresh = True
         self._max_message_size = link.max_message_size
-        answer = link.properties
-        sequencer.attached(*(_number(answer.get(key)) for key in _ANSWER))
+        sequencer.attached(*attach_answer(link))
 
     async def _send(self) -> None:
         sequencer, link, job = self._sequencer, self._link, self._current
@@ -577,13 +590,6 @@ class PartitionPublisher:
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
-
-
-_ANSWER = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
-
-
-def _number(value: object) -> int | None:
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _is_unknown(error: ServiceError) -> bool:

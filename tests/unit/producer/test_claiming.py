@@ -32,7 +32,8 @@ from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
-from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.producer.producer import HubProducer
+from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 
@@ -79,8 +80,7 @@ class Scene:
 
     async def crash(self, producer: HubProducer) -> None:
         """End a process without its last marks."""
-        await asyncio.gather(*(each.aclose() for each in producer._starts.values()))
-        await asyncio.gather(*(each.aclose() for each in producer._publishers.values()))
+        await asyncio.gather(*(each.aclose() for each in list(producer._context.kept)))
 
 
 @pytest.fixture
@@ -650,7 +650,7 @@ async def test_an_unknown_partition_leaves_no_start(scene: Scene) -> None:
     producer = scene.process()
     with pytest.raises(RequestRefusedError):
         await producer.send([EventData("a")], partition_id="99")
-    assert not producer._starts
+    assert not producer._context.kept
 
 
 async def test_options_hold_for_the_first_start_only(scene: Scene) -> None:
