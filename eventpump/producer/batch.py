@@ -39,6 +39,7 @@ class EventBatch:
     :ivar is_stamped: whether its events are sent with stamps, and its size counts them.
     :ivar events: the events of an idempotent one; no other keeps them.
     :ivar state: see :class:`BatchState`.
+    :ivar was_in_doubt: whether a `send` of it has ended with its outcome unknown.
     :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
     """
 
@@ -55,6 +56,7 @@ class EventBatch:
         "partition_key",
         "starting_published_sequence_number",
         "state",
+        "was_in_doubt",
     )
 
     def __init__(
@@ -73,6 +75,7 @@ class EventBatch:
         self.is_list = False
         self.is_stamped = is_stamped
         self.state = BatchState.OPEN
+        self.was_in_doubt = False
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
         self._packer = BatchPacker(

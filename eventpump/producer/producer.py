@@ -199,8 +199,8 @@ class HubProducer:
         """Send events as one message, and wait until the service has stored them.
 
         Idempotent: what was cancelled or ran out of retries with its outcome unknown stays in doubt, and nothing else
-        is sent to its partition until that is settled, which goes on by itself. Sending the same batch object, or a
-        list of the same events, again waits for it, so a plain retry loop is exactly once.
+        is sent to its partition until that is settled, which goes on by itself. Sending the `batch` of the error, the
+        same batch object, or a list of the same events again waits for it, so a plain retry loop is exactly once.
 
         :param events: an event, several, or a batch, which knows its target by itself.
         :param partition_id: send to this partition.
@@ -212,7 +212,8 @@ class HubProducer:
         :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
         :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
-        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
+        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored; send its
+            `batch` to wait for the outcome. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
         :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
             doubt before; `batch.state` says so. Final.

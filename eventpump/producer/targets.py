@@ -190,7 +190,10 @@ class EventHolds:
             if holder is None or holder is batch:
                 continue
             if holder.state is BatchState.IN_DOUBT:
-                raise EventError("an event is in doubt; send the very same batch or list again to wait for its outcome")
+                raise EventError(
+                    "an event is in doubt; to wait for its outcome, send the batch of the error, or the very same "
+                    "batch or list, again"
+                )
             raise EventError("an event is being sent already, in another batch or list")
 
 
@@ -518,6 +521,7 @@ class IdempotentTarget:
         assert head is not None
         error = PublishOutcomeUnknownError(sequencer.partition_id, head.first, head.count)
         error.__cause__ = None if sequencer.failure is None else sequencer.error()
+        error.batch = self._under_way.get(publisher.doubtful)
         return error
 
     # ------------------------------------------------------------------------------------------ batches
@@ -547,7 +551,10 @@ class IdempotentTarget:
     async def _send_batch(self, publisher: PartitionPublisher, batch: EventBatch) -> None:
         """Publish a batch, or wait for the outcome of the one that is under way."""
         if batch.state is BatchState.PUBLISHED:
-            raise EventError("the batch is published; it is not sent again as new")
+            if not batch.was_in_doubt:
+                raise EventError("the batch is published; it is not sent again as new")
+            await self._confirmed()  # settled since a caller was told that its outcome is not known
+            return
         sealed = batch.seal()
         if sealed not in self._under_way:
             if batch.is_under_way:
@@ -558,20 +565,28 @@ class IdempotentTarget:
         batch.state = BatchState.IN_FLIGHT
         try:
             await self._publish(publisher, sealed)
+        except PublishOutcomeUnknownError as error:
+            error.batch = batch
+            raise
         finally:
             if sealed in self._under_way and not publisher.is_awaited(sealed):
                 if publisher.doubtful is sealed:
                     batch.state = BatchState.IN_DOUBT
+                    batch.was_in_doubt = True
                 else:
                     self._conclude(sealed, None)
 
     async def _publish(self, publisher: PartitionPublisher, sealed: SealedBatch) -> int:
-        """Publish a message; for the first one, also wait until the store knows that something is published."""
+        """Publish a message, and wait until the store knows that something is published."""
         first = await publisher.send(sealed)
+        await self._confirmed()
+        return first
+
+    async def _confirmed(self) -> None:
+        """Wait until the store knows that something is published."""
         if self._states is not None and self._start is not None and self._start.marks is not None:
             with self._states.waits.call():
                 await self._start.marks.confirmed()
-        return first
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Called by the publisher when the outcome of a message is known, whether or not a caller waits for it."""

@@ -176,6 +176,7 @@ async def test_what_arrives_between_reading_and_raising_is_told(scene: Scene) ->
             assert isinstance(error, PublishOutcomeUnknownError)
             assert (error.partition_id, error.first, error.count) == ("0", 2, 1)
             assert not error.is_settling
+            assert error.batch is None
         transport = FakeTransport(scene.hub)
     assert scene.bodies == ["0", "1"]
     accepting = scene.process(on_doubt="accept")
