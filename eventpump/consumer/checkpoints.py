@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
-from eventpump.consumer.tasks import TaskSet
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
@@ -103,6 +103,8 @@ class CheckpointWriter:
                 self.kick()
 
     async def _write_wanted(self) -> None:
+        # Not `retrying`: each attempt writes the checkpoint that is the latest by then, and the failures in a row go on
+        # to count where the task was cancelled by something else and begun again.
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
@@ -112,7 +114,7 @@ class CheckpointWriter:
                 if not is_failure(error):
                     raise
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
-                delay = self._backoff.next(self._rng)
+                delay = self._backoff.next(self._rng, at_least=least_delay(error))
                 self._on_failed(failure)
                 if self._backoff.failures >= FAILURES_TOLD:
                     self._fail_waiters(failure)
@@ -132,15 +134,14 @@ class CheckpointWriter:
         for checkpoint, waiter in self._waiters:
             if not self._tracker.covers(checkpoint):
                 waiting.append((checkpoint, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
+            else:
+                resolve(waiter, None)
         self._waiters = waiting
 
     def _fail_waiters(self, error: EventPumpError | None) -> None:
         """End the waits with an error; None for lost ownership."""
         for checkpoint, waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(error or OwnershipLostError(checkpoint.partition_id))
+            reject(waiter, error or OwnershipLostError(checkpoint.partition_id))
         self._waiters.clear()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from eventpump.consumer.tasks import TaskSet
+from eventpump.aio.tasks import TaskSet
 from eventpump.errors import EventPumpError
 from eventpump.interfaces import PartitionProperties
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from eventpump.consumer.tasks import TaskSet
-from eventpump.core.backoff import Backoff
+from eventpump.aio.tasks import TaskSet, resolve
+from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.cache import EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
@@ -20,15 +20,11 @@ from eventpump.errors import (
     EntityNotFoundError,
     EventPumpError,
     Recovery,
-    ServiceBusyError,
     ServiceError,
 )
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
-
-BUSY_DELAY = 4.0
-"""Seconds to leave a service alone that says it is busy (wire reference, section 9)."""
 
 CLOSE_TIMEOUT = 5.0
 """Seconds a link may take to detach before it is left to its connection."""
@@ -273,12 +269,14 @@ class PartitionFeed:
 
     def detached(self, error: EventPumpError) -> None:
         """Learn that the link ended."""
-        if self._link_error is not None and not self._link_error.done():
-            self._link_error.set_result(error)
+        if self._link_error is not None:
+            resolve(self._link_error, error)
 
     # ------------------------------------------------------------------------------------------------- the link
 
     async def _keep_link(self) -> None:
+        # Not `retrying`: an attempt that succeeds lasts until its link ends, and whether that counts as another failure
+        # in a row, or is one at all, depends on how long the link lived and what it brought.
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -313,8 +311,7 @@ class PartitionFeed:
         if error.recovery is Recovery.RECONNECT:
             # The transport waits as long as it takes; this only keeps many feeds from asking in one instant.
             return self._rng.uniform(0, self._reopen_delay)
-        least = BUSY_DELAY if isinstance(error, ServiceBusyError) else 0.0
-        return self._backoff.next(self._rng, at_least=least)
+        return self._backoff.next(self._rng, at_least=least_delay(error))
 
     def _is_worth_telling(self, error: ServiceError, now: float) -> bool:
         """Return whether a failure is one to report: each but those of an outage that goes on, of which ever fewer."""
@@ -380,14 +377,14 @@ class PartitionFeed:
         self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
 
     def _attempted(self, error: Exception | None) -> None:
-        if self._reopening is not None and not self._reopening.done():
-            self._reopening.set_result(error)
+        if self._reopening is not None:
+            resolve(self._reopening, error)
 
     # -------------------------------------------------------------------------------------------------- waiting
 
     def _wake(self, found: bool) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(found)
+        if self._waiter is not None:
+            resolve(self._waiter, found)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

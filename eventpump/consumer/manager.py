@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.consumer.tasks import TaskSet
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Backoff, Unlimited
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
@@ -25,7 +27,6 @@ from eventpump.errors import (
     ConsumerDisconnectedError,
     EventPumpError,
     ProcessorFailedError,
-    Recovery,
     ServiceError,
     ServiceTimeoutError,
     StoreError,
@@ -58,6 +59,12 @@ FIRST_STEP = 0.25
 
 RELEASE_TIME = 1.0
 """Seconds a release may take at the least, even where the time to close has run out."""
+
+
+LEAST_START_TIME = 1.0
+"""Seconds that an attempt at the start may take at the least, even where the time to start has run out."""
+
+_START_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -247,38 +254,46 @@ class PartitionManager:
     async def _at_start(
         self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
     ) -> _T | None:
-        """Do something that the rest needs; None where the end came first.
+        """Do something that the rest needs, and return its result; None where the end came first.
 
-        :param is_read: whether the service is asked, rather than the store.
+        Args:
+            operation: names it in reports and errors.
+            call: begins it.
+            until: the time, by the clock, after which no attempt begins.
+            is_read: whether it asks the service, rather than the store.
+
+        Raises:
+            EventPumpError: of the last attempt; it cannot succeed, or the time is over.
         """
-        backoff = Backoff(0.2, 5.0)
-        before: EventPumpError | None = None
-        while not self._is_ending:
-            remaining = until - self._clock.monotonic()
-            outcome = self._chores.spawn(_settled(call(), max(1.0, remaining)), f"eventpump start: {operation}")
-            stopping = self._chores.spawn(self._end.wake.wait(), "eventpump start")
+        if self._is_ending:
+            return None
+
+        async def attempt() -> _T:
             try:
-                await asyncio.wait({outcome, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not outcome.done():
-                    return None
-                result, error = outcome.result()
-            finally:
-                self._chores.drop(outcome)
-                self._chores.drop(stopping)
-            if error is None:
-                return result  # type: ignore[no-any-return]  # the task set forgets the types of its tasks
-            failure = self._own_error(operation, error, is_read)
-            is_final = isinstance(failure, ServiceError) and failure.recovery is Recovery.GIVE_UP
-            is_ours = not isinstance(failure, ServiceError | StoreError)
-            delay = backoff.next(self._around.rng)
-            if is_final or is_ours or self._clock.monotonic() + delay >= until:
-                # The end of the time says less than why the attempts before it failed.
-                raise before if isinstance(error, TimeoutError) and before is not None else failure
-            before = failure
+                return await call()
+            except BaseException as error:
+                if not is_failure(error) or isinstance(error, EventPumpError):
+                    raise
+                raise self._own_error(operation, error, is_read) from error
+
+        def report(failure: Exception, _: float) -> None:
             kind = ServiceFailed if is_read else StoreFailed
             self._report(kind(self._around.owner_id, None, operation, failure))
-            await self._sleep(delay, measured=False)
-        return None
+
+        attempts = retrying(
+            attempt,
+            _START_RETRY,
+            self._around.rng,
+            until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
+            least_time=LEAST_START_TIME,
+            on_retry=report,
+        )
+        try:
+            return await self._chores.unless(self._end.wake, attempts, f"eventpump start: {operation}")
+        except StoppedError:
+            return None
+        except TimeoutError as error:
+            raise self._own_error(operation, error, is_read) from error
 
     def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
         """Make one of ours of what a call raised at the start."""
@@ -294,11 +309,7 @@ class PartitionManager:
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
         seen = self._around.reporter.count(LoopBlocked)
-        try:
-            async with asyncio.timeout(delay):
-                await self._end.wake.wait()
-        except TimeoutError:
-            pass
+        await wait_for_event(self._end.wake, delay)
         late = loop.time() - due
         if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
             self._report(LoopBlocked(self._around.owner_id, None, late, None))
@@ -498,6 +509,8 @@ class PartitionManager:
 
     async def _renew_one(self, slot: _Slot) -> None:
         """Renew a lease, and again while that fails and the lease lives."""
+        # Not `retrying`: what to do next depends after each attempt, and after each delay, on what has happened to the
+        # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         # A lease without a pump is never kept, however the pump ended.
         while (lease := slot.lease) is not None and slot.pump is not None:
@@ -681,11 +694,8 @@ class PartitionManager:
         # Renewals go on meanwhile: a handler that takes its time must not lose its lease over it.
         while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
             self._hurry.clear()
-            hurried = self._chores.spawn(self._hurry.wait(), "eventpump closing")
-            ended = self._chores.spawn(self._pumps.wait(remaining), "eventpump closing")
-            await asyncio.wait({hurried, ended}, return_when=asyncio.FIRST_COMPLETED)
-            self._chores.drop(hurried)
-            self._chores.drop(ended)
+            with suppress(StoppedError):
+                await self._chores.unless(self._hurry, self._pumps.wait(remaining), "eventpump closing")
         await self._chores.wait(RELEASE_TIME)
 
     # ------------------------------------------------------------------------------------------------- helpers
@@ -719,13 +729,3 @@ class _Failed:
 
 
 _FAILED = _Failed()
-
-
-async def _settled(call: Awaitable[_T], timeout: float) -> tuple[_T | None, BaseException | None]:
-    try:
-        async with asyncio.timeout(timeout):
-            return await call, None
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        return None, error

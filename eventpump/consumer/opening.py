@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Unlimited
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
@@ -29,7 +30,7 @@ from eventpump.core.starts import (
     start_of,
     starts_text,
 )
-from eventpump.errors import DataLossError, Recovery, ServiceError, StoreError
+from eventpump.errors import DataLossError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, Checkpoint, EventPosition
 from eventpump.interfaces import (
     HubDirectory,
@@ -46,6 +47,9 @@ _T = TypeVar("_T")
 
 BEYOND_END_PAUSE = 1.0
 """Seconds after which a partition's end is read again before a checkpoint is taken to lie beyond it."""
+
+
+_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 class HubMadeAgainError(DataLossError):
@@ -331,34 +335,34 @@ class PartitionOpening:
 
     async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                return await attempt()
-            except StoreError as error:
+
+        def report(error: Exception, _: float) -> None:
+            if isinstance(error, StoreError):
                 self._report(StoreFailed, error.operation, error)
-            except ServiceError as error:
-                if error.recovery is Recovery.GIVE_UP:
-                    raise
+            else:
                 self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
-            await self._pause(backoff.next(self._rng))
+
+        return await retrying(attempt, _RETRY, self._rng, on_retry=report, sleep=self._pause)
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
         """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
         operation = "reset checkpoint" if is_reset else "write checkpoint"
-        backoff = Backoff(0.2, 5.0)
-        while True:
-            try:
-                is_stored = await self._step(self._store_once(checkpoint, is_reset))
-            except Exception as error:
-                failure = store_error(error, operation, self._partition_id, self._store_timeout)
-                self._report(StoreFailed, operation, failure)
-            else:
-                if not is_stored:
-                    self._on_refused()
-                self._stored = checkpoint
-                return
-            await self._pause(backoff.next(self._rng))
+
+        def report(error: Exception, _: float) -> None:
+            failure = store_error(error, operation, self._partition_id, self._store_timeout)
+            self._report(StoreFailed, operation, failure)
+
+        is_stored = await retrying(
+            lambda: self._step(self._store_once(checkpoint, is_reset)),
+            _RETRY,
+            self._rng,
+            is_final=lambda _: False,
+            on_retry=report,
+            sleep=self._pause,
+        )
+        if not is_stored:
+            self._on_refused()
+        self._stored = checkpoint
 
     async def _find(self) -> Beginning:
         # What is stored by now: an attempt before this one may have reset it.

@@ -11,6 +11,8 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
+from eventpump.aio.tasks import TaskSet
+from eventpump.aio.watch import Watched
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
@@ -18,9 +20,7 @@ from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.consumer.tasks import TaskSet
 from eventpump.consumer.turns import Turns
-from eventpump.consumer.watch import Watched
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
@@ -12,13 +13,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.opening import HubMadeAgainError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Unlimited
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
-from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, Recovery, ServiceError
+from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import ReaderSettings
@@ -296,17 +298,15 @@ class PartitionReader:
 
     async def _properties_at_start(self, transport: Transport) -> PartitionProperties:
         """Read the partition's properties; what may pass is tried again for the start-up time-out."""
-        settings, loop = self._settings, asyncio.get_running_loop()
-        until = loop.time() + settings.startup_timeout
-        backoff = Backoff(settings.reopen_delay, settings.reopen_delay_max)
-        while True:
-            try:
-                return await transport.get_partition_properties(settings.hub, settings.partition_id)
-            except ServiceError as error:
-                delay = backoff.next(self._rng)
-                if error.recovery is Recovery.GIVE_UP or loop.time() + delay >= until:
-                    raise
-            await asyncio.sleep(delay)
+        settings = self._settings
+        until = asyncio.get_running_loop().time() + settings.startup_timeout
+        return await retrying(
+            lambda: transport.get_partition_properties(settings.hub, settings.partition_id),
+            Unlimited(settings.reopen_delay, settings.reopen_delay_max),
+            self._rng,
+            until=until,
+            least_time=math.inf,  # the transport has a time-out of its own
+        )
 
     async def _locate(self, position: EventPosition) -> EventPosition:
         """Check, before a link is opened, that the hub is the one that was being read, and give where to begin."""

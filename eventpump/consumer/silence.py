@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.consumer.tasks import TaskSet
 from eventpump.core.silence import (
     LOOK_INTERVAL,
     PROBE_TIMEOUT,

@@ -1,9 +1,52 @@
-"""How long to wait before trying again."""
+"""Whether a failed operation is attempted again, and how long to wait before."""
 
 from __future__ import annotations
 
 import math
 import random
+from typing import NamedTuple, Protocol
+
+from eventpump.errors import Recovery, ServiceBusyError, ServiceError, StoreError
+from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+
+
+class RetryPolicy(Protocol):
+    """How often, and after which delays, a failed operation is repeated. `RetryOptions` is one, and `Unlimited`."""
+
+    @property
+    def max_retries(self) -> int | None:
+        """Attempts after the first; None for no limit."""
+
+    @property
+    def base_delay(self) -> float:
+        """Seconds; the bound of the first delay, doubled with each further one."""
+
+    @property
+    def max_delay(self) -> float:
+        """Seconds; the bound of the longest delay."""
+
+
+class Unlimited(NamedTuple):
+    """A policy that repeats an operation until it succeeds, or fails in a way that no repeat can help."""
+
+    base_delay: float
+    max_delay: float
+    max_retries: None = None
+
+
+def gives_up(error: Exception) -> bool:
+    """Return whether repeating the operation that failed cannot help.
+
+    A `ServiceError` says so itself (`Recovery`); a `StoreError` may pass; everything else is the caller's affair.
+    """
+    if isinstance(error, ServiceError):
+        return error.recovery is Recovery.GIVE_UP
+    return not isinstance(error, StoreError)
+
+
+def least_delay(error: BaseException) -> float:
+    """Return the seconds that the service asks its clients to wait after an error: 0 unless it is throttling."""
+    return SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
 
 
 class Backoff:
@@ -100,3 +143,51 @@ class TryPace:
         """Start over, after a success."""
         self._backoff.reset()
         self._due = -math.inf
+
+
+class Retries:
+    """Decides on the attempts of one operation: whether another one follows a failure, and after how long.
+
+    Args:
+        policy: the number of attempts and the delays between them.
+        until: the time, in seconds, at which no further attempt begins.
+        allows_early: attempts that failed with their connection are repeated early, and then do not count (`TryPace`).
+            Only for operations on links, because the transport spaces attempts to connect by itself.
+    """
+
+    __slots__ = ("_allows_early", "_max_retries", "_pace", "_until")
+
+    def __init__(self, policy: RetryPolicy, *, until: float = math.inf, allows_early: bool = False) -> None:
+        self._pace = TryPace(policy.base_delay, policy.max_delay)
+        self._max_retries = policy.max_retries
+        self._until = until
+        self._allows_early = allows_early
+
+    def delay_after(
+        self, error: Exception, rng: random.Random, *, began: float, now: float, was_attached: bool = False
+    ) -> float | None:
+        """Return the seconds until the next attempt; None where none follows, because the limits are reached.
+
+        Whether the error itself is final is for the caller to know (`gives_up`).
+
+        Args:
+            error: what the attempt failed with.
+            rng: spreads the delays.
+            began: when the attempt began, in seconds.
+            now: when it failed, on the same clock.
+            was_attached: whether the attempt had a link.
+        """
+        if not self._allows_early:
+            began = math.inf  # a timer may fire a moment too soon, and each attempt counts
+        if self._pace.counts(began) and self._max_retries is not None and self._pace.failures >= self._max_retries:
+            return None
+        is_connection_lost = isinstance(error, ServiceError) and error.recovery is Recovery.RECONNECT
+        delay = self._pace.next(
+            rng,
+            began=began,
+            now=now,
+            is_connection_lost=self._allows_early and is_connection_lost,
+            was_attached=was_attached,
+            at_least=least_delay(error),
+        )
+        return delay if now + delay < self._until else None

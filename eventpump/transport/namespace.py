@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from eventpump.aio.tasks import SingleFlight
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.core.backoff import Backoff
@@ -89,11 +90,12 @@ class NamespaceTransport(ABC):
         self._rng = rng or random.Random()
         self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
         retry = settings.retry
+        # Not for `retrying`: nothing is repeated here. It spaces the attempts that links and requests ask for.
         self._backoff = Backoff(min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX))
         self._proven_at = float("-inf")
         self._not_before = 0.0
         self._live: _Live | None = None
-        self._connecting: asyncio.Task[_Live] | None = None
+        self._connecting = SingleFlight[_Live]("connect", of="transport")
         self._had_usable_files = False
         self._is_closed = False
 
@@ -200,24 +202,12 @@ class NamespaceTransport(ABC):
     # -------------------------------------------------------------------------------------- connection
 
     async def _connected(self) -> _Live:
-        """Give the live connection, or make one. Those who come meanwhile share the attempt and its failure."""
+        """Return the live connection, or make one. Callers that come meanwhile share the attempt and its failure."""
         if self._is_closed:
             raise ClosedError("transport")
         if self._live is not None and self._live.connection.is_alive:
             return self._live
-        task = self._connecting
-        if task is None:
-            task = self._connecting = asyncio.create_task(self._connect(), name="connect")
-            task.add_done_callback(self._connected_or_not)
-        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
-        if task.cancelled():
-            raise ClosedError("transport")
-        return task.result()
-
-    def _connected_or_not(self, task: asyncio.Task[_Live]) -> None:
-        self._connecting = None
-        if not task.cancelled():
-            task.exception()  # told to those who waited, if any still do
+        return await self._connecting.run(self._connect)
 
     @abstractmethod
     async def _open(self) -> BaseConnection:
@@ -279,14 +269,11 @@ class NamespaceTransport(ABC):
     async def aclose(self) -> None:
         """See the port. Cancelled, the connection is dropped instead of closed in order."""
         self._is_closed = True
-        connecting = self._connecting
-        if connecting is not None:
-            connecting.cancel()
-            try:
-                await asyncio.wait({connecting})
-            except asyncio.CancelledError:
-                if self._live is not None:
-                    self._live.connection.abort()
-                raise
+        try:
+            await self._connecting.aclose()
+        except asyncio.CancelledError:
+            if self._live is not None:
+                self._live.connection.abort()
+            raise
         if self._live is not None:
             await self._live.aclose()

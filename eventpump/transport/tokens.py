@@ -10,9 +10,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import SingleFlight, TaskSet
 from eventpump.cancellation import is_failure
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Unlimited
 from eventpump.errors import (
     AuthenticationError,
     ClosedError,
@@ -29,6 +32,8 @@ from eventpump.transport.requests import RequestLinks
 
 _LEAST_DELAY = 1.0
 """Seconds between renewals at least, however short a life a credential's tokens have."""
+
+_RENEWAL_RETRY: Final = Unlimited(1.0, 30.0)
 
 _log = logging.getLogger("eventpump.transport")
 
@@ -111,11 +116,23 @@ def _refresh_after(remaining: float) -> float:
     return remaining - 300 if remaining > 600 else remaining / 2
 
 
+class _Audience:
+    """The token of one audience, with what puts and renews it."""
+
+    __slots__ = ("name", "putting", "renewal", "token")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.token: Token | None = None
+        self.putting = SingleFlight[Token](f"put token {name}", of="connection")
+        self.renewal: asyncio.Task[None] | None = None
+
+
 class Authorizer:
-    """Keeps the audiences of one connection authorised.
+    """Keeps the audiences of one connection authorized.
 
     The tasks it starts end with :meth:`aclose`. A renewal that fails is tried again until the token ends; then the
-    service drops the links, which is how their owners learn of it.
+    service drops the links, which is how their owners notice it.
 
     :param auth_timeout: seconds to get a token and put it.
     """
@@ -125,9 +142,8 @@ class Authorizer:
         self._links = links
         self._timeout = auth_timeout
         self._rng = rng
-        self._putting: dict[str, asyncio.Task[Token]] = {}
-        self._current: dict[str, Token] = {}
-        self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._audiences: dict[str, _Audience] = {}
+        self._renewals = TaskSet(_renewal_failed)
         self._is_closed = False
 
     async def authorize(self, audience: str) -> str:
@@ -136,42 +152,31 @@ class Authorizer:
         :returns: the text of the current token.
         :raises ServiceError: no token, or refused. Cancelled, the request goes on for those who ask next.
         """
-        token = self._current.get(audience)
-        if token is not None and not self._source.has_ended(token):
-            return token.text
+        entry = self._audiences.get(audience)
+        if entry is None:
+            entry = self._audiences[audience] = _Audience(audience)
+        if entry.token is not None and not self._source.has_ended(entry.token):
+            return entry.token.text
         if self._is_closed:
             raise ClosedError("connection")
-        task = self._putting.get(audience)
-        if task is None:
-            task = self._putting[audience] = asyncio.create_task(self._put(audience), name=f"put token {audience}")
-            task.add_done_callback(lambda done: self._put_or_not(audience, done))
-        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
-        if task.cancelled():
-            raise ClosedError("connection")
-        return task.result().text
+        return (await entry.putting.run(lambda: self._put_and_renew(entry))).text
 
-    def _put_or_not(self, audience: str, task: asyncio.Task[Token]) -> None:
-        del self._putting[audience]
-        if task.cancelled() or task.exception() is not None or self._is_closed:
-            return  # told to those who waited, if any still do
-        delay = task.result().refresh_after
-        if delay is None:
-            return
-        if (renewal := self._renewals.pop(audience, None)) is not None:
-            renewal.cancel()
-        renewal = asyncio.create_task(self._renew(audience, delay), name=f"renew token {audience}")
-        self._renewals[audience] = renewal
-        renewal.add_done_callback(lambda done: self._renewed(audience, done))
-
-    def _renewed(self, audience: str, task: asyncio.Task[None]) -> None:
-        if self._renewals.get(audience) is task:
-            del self._renewals[audience]
+    async def _put_and_renew(self, entry: _Audience) -> Token:
+        """Put a token, and begin to renew it."""
+        token = await self._put(entry)
+        if token.refresh_after is not None and not self._is_closed:
+            if entry.renewal is not None:
+                self._renewals.drop(entry.renewal)
+            entry.renewal = self._renewals.spawn(self._renew(entry, token.refresh_after), f"renew token {entry.name}")
+        return token
 
     def forget(self, audience: str) -> None:
-        """Learn that the service takes the token in force for ended: who asks next puts another."""
-        self._current.pop(audience, None)
+        """Drop the token in force, because the service takes it for ended: the next caller puts another."""
+        if (entry := self._audiences.get(audience)) is not None:
+            entry.token = None
 
-    async def _put(self, audience: str) -> Token:
+    async def _put(self, entry: _Audience) -> Token:
+        audience = entry.name
         try:
             async with asyncio.timeout(self._timeout):
                 token = await self._source.token(audience)
@@ -196,34 +201,50 @@ class Authorizer:
             cbs.check_response(answer, entity=audience)
         except ProtocolError as error:
             raise ServiceError(f"the answer to a token: {error.description}", entity=audience) from error
-        self._current[audience] = token
+        entry.token = token
         return token
 
-    async def _renew(self, audience: str, delay: float) -> None:
+    async def _renew(self, entry: _Audience, delay: float | None) -> None:
         """Put a token before the last one ends, for as long as it has not ended."""
-        backoff = Backoff(1.0, 30.0)
-        while True:
-            await asyncio.sleep(max(delay, _LEAST_DELAY))
-            current = self._current.get(audience)
-            if current is None:
-                return  # the service ended it; who needs it asks
+
+        async def renew() -> float | None:
+            if entry.token is None:
+                return None  # the service ended it; the next caller puts another
+            return (await self._put(entry)).refresh_after
+
+        def is_final(error: Exception) -> bool:
+            # Everything may pass, also a refusal, while the token before is in force.
+            has_ended = entry.token is None or self._source.has_ended(entry.token)
+            return has_ended or not self._links.is_alive or not isinstance(error, EventPumpError)
+
+        def report(error: Exception, delay: float) -> None:
+            _log.warning("the token for %s was not renewed, next try in %.1f s: %s", entry.name, delay, error)
+
+        while delay is not None:
+            await _rest(delay)
             try:
-                token = await self._put(audience)
-            except EventPumpError as error:
-                if self._source.has_ended(current) or not self._links.is_alive:
-                    return
-                delay = backoff.next(self._rng)
-                _log.warning("the token for %s was not renewed, next try in %.1f s: %s", audience, delay, error)
-                continue
-            backoff.reset()
-            if token.refresh_after is None:
+                delay = await retrying(
+                    renew, _RENEWAL_RETRY, self._rng, is_final=is_final, on_retry=report, sleep=_rest
+                )
+            except EventPumpError:
                 return
-            delay = token.refresh_after
 
     async def aclose(self) -> None:
-        """End every task. Those who wait for a token fail with `ClosedError`."""
+        """End every task. Callers that wait for a token fail with `ClosedError`."""
         self._is_closed = True
-        tasks = [*self._putting.values(), *self._renewals.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        audiences = list(self._audiences.values())
+        for entry in audiences:
+            entry.putting.cancel()
+            if entry.renewal is not None:
+                self._renewals.drop(entry.renewal)
+        for entry in audiences:
+            await entry.putting.aclose()
+        await self._renewals.wait(self._timeout)
+
+
+async def _rest(delay: float) -> None:
+    await asyncio.sleep(max(delay, _LEAST_DELAY))
+
+
+def _renewal_failed(name: str, error: BaseException) -> None:
+    _log.error("%s: failed", name, exc_info=error)

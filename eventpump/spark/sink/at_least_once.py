@@ -17,9 +17,9 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from eventpump.core.backoff import Backoff
-from eventpump.errors import Recovery, ServiceBusyError, ServiceError
-from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+from eventpump.aio.retry import retrying
+from eventpump.core.backoff import gives_up
+from eventpump.errors import ServiceError
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.interfaces import (
     HubProperties,
@@ -86,16 +86,11 @@ async def message_limit(connection: SparkConnection) -> int:
 
 async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
     """Ask the service, again where that may help. :raises ServiceError: of the last try."""
-    retry, rng = RetryOptions(), random.Random()
-    backoff = Backoff(retry.base_delay, retry.max_delay)
-    while True:
-        try:
-            return await attempt()
-        except ServiceError as error:
-            if error.recovery is Recovery.GIVE_UP or backoff.failures >= retry.max_retries:
-                raise
-            wait = SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0
-            await asyncio.sleep(backoff.next(rng, at_least=wait))
+
+    def is_final(error: Exception) -> bool:
+        return not isinstance(error, ServiceError) or gives_up(error)  # the ledger's store is retried by itself
+
+    return await retrying(attempt, RetryOptions(), random.Random(), is_final=is_final)
 
 
 class _Producers:

@@ -23,17 +23,19 @@ import hashlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic import Field
 
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import gather
 from eventpump.amqp.codec import decode
 from eventpump.amqp.message import APPLICATION_PROPERTIES, Message, section, section_spans
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.core.backoff import Backoff
+from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
     ClosedError,
@@ -209,14 +211,7 @@ class _Outside:
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store, again where it failed. Its `create` may be called again."""
-        backoff = Backoff(self._options.retry.base_delay, self._options.retry.max_delay)
-        while True:
-            try:
-                return await ask()
-            except StoreError:
-                if backoff.failures >= self._options.retry.max_retries:
-                    raise
-                await asyncio.sleep(backoff.next(self._rng))
+        return await retrying(ask, self._options.retry, self._rng)
 
     async def _delete(self, names: Iterable[str]) -> None:
         try:
@@ -268,20 +263,10 @@ class _Outside:
         return rows
 
 
-async def _each(work: Mapping[str, T], do: Callable[[str, T], Awaitable[U]]) -> dict[str, U]:
+async def _each(work: Mapping[str, T], do: Callable[[str, T], Coroutine[Any, Any, U]]) -> dict[str, U]:
     """Do something for every partition, several at a time. The first error ends it."""
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(key: str, value: T) -> U:
-        async with room:
-            return await do(key, value)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {key: group.create_task(one(key, value)) for key, value in work.items()}
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return {key: task.result() for key, task in tasks.items()}
+    results = await gather((do(key, value) for key, value in work.items()), at_once=_AT_ONCE)
+    return dict(zip(work, results, strict=True))
 
 
 async def read_tail(
@@ -529,6 +514,8 @@ class PartitionPublishing:
     # ------------------------------------------------------------------------------------------ the attempt
 
     async def _run(self) -> None:
+        # Not `retrying`: after a failure the next step is another one, and troubles in a row go on to count over steps
+        # that succeed, until a row is stored: `PartitionWork` decides.
         work = self._work
         while True:
             step = work.step
@@ -557,7 +544,7 @@ class PartitionPublishing:
                     raise
                 if work.troubled(error):
                     _log.info("partition %s: looking again: %s", self._entry.partition_id, error)
-                    await asyncio.sleep(self._backoff.next(self._rng))
+                    await asyncio.sleep(self._backoff.next(self._rng, at_least=least_delay(error)))
 
     async def _look(self) -> None:
         await self._drop_publisher()

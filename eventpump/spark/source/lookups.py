@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
-from eventpump.core.backoff import Backoff
-from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError, ServiceTimeoutError
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import gather, reject, resolve
+from eventpump.core.backoff import Unlimited
+from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
+
+_RETRY: Final = Unlimited(0.2, 5.0)
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
     async def ask() -> HubFacts:
         properties = await transport.get_hub_properties(hub)
         ids = sorted(properties.partition_ids, key=partition_order)
-        return HubFacts(properties, tuple(await _all(transport.get_partition_properties(hub, each) for each in ids)))
+        return HubFacts(properties, tuple(await gather(transport.get_partition_properties(hub, each) for each in ids)))
 
     return await _persist(ask, options.receiver_timeout)
 
@@ -77,7 +81,7 @@ async def find_numbers(
             raise ConfigurationError(option, f"partition {partition_id} has no event there")
         return number
 
-    numbers = await _all(find(each) for each in facts.partitions)
+    numbers = await gather(find(each) for each in facts.partitions)
     return {each.partition_id: number for each, number in zip(facts.partitions, numbers, strict=True)}
 
 
@@ -88,12 +92,10 @@ class _FirstMessage:
         self.arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def messages(self, batch: list[bytes]) -> None:
-        if not self.arrived.done():
-            self.arrived.set_result(batch[0])
+        resolve(self.arrived, batch[0])
 
     def detached(self, error: EventPumpError) -> None:
-        if not self.arrived.done():
-            self.arrived.set_exception(error)
+        reject(self.arrived, error)
 
 
 async def _first_number(
@@ -116,31 +118,14 @@ async def _first_number(
         await link.aclose()
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Wait for all, at the same time. The first failure ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
     """Ask until there is an answer. :raises ServiceError: in `timeout` seconds there was none, or none can come."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + timeout
-    backoff = Backoff(0.2, 5.0)
-    rng = random.Random()
-    while True:
-        try:
-            async with asyncio.timeout_at(until):
-                return await ask()
-        except TimeoutError:
-            raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None
-        except ServiceError as error:
-            delay = backoff.next(rng)
-            if error.recovery is Recovery.GIVE_UP or loop.time() + delay >= until:
-                raise
-            _logger.warning("%s; asking again in %.1f s", error, delay)
-        await asyncio.sleep(delay)
+
+    def log(error: Exception, delay: float) -> None:
+        _logger.warning("%s; asking again in %.1f s", error, delay)
+
+    until = asyncio.get_running_loop().time() + timeout
+    try:
+        return await retrying(ask, _RETRY, random.Random(), until=until, on_retry=log)
+    except TimeoutError:
+        raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
-from eventpump.consumer.tasks import TaskSet
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError, StoreError
 from eventpump.eventhubs.events import ReceivedEvent

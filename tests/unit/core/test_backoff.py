@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.backoff import RECONNECT_JITTER, Backoff, TryPace
+from eventpump.core.backoff import RECONNECT_JITTER, Backoff, Retries, TryPace, Unlimited, gives_up, least_delay
+from eventpump.errors import (
+    ClosedError,
+    ConnectionLostError,
+    EntityNotFoundError,
+    Recovery,
+    ServiceBusyError,
+    ServiceError,
+    StoreError,
+)
+from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+from eventpump.options.base import RetryOptions
 
 
 @given(seed=st.integers(), base=st.floats(0.01, 5), factor=st.floats(1, 50), failures=st.integers(1, 40))
@@ -94,3 +105,44 @@ def test_a_lost_connection_is_waited_for_only_by_the_transport() -> None:
     pace.reset()
     assert pace.counts(17.7)
     assert pace.failures == 0
+
+
+@pytest.mark.parametrize("recovery", Recovery)
+def test_gives_up_follows_the_recovery_of_a_service_error(recovery: Recovery) -> None:
+    """The service's error says by itself whether another attempt can help."""
+    assert gives_up(ServiceError("x", recovery=recovery)) is (recovery is Recovery.GIVE_UP)
+
+
+def test_gives_up_on_all_but_the_service_and_stores() -> None:
+    """A store's failure may pass; a closed object, or a bug, does not."""
+    assert gives_up(EntityNotFoundError("x"))
+    assert not gives_up(StoreError("write", "x"))
+    assert gives_up(ClosedError("producer"))
+    assert gives_up(KeyError("x"))
+
+
+def test_least_delay_is_what_a_throttling_service_asks_for() -> None:
+    """Only a busy service asks for a wait."""
+    assert least_delay(ServiceBusyError("x")) == SERVER_BUSY_WAIT
+    assert least_delay(ServiceError("x")) == 0.0
+
+
+def test_retries_are_used_up() -> None:
+    """As many delays follow failures as the policy has retries."""
+    retries, rng = Retries(RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)), _Highest()
+    delays = [retries.delay_after(ServiceError("x"), rng, began=now, now=now) for now in (0.0, 1.0, 3.0)]
+    assert delays == [1.0, 2.0, None]
+
+
+def test_retries_count_an_attempt_that_began_too_soon() -> None:
+    """Where attempts may not come early, none is free: a timer that fires a moment too soon makes no difference."""
+    retries, rng = Retries(RetryOptions(max_retries=1, base_delay=1.0, max_delay=1.0)), _Highest()
+    assert retries.delay_after(ConnectionLostError("x"), rng, began=0.0, now=0.0) == 1.0
+    assert retries.delay_after(ConnectionLostError("x"), rng, began=0.999, now=0.999) is None
+
+
+def test_retries_end_with_their_time() -> None:
+    """No attempt begins at the end or after it."""
+    rng = _Highest()
+    assert Retries(Unlimited(1.0, 8.0), until=5.1).delay_after(ServiceError("x"), rng, began=4.0, now=4.0) == 1.0
+    assert Retries(Unlimited(1.0, 8.0), until=5.0).delay_after(ServiceError("x"), rng, began=4.0, now=4.0) is None

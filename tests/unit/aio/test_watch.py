@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eventpump.consumer.watch import Watched
+from eventpump.aio.watch import Watched
 from eventpump.testing.clock import VirtualClock
 
 

@@ -1,0 +1,83 @@
+"""The one loop that repeats a failed operation. What it does after a failure, `core/backoff.py` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from eventpump.aio.tasks import wait_for_event
+from eventpump.core.backoff import Retries, RetryPolicy, gives_up
+
+_T = TypeVar("_T")
+
+
+async def retrying(
+    attempt: Callable[[], Awaitable[_T]],
+    policy: RetryPolicy,
+    rng: random.Random,
+    *,
+    is_final: Callable[[Exception], bool] = gives_up,
+    was_attached: Callable[[], bool] | None = None,
+    until: float = math.inf,
+    least_time: float = 0.0,
+    stop: asyncio.Event | None = None,
+    on_retry: Callable[[Exception, float], None] | None = None,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> _T:
+    """Attempt an operation until it succeeds, and return its result.
+
+    After a failure the service's busy wait is kept, with the policy's delay on top. Cancelled, the attempt that is
+    under way is cancelled, and none follows.
+
+    Args:
+        attempt: begins the operation; called once per attempt.
+        policy: the number of attempts and the delays between them.
+        rng: spreads the delays.
+        is_final: returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
+            whose `Recovery` is not to give up, or a `StoreError`.
+        was_attached: returns whether the attempt that has just failed had a link. Where given, an attempt that failed
+            because there is no connection is repeated early, and only attempts that are as far apart as their delays
+            count (`TryPace`).
+        until: the time, by the loop's clock, at which the attempt under way is cancelled and no other one begins.
+        least_time: seconds that an attempt may take even where that ends later than `until`; infinite where it is never
+            cancelled.
+        stop: where this event is set, no further attempt follows. The attempt under way is not disturbed.
+        on_retry: called before each delay, with the error and the delay in seconds.
+        sleep: waits for a delay; what it raises ends the attempts. Not called where `stop` is given.
+
+    Raises:
+        Exception: of the last attempt, where it is final, or where policy, time or `stop` allow no other one.
+        TimeoutError: the first attempt was still under way at `until`. A later one gives way to the error of the
+            attempt before it, which says more.
+    """
+    loop = asyncio.get_running_loop()
+    retries = Retries(policy, until=until, allows_early=was_attached is not None)
+    failure: Exception | None = None
+    while True:
+        began = loop.time()
+        end = max(until, began + least_time)
+        limit = asyncio.timeout_at(None if end == math.inf else end)
+        try:
+            async with limit:
+                return await attempt()
+        except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                if failure is None:
+                    raise
+                raise failure from failure.__cause__
+            attached = was_attached is not None and was_attached()
+            delay = None
+            if not is_final(error):
+                delay = retries.delay_after(error, rng, began=began, now=loop.time(), was_attached=attached)
+            if delay is None:
+                raise
+            failure = error
+        if on_retry is not None:
+            on_retry(failure, delay)
+        if stop is None:
+            await sleep(delay)
+        elif await wait_for_event(stop, delay):
+            raise failure
