@@ -12,7 +12,7 @@ import random
 import secrets
 from contextlib import aclosing
 
-from eventpump.core.backoff import TryPace
+from eventpump.aio.retry import retrying
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
@@ -36,12 +36,9 @@ from eventpump.errors import (
     ProducerDisconnectedError,
     ProducerStateLostError,
     PublishOutcomeUnknownError,
-    Recovery,
-    ServiceBusyError,
     ServiceError,
-    StoreError,
 )
-from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
+from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN
 from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP, read_stamp
@@ -276,27 +273,8 @@ class PublisherStart:
             raise
 
     async def _answer(self, request: Request) -> object:
-        """Do what the start asks for, again where that can help."""
-        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                return await self._do(request)
-            except (ServiceError, StoreError) as error:
-                recovery = error.recovery if isinstance(error, ServiceError) else Recovery.RETRY
-                is_last = pace.counts(began) and pace.failures >= self._retry.max_retries
-                if recovery is Recovery.GIVE_UP or is_last:
-                    raise
-                wait = pace.next(
-                    self._rng,
-                    began=began,
-                    now=loop.time(),
-                    is_connection_lost=recovery is Recovery.RECONNECT,
-                    was_attached=False,
-                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
-                )
-                await asyncio.sleep(wait)
+        """Do what the start asks for, again if that can help."""
+        return await retrying(lambda: self._do(request), self._retry, self._rng, was_attached=lambda: False)
 
     async def _do(self, request: Request) -> object:
         name, partition_id, store = self._states.name, self._partition_id, self._states.store

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import TryPace
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
     ClosedError,
@@ -23,11 +23,9 @@ from eventpump.errors import (
     EventError,
     PublishOutcomeUnknownError,
     Recovery,
-    ServiceBusyError,
     ServiceError,
     StoreError,
 )
-from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
@@ -291,11 +289,11 @@ class PlainTarget:
     async def send(self, sealed: SealedBatch) -> None:
         """See :class:`Target`."""
 
-        async def attempt(link: SendLink) -> None:
+        async def transfer(link: SendLink) -> None:
             await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
 
         async with self._turns:
-            await self._with_retries(attempt)
+            await self._with_retries(transfer)
 
     async def send_batch(self, batch: EventBatch) -> None:
         """See :class:`Target`."""
@@ -323,46 +321,26 @@ class PlainTarget:
     def doubt(self) -> None:
         """None, as for :meth:`settle`."""
 
-    async def _with_retries(self, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
-        """Call `attempt` with the target's link, again under the retry policy if that can help."""
-        context = self._context
-        pace = TryPace(context.retry.base_delay, context.retry.max_delay)
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            link: SendLink | None = None
+    async def _with_retries(self, use: Callable[[SendLink], Awaitable[_T]]) -> _T:
+        """Call `use` with the target's link, again under the retry policy if that can help."""
+        link: SendLink | None = None
+
+        async def attempt() -> _T:
+            nonlocal link
+            link = None
             try:
                 link = await self._attached()
-                return await attempt(link)
+                return await use(link)
             except (ServiceError, asyncio.CancelledError) as failure:
                 error = _as_failure(failure)
                 if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
                     self._drop(link)
-                is_last = pace.counts(began) and pace.failures >= context.retry.max_retries
-                if error.recovery is Recovery.GIVE_UP or is_last:
-                    raise error from error.__cause__
-                wait = pace.next(
-                    context.rng,
-                    began=began,
-                    now=loop.time(),
-                    is_connection_lost=error.recovery is Recovery.RECONNECT,
-                    was_attached=link is not None,
-                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
-                )
-                await self._pause(wait, error)
+                raise error from error.__cause__
 
-    async def _pause(self, seconds: float, error: ServiceError) -> None:
-        """Wait before the next try.
-
-        Raises:
-            ServiceError: The given one, if the producer is closed meanwhile.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                await self._context.closed.wait()
-        except TimeoutError:
-            return
-        raise error
+        context = self._context
+        return await retrying(
+            attempt, context.retry, context.rng, was_attached=lambda: link is not None, stop=context.closed
+        )
 
     async def _attached(self) -> SendLink:
         async with self._opening:
