@@ -41,7 +41,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.options.credentials import SharedKey, SharedSignature
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import DeliveryReceipt, SendResult
-from eventpump.producer.producer import PartitionPublishingOptions, PartitionPublishingProperties
+from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore

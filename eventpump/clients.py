@@ -23,7 +23,8 @@ from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
-from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.producer.producer import HubProducer
+from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.reports import Hook
 from eventpump.transport.native import NativeTransport
 

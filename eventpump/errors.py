@@ -35,6 +35,10 @@ No error ever carries a key, a signature or a token.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eventpump.producer.batch import EventBatch
 
 
 class Recovery(enum.Enum):
@@ -195,7 +199,8 @@ class PublishOutcomeUnknownError(EventPumpError):
     """Whether the service has stored events is not known. The cause, if there is one, is chained.
 
     Of a batch: it keeps its numbers, and nothing else goes to its partition, until its publisher has settled it.
-    Sending the same batch again joins that.
+    ``await producer.send(error.batch)`` waits for that, and returns if the events are stored, also if that was found
+    out in the meantime.
 
     Of the former process with a publisher's name (see `on_doubt` of :class:`eventpump.EventProducer`): nothing is sent
     to the partition by this producer.
@@ -204,6 +209,9 @@ class PublishOutcomeUnknownError(EventPumpError):
     :param first: the number of the first event; None where no number was assigned.
     :param count: how many events there are; of a former process, how many there may be at most.
     :param problem: how the doubt arose and what can be done, where sending the same batch again does not settle it.
+    :ivar batch: the batch that was sent, or that holds the events of the list that was sent; of a list that takes
+        several messages, the one whose outcome is not known. None of a former process's events, and of a buffered
+        producer.
     :ivar is_settling: whether sending the same batch again waits for its outcome. False of a former process's events.
     """
 
@@ -216,6 +224,7 @@ class PublishOutcomeUnknownError(EventPumpError):
         self.partition_id = partition_id
         self.first = first
         self.count = count
+        self.batch: EventBatch | None = None
         self.is_settling = problem is None
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 
-from eventpump.errors import EventError, EventTooLargeError
-from eventpump.eventhubs.envelope import envelope_head
+from eventpump.errors import EventError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
+from eventpump.producer.packing import BatchPacker
 
 
 class BatchState(enum.Enum):
@@ -24,32 +25,38 @@ class BatchState(enum.Enum):
     """It may be stored. It keeps its numbers; sending it again waits for what its producer finds out."""
 
 
+_OPEN = BatchState.OPEN  # a module's name costs less than the attribute of an enumeration
+
+
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 
     :ivar max_size_in_bytes: bytes.
-    :ivar size: its size on the wire, in bytes.
     :ivar partition_id: the partition it is for, None for another target.
     :ivar partition_key: the key its events share, None for none.
     :ivar is_idempotent: whether its size counts the room for numbers.
+    :ivar is_list: whether it was made of a list given to `send`, whose events are given their numbers.
     :ivar is_stamped: whether its events are sent with stamps, and its size counts them.
     :ivar events: the events of an idempotent one; no other keeps them.
     :ivar state: see :class:`BatchState`.
+    :ivar was_in_doubt: whether a `send` of it has ended with its outcome unknown.
     :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
     """
 
     __slots__ = (
-        "_pieces",
+        "_add",
+        "_packer",
         "_sealed",
         "events",
         "is_idempotent",
+        "is_list",
         "is_stamped",
         "max_size_in_bytes",
         "partition_id",
         "partition_key",
-        "size",
         "starting_published_sequence_number",
         "state",
+        "was_in_doubt",
     )
 
     def __init__(
@@ -65,12 +72,16 @@ class EventBatch:
         self.partition_id = partition_id
         self.partition_key = partition_key
         self.is_idempotent = is_idempotent
+        self.is_list = False
         self.is_stamped = is_stamped
         self.state = BatchState.OPEN
+        self.was_in_doubt = False
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
-        self._pieces: list[bytes] = []
-        self.size = len(envelope_head(partition_key))
+        self._packer = BatchPacker(
+            max_size_in_bytes, partition_key=partition_key, idempotent=is_idempotent, stamped=is_stamped
+        )
+        self._add = self._packer.add  # bound once, because it is called for every event
         self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
@@ -82,7 +93,7 @@ class EventBatch:
         """
         if not isinstance(event, EventData):
             raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
-        if self.state is not BatchState.OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
+        if self.state is not _OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
@@ -90,14 +101,8 @@ class EventBatch:
             head, rest = pieces_of(event, idempotent=self.is_idempotent, stamped=self.is_stamped)
         else:
             head, rest = pieces(event.encode(self.partition_key))
-        size = self.size + len(head) + len(rest)
-        if size > self.max_size_in_bytes:
-            if not self._pieces:
-                raise EventTooLargeError(size, self.max_size_in_bytes)
+        if not self._add(head, rest):
             return False
-        self.size = size
-        self._pieces.append(head)
-        self._pieces.append(rest)
         if self.is_idempotent:
             self.events.append(event)
         self._sealed = None
@@ -106,7 +111,12 @@ class EventBatch:
     @property
     def count(self) -> int:
         """How many events it holds."""
-        return len(self._pieces) // 2
+        return self._packer.count
+
+    @property
+    def size(self) -> int:
+        """Its size on the wire, in bytes."""
+        return self._packer.size
 
     @property
     def is_under_way(self) -> bool:
@@ -116,16 +126,33 @@ class EventBatch:
     def seal(self) -> SealedBatch:
         """Encode it, once for all sends of the same events."""
         if self._sealed is None:
-            self._sealed = SealedBatch(
-                tuple(self._pieces),
-                partition_key=self.partition_key,
-                idempotent=self.is_idempotent,
-                stamped=self.is_stamped,
-            )
+            self._sealed = self._packer.seal()
         return self._sealed
 
     def __len__(self) -> int:
-        return len(self._pieces) // 2
+        return self._packer.count
 
     def __repr__(self) -> str:
         return f"EventBatch({self.count} events, {self.size} of {self.max_size_in_bytes} bytes, {self.state.value})"
+
+
+def fill(events: Iterable[EventData], new_batch: Callable[[], EventBatch]) -> list[EventBatch]:
+    """Put events into as few batches as they take, in order.
+
+    Args:
+        events: At least one event.
+        new_batch: Returns an empty batch.
+
+    Returns:
+        The batches.
+
+    Raises:
+        EventTooLargeError: An event does not fit an empty batch.
+        EventError: As of `EventBatch.try_add`.
+    """
+    batches = [new_batch()]
+    for event in events:
+        if not batches[-1].try_add(event):
+            batches.append(new_batch())
+            batches[-1].try_add(event)
+    return batches

@@ -39,7 +39,8 @@ from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, PartitionPublishingProperties
+from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
+from eventpump.producer.targets import PartitionPublishingProperties
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
 OnError = Callable[[Sequence[EventData], str, Exception], None]

@@ -12,8 +12,7 @@ import random
 import secrets
 from contextlib import aclosing
 
-from eventpump.amqp.types import Int, Short
-from eventpump.core.backoff import TryPace, is_used_up
+from eventpump.aio.retry import retrying
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
@@ -37,18 +36,16 @@ from eventpump.errors import (
     ProducerDisconnectedError,
     ProducerStateLostError,
     PublishOutcomeUnknownError,
-    Recovery,
-    ServiceBusyError,
     ServiceError,
-    StoreError,
 )
-from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN, SERVER_BUSY_WAIT
-from eventpump.eventhubs.names import IDEMPOTENT_PRODUCER, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.conditions import NOT_ALLOWED, PRODUCER_EPOCH_STOLEN
+from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.interfaces import PublisherStateStore, SendLink, SendLinkSpec, Transport
 from eventpump.options.base import RetryOptions
 from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
+from eventpump.producer.publisher import attach_answer, attach_spec
 from eventpump.producer.tail import read_tail
 
 _FINAL = (
@@ -119,11 +116,43 @@ class PublisherLinks:
             await link.aclose()
 
 
+class PublisherStates:
+    """The stored states of an application's publisher, one per partition, and how to start from them.
+
+    Args:
+        store: Opened by the first start, and closed with the producer.
+        name: The publisher's name, under which the store keeps its states.
+        policy: What a start does about the process before it.
+        scan_consumer_group: The consumer group to read the end of a partition with, if the policy is to scan.
+
+    Attributes:
+        waits: The calls of the store that a send waits for.
+    """
+
+    def __init__(self, store: PublisherStateStore, name: str, policy: StartPolicy, scan_consumer_group: str) -> None:
+        self.store = store
+        self.name = name
+        self.policy = policy
+        self.scan_consumer_group = scan_consumer_group
+        self.waits = StoreWaits()
+        self.is_open = False
+
+    async def open(self) -> None:
+        """Open the store, unless it is open.
+
+        Raises:
+            StoreError: It cannot be opened.
+        """
+        if not self.is_open:
+            with self.waits.call():
+                await self.store.open()
+            self.is_open = True
+
+
 class PublisherStart:
     """The start of one partition's publisher.
 
     :param first: what to attach with where no state is stored.
-    :param scan_consumer_group: whom the tail is read as, where the policy is to scan.
     :ivar links: those of the publisher to be.
     :ivar marks: its marks, once it has started.
     """
@@ -133,27 +162,19 @@ class PublisherStart:
         transport: Transport,
         hub: str,
         partition_id: str,
-        store: PublisherStateStore,
-        name: str,
-        policy: StartPolicy,
+        states: PublisherStates,
         *,
         first: AttachRequest,
-        scan_consumer_group: str,
         retry: RetryOptions,
         rng: random.Random,
-        waits: StoreWaits,
     ) -> None:
         self._transport = transport
         self._hub = hub
         self._partition_id = partition_id
-        self._store = store
-        self._waits = waits
-        self._name = name
-        self._policy = policy
-        self._scan_consumer_group = scan_consumer_group
+        self._states = states
         self._retry = retry
         self._rng = rng
-        self._procedure = start(partition_id, policy, secrets.token_hex(16), first)
+        self._procedure = start(partition_id, states.policy, secrets.token_hex(16), first)
         self._request: Request | None = None
         self._link: SendLink | None = None
         self._started: Started | None = None
@@ -236,11 +257,11 @@ class PublisherStart:
             self.links.adopt(self._link, started.number, has_published=state.has_published)
             self._link = None
             self.marks = StateMarks(
-                self._store,
-                self._name,
+                self._states.store,
+                self._states.name,
                 self._partition_id,
                 started,
-                is_shared=self._policy.mode is PublisherMode.REPLAYABLE,
+                is_shared=self._states.policy.mode is PublisherMode.REPLAYABLE,
                 retry=self._retry,
                 rng=self._rng,
             )
@@ -252,37 +273,18 @@ class PublisherStart:
             raise
 
     async def _answer(self, request: Request) -> object:
-        """Do what the start asks for, again where that can help."""
-        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                return await self._do(request)
-            except (ServiceError, StoreError) as error:
-                recovery = error.recovery if isinstance(error, ServiceError) else Recovery.RETRY
-                is_last = pace.counts(began) and is_used_up(self._retry, pace.failures)
-                if recovery is Recovery.GIVE_UP or is_last:
-                    raise
-                wait = pace.next(
-                    self._rng,
-                    began=began,
-                    now=loop.time(),
-                    is_connection_lost=recovery is Recovery.RECONNECT,
-                    was_attached=False,
-                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
-                )
-                await asyncio.sleep(wait)
+        """Do what the start asks for, again if that can help."""
+        return await retrying(lambda: self._do(request), self._retry, self._rng, was_attached=lambda: False)
 
     async def _do(self, request: Request) -> object:
-        name, partition_id, store = self._name, self._partition_id, self._store
+        name, partition_id, store = self._states.name, self._partition_id, self._states.store
         match request:
             case ReadState():
-                with self._waits.call():
+                with self._states.waits.call():
                     return await ask_store("read state", partition_id, lambda: store.read_state(name, partition_id))
             case SwapState(state, replaces):
                 self._has_swapped = True  # a write that fails may be stored too
-                with self._waits.call():
+                with self._states.waits.call():
                     return await ask_store(
                         "write state", partition_id, lambda: store.write_state(name, partition_id, state, replaces)
                     )
@@ -296,14 +298,7 @@ class PublisherStart:
 
     async def _attach(self, asked: AttachRequest) -> ProducerAnswer | AttachRefused:
         await self._drop_link()
-        properties: dict[str, object] = {}
-        if not asked.is_blank:
-            properties = {
-                PRODUCER_ID: asked.producer_id,
-                PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
-                PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
-            }
-        spec = SendLinkSpec(self._hub, self._partition_id, properties, (IDEMPOTENT_PRODUCER,))
+        spec = attach_spec(self._hub, self._partition_id, asked)
         try:
             link = self._link = await self._transport.open_send_link(spec)
         except ServiceError as error:
@@ -312,15 +307,14 @@ class PublisherStart:
             if error.condition == NOT_ALLOWED and asked.producer_id is not None:
                 return AttachRefused(is_stolen=False, description=error.description)
             raise
-        values = (link.properties.get(key) for key in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER))
-        return ProducerAnswer(*(int(value) if isinstance(value, int) else None for value in values))
+        return ProducerAnswer(*attach_answer(link))
 
     async def _stamps(self, asked: ReadStamps) -> tuple[int, ...] | None:
         if asked.through < asked.after or not await self._reaches_back(asked.after):
             return None
         numbers: list[int] = []
         events = read_tail(
-            self._transport, self._hub, self._scan_consumer_group, self._partition_id, asked.after, asked.through
+            self._transport, self._hub, self._states.scan_consumer_group, self._partition_id, asked.after, asked.through
         )
         async with aclosing(events):
             async for event in events:

@@ -8,10 +8,11 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
+from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.eventhubs.numbering import distance
@@ -163,19 +164,28 @@ class StateMarks:
 
     async def _write(self, *, is_clean: bool = False) -> None:
         """Store how far it is, unless another start has taken the state over since."""
-        backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
         async with self._turn:
-            while self._stored is not None:
-                mark = self._mark(self._stored.state, is_clean=is_clean)
-                if mark == self._stored.state:
-                    return
-                try:
-                    self._stored = await self._swap(mark, self._stored)
-                except EventPumpError as error:
-                    if not isinstance(error, StoreError) or is_used_up(self._retry, backoff.failures):
-                        _log.warning("partition %s: a mark was not written: %s", self._partition_id, error)
-                        return
-                    await asyncio.sleep(backoff.next(self._rng))
+            try:
+                while await retrying(
+                    partial(self._write_once, is_clean=is_clean),
+                    self._retry,
+                    self._rng,
+                    is_final=lambda error: not isinstance(error, StoreError),
+                ):
+                    pass
+            except EventPumpError as error:
+                _log.warning("partition %s: a mark was not written: %s", self._partition_id, error)
+
+    async def _write_once(self, *, is_clean: bool) -> bool:
+        """Store how far it is now. Return whether there may be more to store, because it went on meanwhile."""
+        stored = self._stored
+        if stored is None:
+            return False
+        mark = self._mark(stored.state, is_clean=is_clean)
+        if mark == stored.state:
+            return False
+        self._stored = await self._swap(mark, stored)
+        return True
 
     def _mark(self, stored: PublisherState, *, is_clean: bool) -> PublisherState:
         if not self._has_published or self._published < stored.published:

@@ -5,47 +5,29 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import operator
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import TryPace, is_used_up
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
-from eventpump.core.sequencer import AttachRequest, PartitionSequencer
-from eventpump.errors import (
-    ClosedError,
-    ConfigurationError,
-    EventError,
-    PublishOutcomeUnknownError,
-    Recovery,
-    ServiceBusyError,
-    ServiceError,
-    StoreError,
-)
-from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
+from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import check_key_length
-from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.interfaces import (
-    HubProperties,
-    PartitionProperties,
-    PublisherStateStore,
-    SendLink,
-    SendLinkSpec,
-    Transport,
-)
+from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
 from eventpump.options.base import RetryOptions
-from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.claiming import PublisherLinks, PublisherStart
-from eventpump.producer.marks import StoreWaits
-from eventpump.producer.publisher import PartitionPublisher
+from eventpump.producer.batch import EventBatch, fill
+from eventpump.producer.claiming import PublisherStates
+from eventpump.producer.targets import (
+    IdempotentTarget,
+    PartitionPublishingOptions,
+    PartitionPublishingProperties,
+    PlainTarget,
+    Target,
+    TargetContext,
+)
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
@@ -59,72 +41,6 @@ LAST_SECOND = 1.0
 _NO_LIMIT = 2**62
 
 _log = logging.getLogger("eventpump.producer")
-
-_T = TypeVar("_T")
-_Parts = list[tuple[list[EventData], EventBatch]]
-"""The messages that a list takes."""
-
-
-class _Split:
-    """A list that takes several messages.
-
-    :ivar senders: how many calls send it.
-    """
-
-    __slots__ = ("events", "parts", "senders")
-
-    def __init__(self, events: list[EventData], parts: _Parts) -> None:
-        self.events = events
-        self.parts = parts
-        self.senders = 0
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether it is being sent, or the outcome of a message is not known."""
-        return self.senders > 0 or any(batch.is_under_way for _, batch in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPublishingOptions:
-    """How to publish to a partition, as far as it is not left to the service. None leaves it.
-
-    :param producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
-    :param owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
-        lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer that
-        was given none.
-    :param starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
-    :raises ConfigurationError: a value outside its range.
-    """
-
-    producer_group_id: int | None = None
-    owner_level: int | None = None
-    starting_sequence_number: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, highest in (
-            ("producer_group_id", MAX_PRODUCER_ID),
-            ("owner_level", MAX_OWNER_LEVEL),
-            ("starting_sequence_number", NUMBERS - 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 0 <= value <= highest):
-                raise ConfigurationError(f"partition_options.{name}", f"must be a number from 0 to {highest}")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPublishingProperties:
-    """How a partition is published to now. A plain producer has False and Nones.
-
-    :param last_published_sequence_number: -1 or 0 where nothing is published.
-    :param events_published: with a state store: how many events the application has published under this name.
-    """
-
-    partition_id: str
-    is_idempotent_publishing_enabled: bool
-    producer_group_id: int | None
-    owner_level: int | None
-    last_published_sequence_number: int | None
-    events_published: int | None = None
 
 
 class HubProducer:
@@ -200,31 +116,18 @@ class HubProducer:
         )
         if (name is None) is not (state_store is None):
             raise ConfigurationError("name", "goes together with state_store")
-        self._policy = _policy(mode, on_doubt, on_state_lost, scan_consumer_group, is_stateful=state_store is not None)
+        policy = _policy(mode, on_doubt, on_state_lost, scan_consumer_group, is_stateful=state_store is not None)
         self._transport = transport
         self._hub = hub
-        self._retry = retry or RetryOptions()
-        self._rng = rng or random.Random()
         self._is_idempotent = idempotent
         self._options = dict(partition_options or {})
-        self._name = name or ""
-        self._state_store = state_store
-        self._scan_consumer_group = scan_consumer_group or ""
+        self._states = (
+            None if state_store is None else PublisherStates(state_store, name or "", policy, scan_consumer_group or "")
+        )
         self._max_in_flight = max_in_flight
-        # A lock lives as long as somebody holds it or waits for it: targets may be any text.
-        self._turns: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
-        self._opening: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
-        self._links: dict[str | None, SendLink] = {}
-        self._left: set[asyncio.Task[Any]] = set()
-        self._publishers: dict[str, PartitionPublisher] = {}
-        self._starts: dict[str, PublisherStart] = {}
-        self._is_store_open = False
-        self._waits = StoreWaits()
-        self._under_way: dict[SealedBatch, tuple[EventBatch, Sequence[EventData]]] = {}
-        self._held: dict[int, EventBatch] = {}  # the batch that holds an event, by the event's identity
-        self._unlisted: set[EventBatch] = set()  # those whose events are not listed there yet
-        self._splits: dict[str, list[_Split]] = {}
-        self._closed = asyncio.Event()
+        self._context = TargetContext(transport, hub, retry=retry or RetryOptions(), rng=rng or random.Random())
+        # A target that nobody uses lives on only if it has something to keep: its name may be any text.
+        self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -241,12 +144,12 @@ class HubProducer:
     @property
     def waits_for_store_since(self) -> float | None:
         """Since when a send waits for one answer of the state store, on the loop's clock; None where none does."""
-        return self._waits.since
+        return None if self._states is None else self._states.waits.since
 
     @property
     def is_stamping(self) -> bool:
         """Whether every event it sends has a stamp."""
-        return self._policy.is_stamping
+        return self._states is not None and self._states.policy.is_stamping
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -280,12 +183,7 @@ class HubProducer:
 
     async def message_limit(self, partition_id: str | None) -> int:
         """Tell what the service takes in one message, in bytes. :raises ServiceError: no link tells it."""
-        if self._is_idempotent and partition_id is not None:
-            publisher = await self._publisher(partition_id)
-            await publisher.attached()
-            limit = publisher.max_message_size
-        else:
-            limit = (await self._with_retries(partition_id, _itself)).max_message_size
+        limit = await self._target(partition_id).limit()
         return MAX_BATCH_SIZE if limit >= _NO_LIMIT else limit
 
     # ------------------------------------------------------------------------------------------ sending
@@ -301,8 +199,8 @@ class HubProducer:
         """Send events as one message, and wait until the service has stored them.
 
         Idempotent: what was cancelled or ran out of retries with its outcome unknown stays in doubt, and nothing else
-        is sent to its partition until that is settled, which goes on by itself. Sending the same batch object, or a
-        list of the same events, again waits for it, so a plain retry loop is exactly once.
+        is sent to its partition until that is settled, which goes on by itself. Sending the `batch` of the error, the
+        same batch object, or a list of the same events again waits for it, so a plain retry loop is exactly once.
 
         :param events: an event, several, or a batch, which knows its target by itself.
         :param partition_id: send to this partition.
@@ -314,7 +212,8 @@ class HubProducer:
         :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
         :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
             the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
-        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored. Or, with
+        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored; send its
+            `batch` to wait for the outcome. Or, with
             `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
         :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
             doubt before; `batch.state` says so. Final.
@@ -329,168 +228,19 @@ class HubProducer:
                 raise ConfigurationError("events", "the batch was made by a producer of the other kind")
             if events.count == 0:
                 return
-            if self._is_idempotent:
-                assert events.partition_id is not None
-                await self._send_batch(await self._publisher(events.partition_id), events)
-            else:
-                await self.send_sealed(events.seal(), partition_id=events.partition_id)
+            await self._target(events.partition_id).send_batch(events)
             return
         self._check_target(partition_id, partition_key)
         each = [events] if isinstance(events, EventData) else _events(events)
         if not each:
             return
-        if self._is_idempotent:
-            assert partition_id is not None
-            await self._send_list(each, partition_id, split=split)
-        else:
-            limit = await self.message_limit(partition_id) if split else _NO_LIMIT
-            for _, batch in self._fill(each, partition_id, partition_key, limit):
-                await self.send_sealed(batch.seal(), partition_id=partition_id)
-
-    def _fill(
-        self, events: Sequence[EventData], partition_id: str | None, partition_key: str | None, limit: int
-    ) -> _Parts:
-        """Put events into as few messages as they take."""
-        filled: _Parts = []
-        for event in events:
-            if not filled or not filled[-1][1].try_add(event):
-                batch = self._new_batch(limit, partition_id, partition_key)
-                batch.try_add(event)
-                filled.append(([], batch))
-            filled[-1][0].append(event)
-        return filled
-
-    async def _send_list(self, events: list[EventData], partition_id: str, *, split: bool) -> None:
-        """Send a list as one batch, or several. The same list again joins what is under way of it."""
         limit = await self.message_limit(partition_id) if split else _NO_LIMIT
-        publisher = await self._publisher(partition_id)
-        # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
-        for batch, others in self._under_way.values():
-            if batch.partition_id == partition_id and _are_same(others, events):
-                await self._send_batch(publisher, batch, others)
-                return
-        known = self._splits.get(partition_id, ())
-        split_up = next((each for each in known if _are_same(each.events, events)), None)
-        if split_up is None:
-            self._check_free(events)
-            parts = self._fill(events, partition_id, None, limit)
-            if len(parts) == 1:
-                await self._send_batch(publisher, parts[0][1], events)
-                return
-            split_up = _Split(events, parts)
-            self._splits[partition_id] = [*(each for each in known if each.is_under_way), split_up]
-        await self._send_split(publisher, split_up)
-        self._splits[partition_id] = [each for each in self._splits[partition_id] if each is not split_up]
-
-    async def _send_split(self, publisher: PartitionPublisher, split_up: _Split) -> None:
-        """Send what is not published of a list that takes several messages, and hold its events meanwhile."""
-        unsent = [
-            batch for _, batch in split_up.parts if not (batch.is_under_way or batch.state is BatchState.PUBLISHED)
-        ]
-        for batch in unsent:
-            self._check_free(batch.events, batch)
-            if any(event.published_sequence_number is not None for event in batch.events):
-                raise EventError("an event of the list was published since, in another batch or list")
-        for batch in unsent:
-            self._hold(batch)
-        split_up.senders += 1
-        try:
-            for part, batch in split_up.parts:
-                if batch.state is not BatchState.PUBLISHED:
-                    await self._send_batch(publisher, batch, part)
-        finally:
-            split_up.senders -= 1
-            if not split_up.senders:
-                for _, batch in split_up.parts:
-                    if not batch.is_under_way:
-                        self._free(batch)
-
-    async def _send_batch(
-        self, publisher: PartitionPublisher, batch: EventBatch, events: Sequence[EventData] = ()
-    ) -> None:
-        """Publish a batch; made of a list, its events learn their numbers with it."""
-        if batch.state is BatchState.PUBLISHED:
-            raise EventError("the batch is published; it is not sent again as new")
-        sealed = batch.seal()
-        if sealed not in self._under_way:
-            if batch.is_under_way:
-                raise EventError(f"the batch is {batch.state.value} at another producer")
-            self._check_free(batch.events, batch)
-            self._under_way[sealed] = (batch, events)
-            self._hold(batch)
-        batch.state = BatchState.IN_FLIGHT
-        try:
-            await publisher.send(sealed)
-            await self._marked(publisher.sequencer.partition_id)
-        finally:
-            if sealed in self._under_way and not publisher.is_awaited(sealed):
-                if publisher.doubtful is sealed:
-                    batch.state = BatchState.IN_DOUBT
-                else:
-                    self._concluded(sealed, None)
-
-    def _hold(self, batch: EventBatch) -> None:
-        """Keep the events of a batch from being sent in another."""
-        self._unlisted.add(batch)
-
-    def _free(self, batch: EventBatch) -> None:
-        self._unlisted.discard(batch)
-        for event in batch.events if self._held else ():
-            if self._held.get(id(event)) is batch:
-                del self._held[id(event)]
-
-    def _check_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
-        """Check that no other batch than the one given holds any of these events. :raises EventError: one does."""
-        # Listed when somebody asks: a producer that sends one batch after the other has nothing to ask about.
-        for each in self._unlisted:
-            self._held.update(dict.fromkeys(map(id, each.events), each))
-        self._unlisted.clear()
-        if not self._held or self._held.keys().isdisjoint(map(id, events)):
-            return
-        for event in events:
-            holder = self._held.get(id(event))
-            if holder is None or holder is batch:
-                continue
-            if holder.state is BatchState.IN_DOUBT:
-                raise EventError("an event is in doubt; send the very same batch or list again to wait for its outcome")
-            raise EventError("an event is being sent already, in another batch or list")
-
-    async def _marked(self, partition_id: str) -> None:
-        """Wait until the store knows that something is published, where this is the first."""
-        start = self._starts.get(partition_id)
-        if start is not None and start.marks is not None:
-            with self._waits.call():
-                await start.marks.confirmed()
-
-    def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
-        """Take down what became of a batch, whether or not anybody still waits for it."""
-        batch, events = self._under_way.pop(sealed, (None, ()))
-        if batch is None:
-            return
-        self._free(batch)
-        batch.starting_published_sequence_number = first
-        batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
-        if first is not None:
-            for index, event in enumerate(events):
-                event.published_sequence_number = (first + index) % NUMBERS
+        new_batch = partial(self._new_batch, limit, partition_id, partition_key)
+        await self._target(partition_id).send_events(each, partial(fill, each, new_batch))
 
     async def send_sealed(self, sealed: SealedBatch, *, partition_id: str | None) -> int | None:
         """Send a sealed batch. :returns: the number of its first event, None without numbers. Raises as `send`."""
-        if self._is_idempotent:
-            assert partition_id is not None
-            first = await (await self._publisher(partition_id)).send(sealed)
-            await self._marked(partition_id)
-            return first
-
-        async def attempt(link: SendLink) -> None:
-            await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
-
-        if self._max_in_flight is None:
-            await self._with_retries(partition_id, attempt)
-        else:
-            async with self._turns.setdefault(partition_id, asyncio.Semaphore(self._max_in_flight)):
-                await self._with_retries(partition_id, attempt)
-        return None
+        return await self._target(partition_id).send(sealed)
 
     # ------------------------------------------------------------------------------------------ knowing
 
@@ -511,27 +261,13 @@ class HubProducer:
 
         :raises EventPumpError: it cannot be attached, or the partition has failed.
         """
-        if not self._is_idempotent:
-            return PartitionPublishingProperties(partition_id, False, None, None, None)
-        publisher = await self._publisher(partition_id)
-        await publisher.attached()
-        sequencer = publisher.sequencer
-        start, last = self._starts.get(partition_id), sequencer.last_number
-        assert last is not None
-        marks = None if start is None else start.marks
-        return PartitionPublishingProperties(
-            partition_id,
-            True,
-            sequencer.producer_id,
-            sequencer.owner_level,
-            last,
-            None if marks is None else marks.count(last),
-        )
+        return await self._target(partition_id).properties()
 
     async def settle(self, partition_id: str) -> None:
         """Wait until nothing is in doubt on a partition. :raises EventPumpError: the partition has failed."""
-        if partition_id in self._publishers:
-            await self._publishers[partition_id].settled()
+        target = self._targets.get(partition_id)
+        if target is not None:
+            await target.settle()
 
     async def aclose(self, deadline: float | None = None) -> None:
         """Wait for what is under way and settle what is in doubt, then close the links and the connection.
@@ -542,29 +278,30 @@ class HubProducer:
             marks, to end what publishes, and to close the connection and the state store; None for 20.
         :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
         """
-        self._closed.set()
+        context = self._context
+        context.closed.set()
         if self._closing is not None:
             await asyncio.shield(self._closing)
             return
-        publishers = list(self._publishers.values())
+        targets = list(context.kept)
         deadline = CLOSE_TIMEOUT if deadline is None else deadline
         until = asyncio.get_running_loop().time() + deadline
         try:
-            await self._drain(publishers, deadline)
-            await self._mark_closed(publishers, until)
+            await self._drain(targets, deadline)
+            await self._mark_closed(targets, until)
         finally:
             if self._closing is None:
-                self._closing = asyncio.create_task(self._close(publishers, until), name="close a producer")
+                self._closing = asyncio.create_task(self._close(until), name="close a producer")
             await asyncio.shield(self._closing)
-        unknown = [_unknown(each) for each in publishers if each.doubtful is not None]
+        unknown = [error for error in (each.doubt for each in targets) if error is not None]
         if unknown:
             for other in unknown[1:]:
                 unknown[0].add_note(str(other))
             raise unknown[0]
 
     @staticmethod
-    async def _drain(publishers: Sequence[PartitionPublisher], deadline: float) -> None:
-        drains = [asyncio.ensure_future(each.drained()) for each in publishers]
+    async def _drain(targets: Sequence[Target], deadline: float) -> None:
+        drains = [asyncio.ensure_future(each.drain()) for each in targets]
         if drains:
             try:
                 await asyncio.wait(drains, timeout=deadline)
@@ -573,42 +310,36 @@ class HubProducer:
                     drain.cancel()
                 await asyncio.gather(*drains, return_exceptions=True)
 
-    async def _mark_closed(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
-        """Store how far each partition is, and that nothing is in doubt; where the store is slow, not."""
-        if not self._starts:
+    async def _mark_closed(self, targets: Sequence[Target], until: float) -> None:
+        """Store how far each partition is, and that nothing is in doubt; not if the store is slow."""
+        if self._states is None:
             return
-        marking = asyncio.create_task(self._mark_each(publishers), name="store the last marks of a producer")
+        marking = asyncio.create_task(self._mark_each(targets), name="store the last marks of a producer")
         try:
             left = until - asyncio.get_running_loop().time()
             await asyncio.wait({marking}, timeout=max(LAST_SECOND, min(MARK_TIMEOUT, left)))
         finally:
             if not marking.done():
                 marking.cancel()
-                self._leave_behind(marking)
+                self._context.own(marking)
 
-    async def _mark_each(self, publishers: Sequence[PartitionPublisher]) -> None:
-        marks = []
-        for each in publishers:
-            start = self._starts.get(each.sequencer.partition_id)
-            if start is not None and start.marks is not None:
-                is_clean = each.doubtful is None and each.sequencer.failure is None
-                marks.append(start.marks.close(is_clean=is_clean))
-        await asyncio.gather(*marks, return_exceptions=True)
+    @staticmethod
+    async def _mark_each(targets: Sequence[Target]) -> None:
+        await asyncio.gather(*(each.store_last_mark() for each in targets), return_exceptions=True)
 
-    async def _end_publishers(self, publishers: Sequence[PartitionPublisher]) -> None:
-        await asyncio.gather(*(each.aclose() for each in self._starts.values()))
-        await asyncio.gather(*(each.aclose() for each in publishers))
+    async def _end_targets(self) -> None:
+        await asyncio.gather(*(each.aclose() for each in list(self._context.kept)))
 
-    async def _close(self, publishers: Sequence[PartitionPublisher], until: float) -> None:
+    async def _close(self, until: float) -> None:
         """Close everything, each in its time, whatever of it fails. :raises Exception: the first failure."""
         parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
-            ("end publishers", lambda: self._end_publishers(publishers)),
+            ("end publishers", self._end_targets),
             ("close the connection", self._transport.aclose),
         ]
-        if self._state_store is not None and self._is_store_open:
-            parts.append(("close the state store", self._state_store.aclose))
+        if self._states is not None and self._states.is_open:
+            parts.append(("close the state store", self._states.store.aclose))
         # With the connection and the store gone, these have nothing to wait for.
-        parts.append(("end what was left behind", self._end_left))
+        parts.append(("end what was left behind", self._context.end_left))
         first: BaseException | None = None
         for what, close in parts:
             try:
@@ -616,13 +347,8 @@ class HubProducer:
             except asyncio.CancelledError as cancelled:
                 failure, until = cancelled, 0.0
             first = first or failure
-        self._links.clear()
         if first is not None:
             raise first
-
-    async def _end_left(self) -> None:
-        if self._left:
-            await asyncio.wait(self._left)
 
     async def _within(self, until: float, what: str, work: Awaitable[object]) -> BaseException | None:
         """Let a part of closing take its time, and cancel it then.
@@ -639,114 +365,19 @@ class HubProducer:
             return None
         return None if task.cancelled() else task.exception()
 
-    # ------------------------------------------------------------------------------------------ publishers
+    # ------------------------------------------------------------------------------------------ targets
 
-    async def _publisher(self, partition_id: str) -> PartitionPublisher:
-        async with self._opening.setdefault(partition_id, asyncio.Lock()):
-            if self._closed.is_set():
-                raise ClosedError("producer")
-            publisher = self._publishers.get(partition_id)
-            if publisher is None:
-                publisher = await self._unless_closed(self._make_publisher(partition_id))
-                publisher.on_unknown = partial(self._forget, partition_id)
-                self._publishers[partition_id] = publisher
-            return publisher
-
-    def _forget(self, partition_id: str) -> None:
-        """Keep nothing of a partition that the service does not know: its id is a mistake of the caller's."""
-        del self._publishers[partition_id]
-        start = self._starts.pop(partition_id, None)
-        if start is not None:
-            self._leave_behind(asyncio.create_task(start.aclose(), name="end the start of a publisher"))
-
-    async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run work that awaits what the user gave, such as the state store. Closing the producer ends it.
-
-        :raises ClosedError: the producer was closed meanwhile.
-        :raises StoreError: what it awaits was cancelled by others.
-        """
-        task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
-        closed = asyncio.create_task(self._closed.wait(), name="wait for the end of a producer")
-        try:
-            try:
-                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                # Not before it has ended: the next caller would begin the same beside it.
-                task.cancel()
-                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
-                raise
-        finally:
-            closed.cancel()
-            if not task.done():
-                task.cancel()
-                self._leave_behind(task)
-        if self._closed.is_set():
-            raise ClosedError("producer")
-        if task.cancelled():
-            raise StoreError("read state", "the store's call was cancelled")
-        return task.result()
-
-    def _leave_behind(self, task: asyncio.Task[Any]) -> None:
-        """Keep a task that nobody waits for until it has ended; closing waits for it."""
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
-
-    async def _make_publisher(self, partition_id: str) -> PartitionPublisher:
-        options = self._options.get(partition_id, PartitionPublishingOptions())
-        first = AttachRequest(options.producer_group_id, options.owner_level, options.starting_sequence_number)
-        if self._state_store is None:
-            start, links = None, PublisherLinks(self._transport, partition_id)
-            sequencer: PartitionSequencer[SealedBatch] = PartitionSequencer(
-                partition_id,
-                producer_id=first.producer_id,
-                owner_level=first.owner_level,
-                starting_number=first.number,
-            )
-        else:
-            start = await self._start(partition_id, first, self._state_store)
-            links = start.links
-            try:
-                sequencer = await start.started()
-            except BaseException:
-                if start.is_untouched:
-                    await start.aclose()
-                    self._starts.pop(partition_id, None)
-                raise
-
-        def concluded(sealed: SealedBatch, first: int | None) -> None:
-            if first is not None:
-                last = advance(first, sealed.count - 1)
-                links.published(last)
-                if start is not None and start.marks is not None:
-                    start.marks.published(last)
-            self._concluded(sealed, first)
-
-        return PartitionPublisher(links, self._hub, sequencer, retry=self._retry, rng=self._rng, on_concluded=concluded)
-
-    async def _start(self, partition_id: str, first: AttachRequest, store: PublisherStateStore) -> PublisherStart:
-        if not self._is_store_open:
-            with self._waits.call():
-                await store.open()
-            self._is_store_open = True
-        start = self._starts.get(partition_id)
-        if start is None:
-            start = self._starts[partition_id] = PublisherStart(
-                self._transport,
-                self._hub,
-                partition_id,
-                store,
-                self._name,
-                self._policy,
-                first=first,
-                scan_consumer_group=self._scan_consumer_group,
-                retry=self._retry,
-                rng=self._rng,
-                waits=self._waits,
-            )
-        return start
-
-    # ------------------------------------------------------------------------------------------ plain links
+    def _target(self, partition_id: str | None) -> Target:
+        target = self._targets.get(partition_id)
+        if target is None:
+            if self._is_idempotent:
+                assert partition_id is not None
+                options = self._options.get(partition_id, PartitionPublishingOptions())
+                target = IdempotentTarget(self._context, partition_id, options, self._states)
+            else:
+                target = PlainTarget(self._context, partition_id, max_in_flight=self._max_in_flight)
+            self._targets[partition_id] = target
+        return target
 
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
         for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):
@@ -761,80 +392,6 @@ class HubProducer:
                 "partition_id", "an idempotent producer sends to a partition only, not by a key or through the gateway"
             )
 
-    async def _with_retries(self, partition_id: str | None, attempt: Callable[[SendLink], Awaitable[_T]]) -> _T:
-        """Run an attempt on the target's link, again under the retry policy where that can help."""
-        pace = TryPace(self._retry.base_delay, self._retry.max_delay)
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            link: SendLink | None = None
-            try:
-                link = await self._link(partition_id)
-                return await attempt(link)
-            except (ServiceError, asyncio.CancelledError) as failure:
-                error = _as_failure(failure)
-                if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
-                    self._drop(partition_id, link)
-                is_last = pace.counts(began) and is_used_up(self._retry, pace.failures)
-                if error.recovery is Recovery.GIVE_UP or is_last:
-                    raise error from error.__cause__
-                wait = pace.next(
-                    self._rng,
-                    began=began,
-                    now=loop.time(),
-                    is_connection_lost=error.recovery is Recovery.RECONNECT,
-                    was_attached=link is not None,
-                    at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
-                )
-                await self._pause(wait, error)
-
-    async def _pause(self, seconds: float, error: ServiceError) -> None:
-        """Wait before the next try. :raises ServiceError: the one given, where the producer is closed meanwhile."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
-        except TimeoutError:
-            return
-        raise error
-
-    async def _link(self, partition_id: str | None) -> SendLink:
-        async with self._opening.setdefault(partition_id, asyncio.Lock()):
-            if self._closed.is_set():
-                raise ClosedError("producer")
-            link = self._links.get(partition_id)
-            if link is not None and not link.is_attached:
-                # It has ended, whatever the reason: its error belongs to those who used it then.
-                self._drop(partition_id, link)
-                link = None
-            if link is None:
-                link = await self._transport.open_send_link(SendLinkSpec(self._hub, partition_id))
-                self._links[partition_id] = link
-            return link
-
-    def _drop(self, partition_id: str | None, link: SendLink) -> None:
-        """Close a link that failed; another send may have put a new one in its place.
-
-        A service that does not answer the detach holds up nobody.
-        """
-        if self._links.get(partition_id) is link:
-            del self._links[partition_id]
-            self._leave_behind(asyncio.create_task(link.aclose(), name="close a failed send link"))
-
-
-def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Return the error of a failed attempt. :raises CancelledError: it is the caller who was cancelled."""
-    if isinstance(failure, ServiceError):
-        return failure
-    if is_cancelled():
-        raise failure
-    error = ServiceError("the attempt was cancelled by what it waited for")
-    error.__cause__ = failure
-    return error
-
-
-async def _itself(link: SendLink) -> SendLink:
-    return link
-
 
 def _events(given: object) -> list[EventData]:
     """Take a list of events. :raises EventError: it is none."""
@@ -845,21 +402,6 @@ def _events(given: object) -> list[EventData]:
             return events
         given = wrong
     raise EventError(f"an event to send is an EventData, not {type(given).__name__}")
-
-
-def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Tell whether two lists are of the very same objects."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _unknown(publisher: PartitionPublisher) -> PublishOutcomeUnknownError:
-    """Make the error that tells of a batch left in doubt."""
-    sequencer = publisher.sequencer
-    head = sequencer.head
-    assert head is not None
-    error = PublishOutcomeUnknownError(sequencer.partition_id, head.first, head.count)
-    error.__cause__ = None if sequencer.failure is None else sequencer.error()
-    return error
 
 
 def _policy(

@@ -11,12 +11,12 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace, is_used_up
-from eventpump.core.sequencer import Outcome, PartitionSequencer, Publication, Step
+from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -47,21 +47,97 @@ from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.options.base import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
+_T = TypeVar("_T")
+
+
+def attach_spec(hub: str, partition_id: str, asked: AttachRequest) -> SendLinkSpec:
+    """Return what to attach with, to publish to a partition with numbers."""
+    properties: dict[str, object] = {}
+    if not asked.is_blank:
+        properties = {
+            PRODUCER_ID: asked.producer_id,
+            PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
+            PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
+        }
+    return SendLinkSpec(hub, partition_id, properties, (IDEMPOTENT_PRODUCER,))
+
+
+def attach_answer(link: SendLink) -> tuple[int | None, int | None, int | None]:
+    """Return the producer id, the owner level and the last number that the service stated for a link."""
+    producer_id, level, number = map(link.properties.get, (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER))
+    return _number(producer_id), _number(level), _number(number)
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class _Waiters(Generic[_T]):
+    """The callers that wait for one outcome, and for each the number of attempts that failed meanwhile."""
+
+    def __init__(self) -> None:
+        self._tries: dict[asyncio.Future[_T], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    async def wait(self, begin: Callable[[], None]) -> _T:
+        """Wait for the outcome, and return or raise it.
+
+        Args:
+            begin: Called once the caller counts as one that waits.
+        """
+        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._tries[waiter] = 0
+        begin()
+        try:
+            return await waiter
+        finally:
+            self._tries.pop(waiter, None)
+
+    def resolve(self, result: _T) -> None:
+        """Have `wait` return this for all that wait."""
+        waiters, self._tries = self._tries, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Have `wait` raise this for all that wait."""
+        waiters, self._tries = self._tries, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def count(self, tries: int) -> None:
+        """Count attempts that failed."""
+        for waiter in self._tries:
+            self._tries[waiter] += tries
+
+    @property
+    def fewest_tries(self) -> int:
+        """The failed attempts since the newest began to wait; 0 if there are none that wait."""
+        return min(self._tries.values(), default=0)
+
+    def expire(self, most: int | None, error: Exception) -> None:
+        """Have `wait` raise this for those that have waited for more failed attempts; with None, for nobody."""
+        if most is None:
+            return
+        for waiter in [each for each, tries in self._tries.items() if tries > most]:
+            del self._tries[waiter]
+            if not waiter.done():
+                waiter.set_exception(error)
 
 
 class _Job:
-    """A batch on its way, and those who wait for what becomes of it.
+    """A batch on its way, and the callers that wait for its outcome."""
 
-    :ivar tries: what went wrong since somebody last began to wait.
-    """
-
-    __slots__ = ("publication", "sealed", "tries", "waiters")
+    __slots__ = ("publication", "sealed", "waiters")
 
     def __init__(self, sealed: SealedBatch) -> None:
         self.sealed = sealed
         self.publication: Publication[SealedBatch] | None = None
-        self.waiters: list[asyncio.Future[int]] = []
-        self.tries = 0
+        self.waiters: _Waiters[int] = _Waiters()
 
 
 class PartitionPublisher:
@@ -100,8 +176,8 @@ class PartitionPublisher:
         self._max_message_size = 0
         self._jobs: deque[_Job] = deque()
         self._current: _Job | None = None
-        self._wanting: dict[asyncio.Future[None], int] = {}  # who waits for the link, and what went wrong since
-        self._settling: list[asyncio.Future[None]] = []
+        self._attaching: _Waiters[None] = _Waiters()
+        self._settling: _Waiters[None] = _Waiters()
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,13 +220,7 @@ class PartitionPublisher:
             raise self._sequencer.error()
         if self._sequencer.last_number is not None:
             return
-        wanting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wanting[wanting] = 0
-        self._start()
-        try:
-            await wanting
-        finally:
-            self._wanting.pop(wanting, None)
+        await self._attaching.wait(self._start)
 
     async def send(self, sealed: SealedBatch) -> int:
         """Publish a batch, after those sent before it. The batch in doubt, given again, joins its settlement.
@@ -167,15 +237,9 @@ class PartitionPublisher:
         """
         self._require_open()
         job = self._job(sealed)
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        job.waiters.append(waiter)
-        job.tries = 0
-        self._start()
         try:
-            return await waiter
+            return await job.waiters.wait(self._start)
         except asyncio.CancelledError:
-            if waiter in job.waiters:
-                job.waiters.remove(waiter)
             if not job.waiters:
                 self._abandon(job)
             raise
@@ -190,11 +254,8 @@ class PartitionPublisher:
                 raise self._sequencer.error()
             if self._is_closed or self._broken is not None:
                 raise self._closed_error()
-            settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settling.append(settling)
-            self._start()
             self._hurry.set()
-            await settling
+            await self._settling.wait(self._start)
 
     async def drained(self) -> None:
         """Take nothing more, fail what was not sent yet, and wait for what was.
@@ -247,11 +308,11 @@ class PartitionPublisher:
             self._task.add_done_callback(self._ended)
 
     def _abandon(self, job: _Job) -> None:
-        """Nobody waits for a job any more."""
+        """Called when no caller waits for a job any more."""
         if job.publication is None:
             if job in self._jobs:
                 self._jobs.remove(job)
-                self._end(job)
+                self._finish(job)
         elif job is self._current and self._sequencer.withdraw(job.publication) is not Outcome.UNKNOWN:
             if self._transfer is not None:
                 self._transfer.cancel()
@@ -279,7 +340,7 @@ class PartitionPublisher:
             elif self._current is None and self._jobs:
                 job = self._current = self._jobs.popleft()
                 job.publication = sequencer.offer(job.sealed, job.sealed.count)
-            if sequencer.failure is None and (self._current is not None or self._wanting):
+            if sequencer.failure is None and (self._current is not None or self._attaching):
                 await self._advance()
                 continue
             if self._is_unknown:
@@ -301,7 +362,7 @@ class PartitionPublisher:
                 await self._attach()
             elif step is Step.SEND:
                 await self._send()
-            self._wake_wanting()
+            self._answer_attaching()
             self._conclude()
         except EventPumpError as error:
             await self._trouble(error, step, began)
@@ -315,15 +376,7 @@ class PartitionPublisher:
     async def _attach(self) -> None:
         await self._drop_link()
         sequencer = self._sequencer
-        asked = sequencer.attach_request
-        properties: dict[str, object] = {}
-        if not asked.is_blank:
-            properties = {
-                PRODUCER_ID: asked.producer_id,
-                PRODUCER_EPOCH: None if asked.owner_level is None else Short(asked.owner_level),
-                PRODUCER_SEQUENCE_NUMBER: None if asked.number is None else Int(asked.number),
-            }
-        spec = SendLinkSpec(self._hub, sequencer.partition_id, properties, (IDEMPOTENT_PRODUCER,))
+        spec = attach_spec(self._hub, sequencer.partition_id, sequencer.attach_request)
         try:
             link = await self._transport.open_send_link(spec)
         except ProducerStateLostError as error:
@@ -341,8 +394,7 @@ class PartitionPublisher:
         self._link = link
         self._is_fresh = True
         self._max_message_size = link.max_message_size
-        answer = link.properties
-        sequencer.attached(*(_number(answer.get(key)) for key in _ANSWER))
+        sequencer.attached(*attach_answer(link))
 
     async def _send(self) -> None:
         sequencer, link, job = self._sequencer, self._link, self._current
@@ -429,7 +481,7 @@ class PartitionPublisher:
         return False
 
     async def _trouble(self, error: EventPumpError, step: Step, began: float) -> None:
-        """Let those go who have waited long enough, and wait before the next try.
+        """Fail the callers that have waited long enough, and wait before the next try.
 
         :param step: what failed. :param began: when it began, on the loop's clock.
         """
@@ -437,18 +489,16 @@ class PartitionPublisher:
         is_final = not isinstance(error, StoreError) and (
             not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP
         )
+        # Not `aio.retry.retrying`: each waiter has attempts of its own, and settling a batch in doubt has no last one.
         job = self._current
         if job is not None:
-            job.tries += counts
-            if job.waiters and (is_final or is_used_up(self._retry, job.tries - 1)):
-                self._let_go(job, error)
+            job.waiters.count(counts)
+            if job.waiters and (is_final or is_used_up(self._retry, job.waiters.fewest_tries - 1)):
+                self._give_up(job, error)
         self._conclude(error)
-        for wanting, tries in list(self._wanting.items()):
-            self._wanting[wanting] = tries + counts
-            if is_final or (counts and is_used_up(self._retry, tries)):
-                del self._wanting[wanting]
-                _set_exception(wanting, error)
-        if self._sequencer.failure is not None or (self._current is None and not self._wanting):
+        self._attaching.count(counts)
+        self._attaching.expire(-1 if is_final else self._retry.max_retries, error)
+        if self._sequencer.failure is not None or (self._current is None and not self._attaching):
             return
         delay = self._pace.next(
             self._rng,
@@ -469,11 +519,11 @@ class PartitionPublisher:
         except TimeoutError:
             pass
 
-    def _let_go(self, job: _Job, error: EventPumpError) -> None:
-        """Fail those who wait for a job that has used up its retries; one in doubt is settled nevertheless."""
+    def _give_up(self, job: _Job, error: EventPumpError) -> None:
+        """Fail the callers that wait for the current job; one in doubt is settled nevertheless."""
         assert job.publication is not None
         if self._sequencer.withdraw(job.publication) is Outcome.UNKNOWN:
-            self._fail(job, self._unknown(job, error))
+            job.waiters.fail(self._unknown(job, error))
 
     def _unknown(self, job: _Job, cause: BaseException) -> PublishOutcomeUnknownError:
         publication = job.publication
@@ -483,7 +533,7 @@ class PartitionPublisher:
         return error
 
     def _conclude(self, error: Exception | None = None) -> None:
-        """Tell those who wait for the current job, where it is known what became of it.
+        """Finish the current job, if its outcome is known.
 
         :param error: why it is not stored, where the partition has not failed.
         """
@@ -492,29 +542,33 @@ class PartitionPublisher:
             return
         self._current = None
         if job.publication.outcome is Outcome.PUBLISHED:
-            first = job.publication.first
-            assert first is not None
             self._pace.reset()
-            for waiter in job.waiters:
-                if not waiter.done():
-                    waiter.set_result(first)
-            job.waiters.clear()
-            self._end(job, first)
-        else:
-            if job.waiters:
-                failure = self._sequencer.error() if self._sequencer.failure is not None else error
-                assert failure is not None
-                self._fail(job, _saying("the events are not stored", failure))
-            self._end(job)
-        self._wake_settling()
+        elif job.waiters:
+            failure = self._sequencer.error() if self._sequencer.failure is not None else error
+            assert failure is not None
+            error = _saying("the events are not stored", failure)
+        self._finish(job, error)
+        self._settling.resolve(None)
+
+    def _finish(self, job: _Job, error: Exception | None = None) -> None:
+        """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed.
+
+        :param error: why it is not stored; of no account if it is.
+        """
+        is_published = job.publication is not None and job.publication.outcome is Outcome.PUBLISHED
+        first = job.publication.first if job.publication is not None and is_published else None
+        if first is not None:
+            job.waiters.resolve(first)
+        elif job.waiters:
+            assert error is not None
+            job.waiters.fail(error)
+        if self._on_concluded is not None:
+            self._on_concluded(job.sealed, first)
 
     def _end_all(self, error: Exception, *, is_final: bool = True) -> None:
-        """Fail what was not sent; and, where it is final, those who wait for what is in doubt, which stays so."""
+        """Fail what was not sent. If it is final, fail the callers that wait for what is in doubt too: it stays so."""
         self._conclude(error)
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        for job in jobs:
-            self._fail(job, error)
+        self._fail_queued(lambda: error)
         current = self._current
         if current is not None:
             assert current.publication is not None
@@ -523,55 +577,27 @@ class PartitionPublisher:
                     self._transfer.cancel()
                 self._conclude(error)
             elif is_final:
-                self._fail(current, self._unknown(current, error))  # it stays current: `doubtful` tells of it
-        for wanting in self._wanting:
-            _set_exception(wanting, error)
-        self._wanting.clear()
+                current.waiters.fail(self._unknown(current, error))  # it stays current, so that `doubtful` returns it
         if is_final:
-            for settling in self._settling:
-                _set_exception(settling, error)
-            self._settling.clear()
-        for job in jobs:
-            self._end(job)
-
-    def _end(self, job: _Job, first: int | None = None) -> None:
-        if self._on_concluded is not None:
-            self._on_concluded(job.sealed, first)
-
-    def _fail(self, job: _Job, error: Exception) -> None:
-        for waiter in job.waiters:
-            _set_exception(waiter, error)
-        job.waiters.clear()
+            self._settling.fail(error)
 
     def _fail_all(self) -> None:
-        """The partition has failed: everybody learns of it, now and later."""
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        for job in jobs:
-            self._fail(job, self._sequencer.error())
-            self._end(job)
+        """The partition has failed: all that wait now, or come later, get its error."""
+        self._fail_queued(self._sequencer.error)
         if self._current is not None:
             unknown = "whether the events are stored is not known"
-            self._fail(self._current, _saying(unknown, self._sequencer.error()))
-        for wanting in self._wanting:
-            _set_exception(wanting, self._sequencer.error())
-        self._wanting.clear()
-        self._wake_settling()
+            self._current.waiters.fail(_saying(unknown, self._sequencer.error()))
+        self._settling.resolve(None)
 
-    def _wake_wanting(self) -> None:
-        sequencer = self._sequencer
-        if sequencer.failure or sequencer.last_number is None:
-            return
-        for wanting in self._wanting:
-            if not wanting.done():
-                wanting.set_result(None)
-        self._wanting.clear()
+    def _fail_queued(self, error: Callable[[], Exception]) -> None:
+        """Fail the callers that wait for the link, and finish the jobs that were not begun."""
+        self._attaching.fail(error())
+        while self._jobs:
+            self._finish(self._jobs.popleft(), error())
 
-    def _wake_settling(self) -> None:
-        for settling in self._settling:
-            if not settling.done():
-                settling.set_result(None)
-        self._settling.clear()
+    def _answer_attaching(self) -> None:
+        if self._sequencer.failure is None and self._sequencer.last_number is not None:
+            self._attaching.resolve(None)
 
     async def _drop_link(self) -> None:
         link, self._link = self._link, None
@@ -579,21 +605,9 @@ class PartitionPublisher:
             await link.aclose()
 
 
-_ANSWER = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
-
-
-def _number(value: object) -> int | None:
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _is_unknown(error: ServiceError) -> bool:
     """Whether a refused attach says that there is no such partition or hub."""
     return isinstance(error, EntityNotFoundError) or error.condition == ARGUMENT_OUT_OF_RANGE
-
-
-def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _saying(known: str, error: Exception) -> Exception:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -30,6 +32,7 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.options.base import RetryOptions
+from eventpump.producer.packing import BatchPacker
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
@@ -105,16 +108,6 @@ class _Producers:
         return producer
 
 
-class _Lot:
-    """Events for one message, in pieces, and their size in it."""
-
-    __slots__ = ("pieces", "size")
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.size = 0
-
-
 class _Sender:
     """Packs encoded events into messages, and keeps some of these on their way. On the loop's thread.
 
@@ -125,11 +118,10 @@ class _Sender:
     def __init__(self, producer: HubProducer, *, limit: int, partition_count: int, anywhere: int) -> None:
         self._producer = producer
         self._is_idempotent = producer.is_idempotent
-        self._limit = limit
         self._partition_count = partition_count
         # A plain producer leaves the choice to the service.
         self._anywhere = anywhere % partition_count if self._is_idempotent else ANYWHERE
-        self._lots: dict[int, _Lot] = {}
+        self._packers = defaultdict[int, BatchPacker](partial(BatchPacker, limit, idempotent=self._is_idempotent))
         self._sends: set[asyncio.Task[int | None]] = set()
         self._in_flight = 0
         self.counts: dict[int, int] = {}
@@ -137,28 +129,23 @@ class _Sender:
 
     async def add(self, partitions: Iterable[int], events: Iterable[bytes]) -> None:
         """Take events in. Waits while too much is on its way. :raises EventPumpError: an earlier send failed."""
-        lots, limit, is_idempotent = self._lots, self._limit, self._is_idempotent
+        packers, is_idempotent = self._packers, self._is_idempotent
         for partition, event in zip(partitions, events, strict=True):
             target = self._anywhere if partition == ANYWHERE else partition
-            lot = lots.get(target)
-            if lot is None:
-                lot = lots[target] = _Lot()
             head, rest = pieces(event, idempotent=is_idempotent)
-            size = len(head) + len(rest)
-            if lot.size + size > limit:
+            if packers[target].add(head, rest):
+                continue
+            await self._send(target)
+            if partition == ANYWHERE and is_idempotent:
+                target = self._anywhere = (target + 1) % self._partition_count
+                if packers[target].add(head, rest):
+                    continue
                 await self._send(target)
-                if partition == ANYWHERE and is_idempotent:
-                    target = self._anywhere = (target + 1) % self._partition_count
-                lot = lots.setdefault(target, _Lot())
-                if lot.size + size > limit:
-                    await self._send(target)
-                    lot = lots[target] = _Lot()
-            lot.pieces += (head, rest)
-            lot.size += size
+            packers[target].add(head, rest)
 
     async def finish(self) -> None:
         """Send what is left, and wait for everything. :raises EventPumpError: a send failed."""
-        for target in list(self._lots):
+        for target in [each for each, packer in self._packers.items() if packer.count]:
             await self._send(target)
         while self._sends:
             await self._one_ended()
@@ -171,8 +158,7 @@ class _Sender:
             await asyncio.wait(self._sends)
 
     async def _send(self, target: int) -> None:
-        lot = self._lots.pop(target)
-        sealed = SealedBatch(lot.pieces, idempotent=self._is_idempotent)
+        sealed = self._packers[target].take()
         self.counts[target] = self.counts.get(target, 0) + sealed.count
         partition_id = None if target == ANYWHERE else str(target)
         self._sends.add(asyncio.create_task(self._carry(sealed, partition_id), name="send a batch of rows"))

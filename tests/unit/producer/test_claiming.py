@@ -32,7 +32,8 @@ from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
-from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.producer.producer import HubProducer
+from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 
@@ -79,8 +80,7 @@ class Scene:
 
     async def crash(self, producer: HubProducer) -> None:
         """End a process without its last marks."""
-        await asyncio.gather(*(each.aclose() for each in producer._starts.values()))
-        await asyncio.gather(*(each.aclose() for each in producer._publishers.values()))
+        await asyncio.gather(*(each.aclose() for each in list(producer._context.kept)))
 
 
 @pytest.fixture
@@ -176,6 +176,7 @@ async def test_what_arrives_between_reading_and_raising_is_told(scene: Scene) ->
             assert isinstance(error, PublishOutcomeUnknownError)
             assert (error.partition_id, error.first, error.count) == ("0", 2, 1)
             assert not error.is_settling
+            assert error.batch is None
         transport = FakeTransport(scene.hub)
     assert scene.bodies == ["0", "1"]
     accepting = scene.process(on_doubt="accept")
@@ -650,7 +651,7 @@ async def test_an_unknown_partition_leaves_no_start(scene: Scene) -> None:
     producer = scene.process()
     with pytest.raises(RequestRefusedError):
         await producer.send([EventData("a")], partition_id="99")
-    assert not producer._starts
+    assert not producer._context.kept
 
 
 async def test_options_hold_for_the_first_start_only(scene: Scene) -> None:

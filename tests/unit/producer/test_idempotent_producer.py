@@ -29,7 +29,8 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.producer import HubProducer, PartitionPublishingOptions
+from eventpump.producer.producer import HubProducer
+from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
@@ -320,6 +321,68 @@ async def test_a_plain_retry_loop_is_exactly_once(scene: Scene) -> None:
     assert [body[0] for body in scene.bodies()] == list("abcdefg")
 
 
+async def test_send_the_batch_of_the_error_waits_for_a_list(scene: Scene) -> None:
+    """The error has the batch that was made of the list; sent again it is settled once, and the events get numbers."""
+    producer = scene.producer()
+    listed = events("a", "b")
+    scene.hub.lose(AFTER, partition_id="0")
+    sending = asyncio.ensure_future(producer.send(listed, partition_id="0"))
+    await idle()
+    scene.hub.refuse(AWAY, operation="send", partition_id="0", times=10_000)
+    error = await error_of(sending)
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert error.batch is not None
+    assert (error.batch.events, error.batch.state) == (listed, BatchState.IN_DOUBT)
+    again = asyncio.ensure_future(producer.send(error.batch))
+    await idle()
+    assert not again.done()
+    scene.hub.accept()
+    await again
+    assert [event.published_sequence_number for event in listed] == [1, 2]
+    assert scene.bodies() == ["a", "b"]
+
+
+@pytest.mark.parametrize("fault", [AFTER, BEFORE])
+async def test_send_the_batch_of_the_error_after_it_was_settled(scene: Scene, fault: SendFault) -> None:
+    """It returns, as often as it is called, and sends nothing; a batch that was never in doubt is still refused."""
+    producer = scene.producer()
+    batch = await batch_of(producer, "a")
+    scene.hub.lose(fault, partition_id="0")
+    sending = asyncio.ensure_future(producer.send(batch))
+    await idle()
+    scene.hub.refuse(AWAY, operation="send", partition_id="0", times=10_000)
+    error = await error_of(sending)
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert error.batch is batch
+    scene.hub.accept()
+    await producer.settle("0")
+    for _ in range(2):
+        await producer.send(batch)
+    assert (batch.state, scene.bodies()) == (BatchState.PUBLISHED, ["a"])
+    certain = await batch_of(producer, "b")
+    await producer.send(certain)
+    assert isinstance(await error_of(producer.send(certain)), EventError)
+
+
+async def test_the_batch_of_the_error_is_the_message_of_a_split_list(scene: Scene) -> None:
+    """It is waited for by itself; the list, sent again, goes on with the next message."""
+    producer = scene.producer()
+    listed = [EventData(bytes([97 + number]) * 400_000) for number in range(5)]
+    scene.hub.lose(AFTER, after=1)
+    sending = asyncio.ensure_future(producer.send(listed, partition_id="0", split=True))
+    await idle()
+    scene.hub.refuse(AWAY, operation="send", partition_id="0", times=10_000)
+    error = await error_of(sending)
+    assert isinstance(error, PublishOutcomeUnknownError)
+    assert error.batch is not None
+    assert error.batch.events == listed[2:4]
+    scene.hub.accept()
+    await producer.send(error.batch)
+    await producer.send(listed, partition_id="0", split=True)
+    assert [body[0] for body in scene.bodies()] == list("abcde")
+    assert [event.published_sequence_number for event in listed] == [1, 2, 3, 4, 5]
+
+
 async def test_an_event_in_doubt_in_another_set_is_refused(scene: Scene) -> None:
     """Alone, in another list or batch, on any partition; the identical list joins; settled, they carry numbers."""
     producer = scene.producer()
@@ -468,7 +531,7 @@ async def test_closing_raises_what_stayed_in_doubt(scene: Scene) -> None:
     started = asyncio.get_running_loop().time()
     error = await error_of(producer.aclose(5))
     assert isinstance(error, PublishOutcomeUnknownError)
-    assert (error.partition_id, error.first, error.count) == ("0", 1, 2)
+    assert (error.partition_id, error.first, error.count, error.batch) == ("0", 1, 2, batch)
     assert asyncio.get_running_loop().time() - started == 5
     assert batch.state is BatchState.IN_DOUBT
     await producer.aclose()

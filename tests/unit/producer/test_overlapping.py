@@ -115,8 +115,7 @@ class History:
         producer = self.living.pop(task)
         task.cancel()
         await self._ended(task)
-        await asyncio.gather(*(each.aclose() for each in producer._starts.values()))
-        await asyncio.gather(*(each.aclose() for each in producer._publishers.values()))
+        await asyncio.gather(*(each.aclose() for each in list(producer._context.kept)))
         with contextlib.suppress(PublishOutcomeUnknownError):
             await producer.aclose(0.0)
 

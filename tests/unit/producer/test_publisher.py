@@ -655,6 +655,24 @@ async def test_who_waits_for_the_link_has_tries_of_its_own(scene: Scene) -> None
     await publisher.attached()
 
 
+async def test_a_shared_batch_is_given_up_when_the_newest_caller_has_used_its_tries(scene: Scene) -> None:
+    """A caller that joins late has all its tries, and the first one waits as long."""
+    scene.hub.refuse(LinkDetachedError("away"), operation="send", times=10_000)
+    loop = asyncio.get_running_loop()
+    lasted: list[float] = []
+    for joins in (False, True):
+        publisher, batch, began = scene.publisher(), sealed("a"), loop.time()
+        sends = [asyncio.ensure_future(publisher.send(batch))]
+        if joins:
+            await asyncio.sleep(0.9 * lasted[0])
+            sends.append(asyncio.ensure_future(publisher.send(batch)))
+        await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
+        await idle()
+        assert all(isinstance(send.exception(), LinkDetachedError) for send in sends)
+        lasted.append(loop.time() - began)
+    assert lasted[1] > 1.5 * lasted[0]
+
+
 async def test_an_unexpected_exception_fails_everybody(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """A mistake in the driver is raised to all who wait, is logged, and is the cause of what later callers get."""
 

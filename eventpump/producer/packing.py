@@ -1,0 +1,84 @@
+"""Packing encoded events into messages under a size limit."""
+
+from __future__ import annotations
+
+from eventpump.errors import EventTooLargeError
+from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.sealing import SealedBatch
+
+
+class BatchPacker:
+    """Packs encoded events into one message after the other, each no larger than a limit.
+
+    Args:
+        limit: The maximum size of a message, in bytes.
+        partition_key: The key that the service routes the message by; None for none.
+        idempotent: Whether the events have room for the numbers of idempotent publishing.
+        stamped: Whether the events have room for a stamp.
+
+    Attributes:
+        limit: As given.
+        partition_key: As given.
+        size: The size of the message being packed, in bytes.
+    """
+
+    __slots__ = ("_idempotent", "_pieces", "_stamped", "limit", "partition_key", "size")
+
+    def __init__(
+        self, limit: int, *, partition_key: str | None = None, idempotent: bool = False, stamped: bool = False
+    ) -> None:
+        self.limit = limit
+        self.partition_key = partition_key
+        self.size = len(envelope_head(partition_key))
+        self._idempotent = idempotent
+        self._stamped = stamped
+        self._pieces: list[bytes] = []
+
+    def add(self, head: bytes, rest: bytes) -> bool:
+        """Add an event to the message being packed.
+
+        Args:
+            head: The first piece of the event (see `eventhubs.sealing.pieces_of`).
+            rest: The other piece.
+
+        Returns:
+            Whether it was added; False, if it does not fit any more.
+
+        Raises:
+            EventTooLargeError: It does not fit an empty message either.
+        """
+        size = self.size + len(head) + len(rest)
+        if size > self.limit:
+            if not self._pieces:
+                raise EventTooLargeError(size, self.limit)
+            return False
+        self.size = size
+        self._pieces += (head, rest)
+        return True
+
+    @property
+    def count(self) -> int:
+        """The number of events in the message being packed."""
+        return len(self._pieces) // 2
+
+    def seal(self) -> SealedBatch:
+        """Return the message being packed. Events may be added afterwards; the returned message does not change.
+
+        Raises:
+            ValueError: There are no events in it.
+        """
+        return self._sealed(tuple(self._pieces))
+
+    def take(self) -> SealedBatch:
+        """Return the message being packed, and begin the next one.
+
+        Raises:
+            ValueError: There are no events in it.
+        """
+        sealed = self._sealed(self._pieces)
+        self._pieces = []
+        self.size = len(envelope_head(self.partition_key))
+        return sealed
+
+    def _sealed(self, pieces: list[bytes] | tuple[bytes, ...]) -> SealedBatch:
+        return SealedBatch(pieces, partition_key=self.partition_key, idempotent=self._idempotent, stamped=self._stamped)

@@ -1,0 +1,671 @@
+"""The targets of a producer: the gateway, or one partition, plain or idempotent.
+
+There is one object per target. It is created by the first use, and it lives as long as somebody uses it or it has
+something to keep: a link, or what is known of an idempotent publisher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from eventpump.aio.retry import retrying
+from eventpump.cancellation import is_cancelled
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    EventError,
+    PublishOutcomeUnknownError,
+    Recovery,
+    ServiceError,
+    StoreError,
+)
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
+from eventpump.eventhubs.sealing import SealedBatch
+from eventpump.interfaces import SendLink, SendLinkSpec, Transport
+from eventpump.options.base import RetryOptions
+from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.claiming import PublisherLinks, PublisherStart, PublisherStates
+from eventpump.producer.publisher import PartitionPublisher
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPublishingOptions:
+    """How to publish to a partition, as far as it is not left to the service. None leaves it.
+
+    :param producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
+    :param owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
+        lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer that
+        was given none.
+    :param starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
+    :raises ConfigurationError: a value outside its range.
+    """
+
+    producer_group_id: int | None = None
+    owner_level: int | None = None
+    starting_sequence_number: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, highest in (
+            ("producer_group_id", MAX_PRODUCER_ID),
+            ("owner_level", MAX_OWNER_LEVEL),
+            ("starting_sequence_number", NUMBERS - 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= highest):
+                raise ConfigurationError(f"partition_options.{name}", f"must be a number from 0 to {highest}")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPublishingProperties:
+    """How a partition is published to now. A plain producer has False and Nones.
+
+    :param last_published_sequence_number: -1 or 0 where nothing is published.
+    :param events_published: with a state store: how many events the application has published under this name.
+    """
+
+    partition_id: str
+    is_idempotent_publishing_enabled: bool
+    producer_group_id: int | None
+    owner_level: int | None
+    last_published_sequence_number: int | None
+    events_published: int | None = None
+
+
+class TargetContext:
+    """What all targets of one producer share.
+
+    Attributes:
+        closed: Set when the producer is closed.
+        kept: The targets that have something to keep between two uses.
+        holds: Which batch an event is in, while its outcome is open.
+    """
+
+    def __init__(self, transport: Transport, hub: str, *, retry: RetryOptions, rng: random.Random) -> None:
+        self.transport = transport
+        self.hub = hub
+        self.retry = retry
+        self.rng = rng
+        self.closed = asyncio.Event()
+        self.kept: set[Target] = set()
+        self.holds = EventHolds()
+        self._left: set[asyncio.Task[Any]] = set()
+
+    def require_open(self) -> None:
+        """Check that the producer is open.
+
+        Raises:
+            ClosedError: It is closed.
+        """
+        if self.closed.is_set():
+            raise ClosedError("producer")
+
+    def leave_behind(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Run work that no caller waits for. Closing the producer waits for it."""
+        self.own(asyncio.create_task(work, name=name))
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task that no caller waits for until it has ended. Closing the producer waits for it."""
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def end_left(self) -> None:
+        """Wait for the tasks that no caller waits for."""
+        if self._left:
+            await asyncio.wait(self._left)
+
+    async def unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run work that awaits what the user gave, such as the state store. Closing the producer cancels it.
+
+        Raises:
+            ClosedError: The producer was closed meanwhile.
+            StoreError: What the work awaits was cancelled, but not by the caller.
+        """
+        task = asyncio.create_task(work, name="prepare a publisher")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
+        closed = asyncio.create_task(self.closed.wait(), name="wait for the end of a producer")
+        try:
+            try:
+                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # Not before it has ended: the next caller would begin the same beside it.
+                task.cancel()
+                await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
+                raise
+        finally:
+            closed.cancel()
+            if not task.done():
+                task.cancel()
+                self.own(task)
+        self.require_open()
+        if task.cancelled():
+            raise StoreError("read state", "the store's call was cancelled")
+        return task.result()
+
+
+class EventHolds:
+    """Which batch holds an event whose outcome is open, so that it is not sent in another one at the same time."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, EventBatch] = {}  # by the event's identity
+        self._unlisted: set[EventBatch] = set()  # batches whose events are not listed there yet
+
+    def hold(self, batch: EventBatch) -> None:
+        """Keep the events of a batch from being sent in another one."""
+        self._unlisted.add(batch)
+
+    def free(self, batch: EventBatch) -> None:
+        """End what `hold` began."""
+        self._unlisted.discard(batch)
+        for event in batch.events if self._holders else ():
+            if self._holders.get(id(event)) is batch:
+                del self._holders[id(event)]
+
+    def require_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
+        """Check that no batch but the given one holds any of these events.
+
+        Raises:
+            EventError: Another batch does.
+        """
+        # Listed only when needed: a producer that sends one batch after the other never has to compare.
+        for each in self._unlisted:
+            self._holders.update(dict.fromkeys(map(id, each.events), each))
+        self._unlisted.clear()
+        if not self._holders or self._holders.keys().isdisjoint(map(id, events)):
+            return
+        for event in events:
+            holder = self._holders.get(id(event))
+            if holder is None or holder is batch:
+                continue
+            if holder.state is BatchState.IN_DOUBT:
+                raise EventError(
+                    "an event is in doubt; to wait for its outcome, send the batch of the error, or the very same "
+                    "batch or list, again"
+                )
+            raise EventError("an event is being sent already, in another batch or list")
+
+
+class Target(Protocol):
+    """Where a producer sends messages: the gateway, or a partition."""
+
+    async def limit(self) -> int:
+        """Return the largest message that the service takes, in bytes; attach first if that is not known yet.
+
+        Raises:
+            EventPumpError: No link could be attached.
+        """
+        ...
+
+    async def send(self, sealed: SealedBatch) -> int | None:
+        """Send a message, and wait until it is stored. Raises as `HubProducer.send`.
+
+        Returns:
+            The number of its first event; None without numbers.
+        """
+        ...
+
+    async def send_batch(self, batch: EventBatch) -> None:
+        """Send the message of a batch, and keep the batch's state. Raises as `HubProducer.send`."""
+        ...
+
+    async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
+        """Send a list of events, one message after the other. Raises as `HubProducer.send`.
+
+        Args:
+            events: The events.
+            pack: Returns the batches that hold these events, in order.
+        """
+        ...
+
+    async def properties(self) -> PartitionPublishingProperties:
+        """Return how it is published to; attach first if that is not known yet.
+
+        Raises:
+            EventPumpError: It could not be attached, or the partition has failed.
+        """
+        ...
+
+    async def settle(self) -> None:
+        """Wait until the outcome of every batch is known.
+
+        Raises:
+            EventPumpError: The partition has failed.
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Fail what was not sent yet, and wait until the outcome of the rest is known.
+
+        Raises:
+            EventPumpError: The partition has failed.
+        """
+        ...
+
+    async def store_last_mark(self) -> None:
+        """Store how far it is. Called after `drain`."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it. Its links end with the transport's connection."""
+        ...
+
+    @property
+    def doubt(self) -> PublishOutcomeUnknownError | None:
+        """The error for a batch whose outcome stayed unknown; None if there is none."""
+        ...
+
+
+class PlainTarget:
+    """Sends without numbers, again while that may help: each event is stored at least once.
+
+    Args:
+        partition_id: The partition; None for the gateway.
+        max_in_flight: The maximum number of sends at a time; None for no limit.
+    """
+
+    def __init__(self, context: TargetContext, partition_id: str | None, *, max_in_flight: int | None) -> None:
+        self._context = context
+        self._partition_id = partition_id
+        self._turns: contextlib.AbstractAsyncContextManager[object] = (
+            contextlib.nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+        )
+        self._opening = asyncio.Lock()
+        self._link: SendLink | None = None
+
+    async def limit(self) -> int:
+        """See :class:`Target`."""
+        return (await self._with_retries(_itself)).max_message_size
+
+    async def send(self, sealed: SealedBatch) -> None:
+        """See :class:`Target`."""
+
+        async def transfer(link: SendLink) -> None:
+            await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
+
+        async with self._turns:
+            await self._with_retries(transfer)
+
+    async def send_batch(self, batch: EventBatch) -> None:
+        """See :class:`Target`."""
+        await self.send(batch.seal())
+
+    async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
+        """See :class:`Target`."""
+        for batch in pack():
+            await self.send(batch.seal())
+
+    async def properties(self) -> PartitionPublishingProperties:
+        """See :class:`Target`."""
+        return PartitionPublishingProperties(self._partition_id or "", False, None, None, None)
+
+    async def settle(self) -> None:
+        """Return at once: it has no numbers to settle anything by."""
+
+    drain = store_last_mark = settle
+
+    async def aclose(self) -> None:
+        """See :class:`Target`."""
+        self._link = None
+
+    @property
+    def doubt(self) -> None:
+        """None, as for :meth:`settle`."""
+
+    async def _with_retries(self, use: Callable[[SendLink], Awaitable[_T]]) -> _T:
+        """Call `use` with the target's link, again under the retry policy if that can help."""
+        link: SendLink | None = None
+
+        async def attempt() -> _T:
+            nonlocal link
+            link = None
+            try:
+                link = await self._attached()
+                return await use(link)
+            except (ServiceError, asyncio.CancelledError) as failure:
+                error = _as_failure(failure)
+                if link is not None and error.recovery in (Recovery.RELINK, Recovery.RECONNECT):
+                    self._drop(link)
+                raise error from error.__cause__
+
+        context = self._context
+        return await retrying(
+            attempt, context.retry, context.rng, was_attached=lambda: link is not None, stop=context.closed
+        )
+
+    async def _attached(self) -> SendLink:
+        async with self._opening:
+            self._context.require_open()
+            link = self._link
+            if link is not None and not link.is_attached:
+                # It has ended, whatever the reason: its error belongs to those who used it then.
+                self._drop(link)
+                link = None
+            if link is None:
+                spec = SendLinkSpec(self._context.hub, self._partition_id)
+                link = self._link = await self._context.transport.open_send_link(spec)
+                self._context.kept.add(self)
+            return link
+
+    def _drop(self, link: SendLink) -> None:
+        """Close a link that failed, unless another send has replaced it already.
+
+        A service that does not answer the detach delays no send.
+        """
+        if self._link is link:
+            self._link = None
+            self._context.kept.discard(self)
+            self._context.leave_behind(link.aclose(), "close a failed send link")
+
+
+class _Split:
+    """A list that takes several messages.
+
+    :ivar senders: how many calls send it.
+    """
+
+    __slots__ = ("batches", "events", "senders")
+
+    def __init__(self, events: list[EventData], batches: list[EventBatch]) -> None:
+        self.events = events
+        self.batches = batches
+        self.senders = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is being sent, or the outcome of a message is not known."""
+        return self.senders > 0 or any(batch.is_under_way for batch in self.batches)
+
+
+class IdempotentTarget:
+    """Publishes to one partition with numbers: each event is stored exactly once, in the order of the calls.
+
+    Args:
+        options: What to publish with, where no state is stored.
+        states: The stored states of the application's publisher; None without a state store.
+    """
+
+    def __init__(
+        self,
+        context: TargetContext,
+        partition_id: str,
+        options: PartitionPublishingOptions,
+        states: PublisherStates | None,
+    ) -> None:
+        self._context = context
+        self._partition_id = partition_id
+        self._first = AttachRequest(options.producer_group_id, options.owner_level, options.starting_sequence_number)
+        self._states = states
+        self._opening = asyncio.Lock()
+        self._start: PublisherStart | None = None
+        self._links: PublisherLinks | None = None
+        self._publisher: PartitionPublisher | None = None
+        self._under_way: dict[SealedBatch, EventBatch] = {}
+        self._splits: list[_Split] = []
+
+    async def limit(self) -> int:
+        """See :class:`Target`."""
+        publisher = await self._ready()
+        await publisher.attached()
+        return publisher.max_message_size
+
+    async def send(self, sealed: SealedBatch) -> int:
+        """See :class:`Target`."""
+        return await self._publish(await self._ready(), sealed)
+
+    async def send_batch(self, batch: EventBatch) -> None:
+        """See :class:`Target`. A batch whose outcome is open, given again, waits for it."""
+        await self._send_batch(await self._ready(), batch)
+
+    async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
+        """See :class:`Target`. A list whose outcome is open, given again, waits for it."""
+        publisher = await self._ready()
+        # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
+        for batch in self._under_way.values():
+            if batch.is_list and _are_same(batch.events, events):
+                await self._send_batch(publisher, batch)
+                return
+        split_up = next((each for each in self._splits if _are_same(each.events, events)), None)
+        if split_up is None:
+            self._context.holds.require_free(events)
+            batches = pack()
+            for batch in batches:
+                batch.is_list = True
+            if len(batches) == 1:
+                await self._send_batch(publisher, batches[0])
+                return
+            split_up = _Split(events, batches)
+            self._splits = [*(each for each in self._splits if each.is_under_way), split_up]
+        await self._send_split(publisher, split_up)
+        self._splits = [each for each in self._splits if each is not split_up]
+
+    async def properties(self) -> PartitionPublishingProperties:
+        """See :class:`Target`."""
+        publisher = await self._ready()
+        await publisher.attached()
+        sequencer = publisher.sequencer
+        marks, last = None if self._start is None else self._start.marks, sequencer.last_number
+        assert last is not None
+        return PartitionPublishingProperties(
+            self._partition_id,
+            True,
+            sequencer.producer_id,
+            sequencer.owner_level,
+            last,
+            None if marks is None else marks.count(last),
+        )
+
+    async def settle(self) -> None:
+        """See :class:`Target`."""
+        if self._publisher is not None:
+            await self._publisher.settled()
+
+    async def drain(self) -> None:
+        """See :class:`Target`."""
+        if self._publisher is not None:
+            await self._publisher.drained()
+
+    async def store_last_mark(self) -> None:
+        """See :class:`Target`."""
+        publisher = self._publisher
+        if publisher is not None and self._start is not None and self._start.marks is not None:
+            is_clean = publisher.doubtful is None and publisher.sequencer.failure is None
+            await self._start.marks.close(is_clean=is_clean)
+
+    async def aclose(self) -> None:
+        """See :class:`Target`."""
+        if self._start is not None:
+            await self._start.aclose()
+        if self._publisher is not None:
+            await self._publisher.aclose()
+
+    @property
+    def doubt(self) -> PublishOutcomeUnknownError | None:
+        """See :class:`Target`."""
+        publisher = self._publisher
+        if publisher is None or publisher.doubtful is None:
+            return None
+        sequencer = publisher.sequencer
+        head = sequencer.head
+        assert head is not None
+        error = PublishOutcomeUnknownError(sequencer.partition_id, head.first, head.count)
+        error.__cause__ = None if sequencer.failure is None else sequencer.error()
+        error.batch = self._under_way.get(publisher.doubtful)
+        return error
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    async def _send_split(self, publisher: PartitionPublisher, split_up: _Split) -> None:
+        """Send what is not published of a list that takes several messages, and hold its events meanwhile."""
+        holds = self._context.holds
+        unsent = [each for each in split_up.batches if not (each.is_under_way or each.state is BatchState.PUBLISHED)]
+        for batch in unsent:
+            holds.require_free(batch.events, batch)
+            if any(event.published_sequence_number is not None for event in batch.events):
+                raise EventError("an event of the list was published since, in another batch or list")
+        for batch in unsent:
+            holds.hold(batch)
+        split_up.senders += 1
+        try:
+            for batch in split_up.batches:
+                if batch.state is not BatchState.PUBLISHED:
+                    await self._send_batch(publisher, batch)
+        finally:
+            split_up.senders -= 1
+            if not split_up.senders:
+                for batch in split_up.batches:
+                    if not batch.is_under_way:
+                        holds.free(batch)
+
+    async def _send_batch(self, publisher: PartitionPublisher, batch: EventBatch) -> None:
+        """Publish a batch, or wait for the outcome of the one that is under way."""
+        if batch.state is BatchState.PUBLISHED:
+            if not batch.was_in_doubt:
+                raise EventError("the batch is published; it is not sent again as new")
+            await self._confirmed()  # settled since a caller was told that its outcome is not known
+            return
+        sealed = batch.seal()
+        if sealed not in self._under_way:
+            if batch.is_under_way:
+                raise EventError(f"the batch is {batch.state.value} at another producer")
+            self._context.holds.require_free(batch.events, batch)
+            self._under_way[sealed] = batch
+            self._context.holds.hold(batch)
+        batch.state = BatchState.IN_FLIGHT
+        try:
+            await self._publish(publisher, sealed)
+        except PublishOutcomeUnknownError as error:
+            error.batch = batch
+            raise
+        finally:
+            if sealed in self._under_way and not publisher.is_awaited(sealed):
+                if publisher.doubtful is sealed:
+                    batch.state = BatchState.IN_DOUBT
+                    batch.was_in_doubt = True
+                else:
+                    self._conclude(sealed, None)
+
+    async def _publish(self, publisher: PartitionPublisher, sealed: SealedBatch) -> int:
+        """Publish a message, and wait until the store knows that something is published."""
+        first = await publisher.send(sealed)
+        await self._confirmed()
+        return first
+
+    async def _confirmed(self) -> None:
+        """Wait until the store knows that something is published."""
+        if self._states is not None and self._start is not None and self._start.marks is not None:
+            with self._states.waits.call():
+                await self._start.marks.confirmed()
+
+    def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
+        """Called by the publisher when the outcome of a message is known, whether or not a caller waits for it."""
+        if first is not None:
+            last = advance(first, sealed.count - 1)
+            assert self._links is not None
+            self._links.published(last)
+            if self._start is not None and self._start.marks is not None:
+                self._start.marks.published(last)
+        self._conclude(sealed, first)
+
+    def _conclude(self, sealed: SealedBatch, first: int | None) -> None:
+        """Record the outcome of a batch."""
+        batch = self._under_way.pop(sealed, None)
+        if batch is None:
+            return
+        self._context.holds.free(batch)
+        batch.starting_published_sequence_number = first
+        batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
+        if first is not None and batch.is_list:
+            for index, event in enumerate(batch.events):
+                event.published_sequence_number = (first + index) % NUMBERS
+
+    # ------------------------------------------------------------------------------------------ publisher
+
+    async def _ready(self) -> PartitionPublisher:
+        """Return the publisher. The first call makes it, and with a state store claims the partition."""
+        async with self._opening:
+            self._context.require_open()
+            if self._publisher is None:
+                self._publisher = await self._context.unless_closed(self._make_publisher())
+                self._publisher.on_unknown = self._forget
+                self._context.kept.add(self)
+            return self._publisher
+
+    async def _make_publisher(self) -> PartitionPublisher:
+        context, first = self._context, self._first
+        if self._states is None:
+            self._links = PublisherLinks(context.transport, self._partition_id)
+            sequencer: PartitionSequencer[SealedBatch] = PartitionSequencer(
+                self._partition_id,
+                producer_id=first.producer_id,
+                owner_level=first.owner_level,
+                starting_number=first.number,
+            )
+        else:
+            await self._states.open()
+            start = self._start
+            if start is None:
+                start = self._start = PublisherStart(
+                    context.transport,
+                    context.hub,
+                    self._partition_id,
+                    self._states,
+                    first=first,
+                    retry=context.retry,
+                    rng=context.rng,
+                )
+                context.kept.add(self)
+            self._links = start.links
+            try:
+                sequencer = await start.started()
+            except BaseException:
+                if start.is_untouched:
+                    await start.aclose()
+                    self._start = None
+                    context.kept.discard(self)
+                raise
+
+        return PartitionPublisher(
+            self._links, context.hub, sequencer, retry=context.retry, rng=context.rng, on_concluded=self._concluded
+        )
+
+    def _forget(self) -> None:
+        """Keep nothing of a partition that the service does not know: its id is the caller's mistake."""
+        self._publisher = None
+        self._context.kept.discard(self)
+        start, self._start = self._start, None
+        if start is not None:
+            self._context.leave_behind(start.aclose(), "end the start of a publisher")
+
+
+def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
+    """Return the error of a failed attempt.
+
+    Raises:
+        CancelledError: The caller was cancelled.
+    """
+    if isinstance(failure, ServiceError):
+        return failure
+    if is_cancelled():
+        raise failure
+    error = ServiceError("the attempt was cancelled by what it waited for")
+    error.__cause__ = failure
+    return error
+
+
+async def _itself(link: SendLink) -> SendLink:
+    return link
+
+
+def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Return whether two lists are of the very same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
