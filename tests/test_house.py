@@ -28,6 +28,8 @@ SharedSignature SqliteLeaseStore SqlitePublisherStateStore StoreError StoredPubl
 """
 
 _COVERED_BY = {
+    "amqp/receiver.py": "unit/amqp/test_connection.py unit/amqp/test_limits.py unit/amqp/test_link.py",
+    "amqp/sections.py": "unit/amqp/test_message.py unit/amqp/test_event_scan.py",
     "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",
     "amqp/types.py": "unit/amqp/test_codec.py",
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
@@ -37,10 +39,10 @@ _COVERED_BY = {
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
     "clients.py": "contract/test_transports.py integration/test_bad_input.py",
     "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",
+    "consumer/continuity.py": "unit/consumer/test_data_loss.py unit/consumer/test_begun_anew.py",
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
-    "consumer/opening.py": "unit/consumer/test_data_loss.py unit/consumer/test_starts.py",
+    "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
-    "consumer/tasks.py": "unit/consumer/test_escapes.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",
@@ -71,6 +73,7 @@ _COVERED_BY = {
     "options/consumer.py": "unit/test_settings.py",
     "options/credentials.py": "unit/test_settings.py",
     "options/producer.py": "unit/test_settings.py",
+    "producer/targets.py": "unit/producer/test_producer.py unit/producer/test_overlapping.py",
     "producer/marks.py": "unit/producer/test_claiming.py",
     "producer/tail.py": "unit/producer/test_claiming.py",
     "spark/data_source.py": "spark/test_source_batch.py spark/test_source_queries.py",
