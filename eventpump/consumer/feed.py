@@ -89,6 +89,7 @@ class PartitionFeed:
         self._waiter: asyncio.Future[bool] | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
         self._tasks = TaskSet(self._keeper_failed)
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
@@ -166,7 +167,7 @@ class PartitionFeed:
         if timeout is not None:
             # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
             self._wait_until = loop.time() + timeout
-            if self._timer is None or self._timer.when() > self._wait_until:
+            if self._timer is None or self._timer_at > self._wait_until:
                 self._set_timer()
         else:
             self._wait_until = float("inf")
@@ -391,6 +392,7 @@ class PartitionFeed:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(self._wait_until, self._time_is_up)
+        self._timer_at = self._wait_until
 
     def _time_is_up(self) -> None:
         self._timer = None

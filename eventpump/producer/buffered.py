@@ -265,6 +265,7 @@ class HubBufferedProducer:
         self._roaming: deque[asyncio.Future[None]] = deque()  # sends that wait for room in any partition
         self._wanting = 0  # sends that wait for room at all
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf  # kept here, as a handle of uvloop that is due at once does not have it
         # A send at or after this moment first lets the loop run: something is due to be sent.
         self._yield_at = inf
         self._yielding = 0
@@ -470,7 +471,7 @@ class HubBufferedProducer:
             await asyncio.sleep(0)
         finally:
             self._yielding -= 1
-        self._yield_at = inf if self._timer is None else self._timer.when()
+        self._yield_at = inf if self._timer is None else self._timer_at
 
     # ------------------------------------------------------------------------------------------ room
 
@@ -576,6 +577,7 @@ class HubBufferedProducer:
         deadline = self._accumulator.deadline
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._tick, deadline)
+            self._timer_at = deadline
             self._yield_at = min(self._yield_at, deadline)
 
     def _tick(self, deadline: float) -> None:
