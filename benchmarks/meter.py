@@ -81,5 +81,5 @@ class Meter:
 
 
 def median_run(runs: list[Mapping[str, float]], by: str = "cost") -> Mapping[str, float]:
-    """Give the run in the middle of a value; the lower of two."""
+    """Return the run in the middle of a value; the lower of two."""
     return sorted(runs, key=lambda run: run[by])[(len(runs) - 1) // 2]

@@ -88,6 +88,6 @@ def best_of_each_client(found: Mapping[Configuration, Figures]) -> list[Configur
 
 
 def others(found: Mapping[Configuration, Figures]) -> str:
-    """Say how many configurations were tried, and what the best of each client cost. :param found: of `try_all`."""
+    """Return how many configurations were tried, and what the best of each client cost. :param found: of `try_all`."""
     costs = ", ".join(f"{each.name} {found[each]['cost']:.1f}" for each in best_of_each_client(found))
     return f"of {len(found)} configurations tried, the best of each client, in µs: {costs}"

@@ -218,7 +218,7 @@ def build() -> str:
 
 
 def version(distribution: str) -> str | None:
-    """Give the installed version of a distribution, None where it is not installed."""
+    """Return the installed version of a distribution, None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

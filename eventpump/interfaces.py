@@ -69,7 +69,7 @@ class ReceiveSink(Protocol):
         """Take over a batch of encoded messages, in order. The list is the sink's from now on."""
 
     def detached(self, error: EventPumpError) -> None:
-        """Learn that the link ended for a reason that was not ours. Called once at most, and nothing comes after it."""
+        """Called at most once, when the link ends for any other reason than `aclose`. No further calls follow."""
 
 
 class ReceiveLink(Protocol):

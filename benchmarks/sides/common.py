@@ -66,7 +66,7 @@ async def rest_until_told() -> None:
 
 
 def resident() -> float:
-    """Give the resident memory of this process, in MiB."""
+    """Return the resident memory of this process, in MiB."""
     return float(psutil.Process().memory_info().rss) / 2**20
 
 

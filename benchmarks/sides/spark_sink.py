@@ -60,7 +60,7 @@ def _sink(kind: str, connection_string: str, hub: str, ledger: str) -> Sink:
 
 
 def _cpu() -> float:
-    """Give the seconds of CPU of Spark and all its workers."""
+    """Return the seconds of CPU of Spark and all its workers."""
     total = 0.0
     for each in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         try:

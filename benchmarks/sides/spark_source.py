@@ -78,7 +78,7 @@ class _CountedReader(DataSourceStreamReader):
         return {"next": min((start or {"next": 0})["next"] + self.per_batch, self.total)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Give a task per partition."""
+        """Return a task per partition."""
         return [_Numbers(number, start["next"], end["next"]) for number in range(self.partition_count)]
 
 
@@ -89,7 +89,7 @@ def _rows_in_memory(columns: tuple[str, ...]) -> pa.RecordBatch:
 
 class _InMemoryReader(_CountedReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the same rows over and over."""
+        """Return the same rows over and over."""
         _, start, end = partition.value
         rows = _rows_in_memory(tuple(self.options["columns"].split(",")))
         while start < end:
@@ -191,7 +191,7 @@ class Obvious(DataSource):
 
 
 def _python_processes() -> list[psutil.Process]:
-    """Give the Python processes that Spark started, and not this one."""
+    """Return the Python processes that Spark started, and not this one."""
     return [each for each in psutil.Process().children(recursive=True) if "python" in each.name()]
 
 
@@ -211,7 +211,7 @@ def _cpu(processes: Sequence[psutil.Process]) -> float:
 
 
 def _resident(process: psutil.Process) -> float:
-    """Give a process's resident memory in MiB; 0 where it has ended."""
+    """Return a process's resident memory in MiB; 0 where it has ended."""
     try:
         return float(process.memory_info().rss) / 2**20
     except psutil.NoSuchProcess:

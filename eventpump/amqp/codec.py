@@ -691,7 +691,7 @@ def _too_many() -> DecodeError:
 
 
 def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
-    """Give the position after the value that stands at `pos`, without decoding it.
+    """Return the position after the value that stands at `pos`, without decoding it.
 
     A descriptor may be any value, a described one too (1.2).
 

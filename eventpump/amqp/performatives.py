@@ -132,7 +132,7 @@ class Composite:
     _mandatory: ClassVar[tuple[tuple[int, str], ...]]
 
     def described(self) -> Described:
-        """Give the described list, every field present."""
+        """Return the described list, every field present."""
         values: list[Any] = []
         for name, (prepare, _) in self._kinds:
             value = getattr(self, name)

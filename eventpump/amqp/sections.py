@@ -314,7 +314,7 @@ _NO_LAYOUT = _Layout(lambda _: (), (b"",), 0, 0, 0, 0, False)
 """Fits nothing: stands for a message that could not be described."""
 _MAX_LAYOUTS = 256
 _MAX_ALIKE = 4
-"""How many layouts that begin alike are told apart."""
+"""The most layouts that are kept for one beginning."""
 _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 """The fixed-width categories of values (1.2)."""
 

@@ -93,7 +93,7 @@ class Timestamp(_BoundedInt):
         return value
 
     def to_datetime(self) -> datetime.datetime:
-        """Give the moment in UTC; moments outside the range of `datetime` give its nearest end."""
+        """Return the moment in UTC; moments outside the range of `datetime` give its nearest end."""
         try:
             return _EPOCH + datetime.timedelta(milliseconds=int(self))
         except OverflowError:

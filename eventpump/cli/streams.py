@@ -48,7 +48,7 @@ def keep_quiet() -> None:
 
 
 def connection_options(args: argparse.Namespace) -> ConnectionOptions:
-    """Give what those options say, but for the connection string and the hub."""
+    """Return what those options say, but for the connection string and the hub."""
     options = ConnectionOptions(transport_type=args.transport_type, trust_env=args.trust_env)
     if args.ca_file is not None:
         options["ca_file"] = args.ca_file

@@ -254,12 +254,12 @@ class SharedTransport:
 
 
 def plain_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Give the body as it is, and the end of a line."""
+    """Return the body as it is, and the end of a line."""
     return _body(event) + b"\n"
 
 
 def shown_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Give what a person wants to see of an event; nothing in it can move the cursor or change the terminal."""
+    """Return what a person wants to see of an event; nothing in it can move the cursor or change the terminal."""
     moment = event.enqueued_time.astimezone().strftime("%H:%M:%S.%f")[:-3]
     body = _body(event).decode(errors="backslashreplace")
     if not body.isprintable():
@@ -268,7 +268,7 @@ def shown_line(partition_id: str, event: ReceivedEvent) -> bytes:
 
 
 def json_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Give everything an event has as one line of JSON. Bytes that are no UTF-8 come as base64."""
+    """Return everything an event has as one line of JSON. Bytes that are no UTF-8 come as base64."""
     record: dict[str, Any] = {
         "partition": partition_id,
         "sequence_number": event.sequence_number,

@@ -64,7 +64,7 @@ class CheckpointWriter:
             self._tasks.spawn(self._write(), "eventpump checkpoint writer")
 
     def stored(self, checkpoint: Checkpoint) -> asyncio.Future[None]:
-        """Give what is done once a wanted checkpoint, or a later one, is stored, or fails."""
+        """Return what is done once a wanted checkpoint, or a later one, is stored, or fails."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((checkpoint, waiter))
         self.kick()

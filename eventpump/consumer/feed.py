@@ -268,7 +268,7 @@ class PartitionFeed:
             waiter.set_result(True)
 
     def detached(self, error: EventPumpError) -> None:
-        """Learn that the link ended."""
+        """Called when the link ended."""
         if self._link_error is not None:
             resolve(self._link_error, error)
 

@@ -395,7 +395,7 @@ class PartitionManager:
                 await asyncio.wait((task,))
 
     def _is_barred(self, slot: _Slot, now: float) -> bool:
-        """Tell whether a partition must not be started here now; above all while its old pump has not ended."""
+        """Return whether a partition must not be started here now; above all while its old pump has not ended."""
         return slot.pump is not None or slot.is_taking or now < slot.avoid_until
 
     # ------------------------------------------------------------------------------------------------- leases
@@ -433,7 +433,7 @@ class PartitionManager:
         self._start_pump(slot, lease)
 
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
-        """Note a lease, taken or renewed, and when it ends."""
+        """Record a lease, taken or renewed, and when it ends."""
         slot.lease = lease
         due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
         self._around.turns.lease_held(slot.partition_id, due_at)

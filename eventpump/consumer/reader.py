@@ -443,7 +443,7 @@ def _first_number(start: EventPosition) -> int | None:
 
 
 def _is_after(start: EventPosition, properties: PartitionProperties) -> bool:
-    """Tell whether a position is known to lie after everything the partition holds."""
+    """Return whether a position is known to lie after everything the partition holds."""
     if start.enqueued_time is not None:
         return start.enqueued_time > properties.last_enqueued_time
     if start.offset in {_START, None}:

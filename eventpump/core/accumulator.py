@@ -137,14 +137,14 @@ class BatchAccumulator(Generic[E]):
         return batch
 
     def is_ready(self, partition_id: str) -> bool:
-        """Tell whether there is a batch to take."""
+        """Return whether there is a batch to take."""
         partition = self._partitions.get(partition_id)
         if partition is None:
             return False
         return bool(partition.full) or (partition.filling is not None and partition.filling.is_due)
 
     def is_empty(self) -> bool:
-        """Tell whether everything that was added has been taken."""
+        """Return whether everything that was added has been taken."""
         return all(each.filling is None and not each.full for each in self._partitions.values())
 
     def _close(self, partition_id: str, partition: _Partition[E], batch: Batch[E]) -> None:
@@ -261,6 +261,6 @@ class BufferRoom:
         return bool(freed_events or freed_bytes)
 
     def held(self, partition_id: str) -> tuple[int, int]:
-        """Give the events and bytes a partition holds."""
+        """Return the events and bytes a partition holds."""
         events, size = self._held[partition_id]
         return events, size

@@ -88,7 +88,7 @@ class CheckpointTracker:
         return self._delivered
 
     def events_delivered(self, last: Positioned) -> None:
-        """Note a batch that is being handed over, by its last event."""
+        """Record a batch that is being handed over, by its last event."""
         self._delivered = self._running = last
 
     def events_failed(self) -> None:
@@ -96,7 +96,7 @@ class CheckpointTracker:
         self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> None:
-        """Note a batch that was processed, and want it stored where the policy says so.
+        """Record a batch that was processed, and want it stored where the policy says so.
 
         :param now: seconds on any clock that `due` is asked with too.
         """
@@ -149,7 +149,7 @@ class CheckpointTracker:
         return checkpoint
 
     def covers(self, checkpoint: Checkpoint) -> bool:
-        """Tell whether the store is known to hold a checkpoint, or a later one."""
+        """Return whether the store is known to hold a checkpoint, or a later one."""
         return self.stored is not None and self.stored.sequence_number >= checkpoint.sequence_number
 
     @property
@@ -170,12 +170,12 @@ class CheckpointTracker:
         return self._in_flight
 
     def write_done(self) -> None:
-        """Note that the write in flight is stored."""
+        """Record that the write in flight is stored."""
         assert self._in_flight is not None
         self.stored, self._in_flight = self._in_flight, None
 
     def write_failed(self) -> None:
-        """Note that the outcome of the write in flight is not known: it is wanted again, unless a later one is."""
+        """Record that the outcome of the write in flight is not known: it is wanted again, unless a later one is."""
         assert self._in_flight is not None
         failed, self._in_flight = self._in_flight, None
         self._want(failed)

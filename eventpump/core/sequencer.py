@@ -362,7 +362,7 @@ class PartitionSequencer(Generic[B]):
         return self.head
 
     def withdraw(self, publication: Publication[B]) -> Outcome:
-        """Note that its caller stops trying: cancelled, or out of retries. Always allowed.
+        """Record that its caller stops trying: cancelled, or out of retries. Always allowed.
 
         :returns: REFUSED where nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays
             there, to be settled. What became of it already, where it did.
@@ -379,7 +379,7 @@ class PartitionSequencer(Generic[B]):
         return Outcome.UNKNOWN
 
     def sending(self) -> int:
-        """Note that the head goes out on the link now. :returns: the number of its first event."""
+        """Record that the head goes out on the link now. :returns: the number of its first event."""
         self._move(SequencerInput.SENDING)
         assert self.head is not None
         assert self.head.first is not None
@@ -388,22 +388,22 @@ class PartitionSequencer(Generic[B]):
     # ------------------------------------------------------------------------------------------ what became of it
 
     def accepted(self) -> None:
-        """Note that the service has stored it, now or before."""
+        """Record that the service has stored it, now or before."""
         self._move(SequencerInput.ACCEPTED)
         self._published()
 
     def refused(self) -> None:
-        """Note that the service has refused this transfer, and will refuse another. That of an earlier one is open."""
+        """Record that the service refused this transfer, and will refuse another. That of an earlier one is open."""
         self._move(SequencerInput.REFUSED)
         if self.state is SequencerState.IDLE:
             self._free()
 
     def refused_for_now(self) -> None:
-        """Note that the service has refused this transfer, but may take the next (throttling)."""
+        """Record that the service has refused this transfer, but may take the next (throttling)."""
         self._not_stored()
 
     def refused_out_of_order(self) -> None:
-        """Note that the service has refused this transfer as out of order. Final where nothing is there to settle."""
+        """Record that the service has refused this transfer as out of order. Final where nothing is there to settle."""
         self._move(SequencerInput.OUT_OF_ORDER)
         if self.state is SequencerState.FAILED:
             assert self.head is not None
@@ -415,14 +415,14 @@ class PartitionSequencer(Generic[B]):
             self._free()
 
     def outcome_unknown(self) -> None:
-        """Note that what became of the transfer is not known: any error that is no refusal."""
+        """Record that what became of the transfer is not known: any error that is no refusal."""
         self._move(SequencerInput.UNKNOWN)
         self._in_doubt()
 
     # ------------------------------------------------------------------------------------------ the link
 
     def attached(self, producer_id: int | None, owner_level: int | None, number: int | None) -> None:
-        """Note what the service answered to an attach with `attach_request`; None for what it left out."""
+        """Record what the service answered to an attach with `attach_request`; None for what it left out."""
         happened, problem = self._judge(producer_id, owner_level, number)
         before = self.state
         self._move(happened)
@@ -439,13 +439,13 @@ class PartitionSequencer(Generic[B]):
             self._number()
 
     def detached(self) -> None:
-        """Note that the link is lost. A transfer still out is in doubt."""
+        """Record that the link is lost. A transfer still out is in doubt."""
         self._move(SequencerInput.DETACHED)
         if self.state is SequencerState.DOUBTFUL:
             self._in_doubt()
 
     def fenced(self, description: str, *, transfer_refused: bool) -> None:
-        """Note that a publisher with a higher level took over: final.
+        """Record that a publisher with a higher level took over: final.
 
         :param description: the service's words.
         :param transfer_refused: whether the transfer that is out was refused for it; False where an attach was, or

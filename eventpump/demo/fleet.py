@@ -260,5 +260,5 @@ async def ended(process: asyncio.subprocess.Process) -> None:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Give the command that runs a module in this interpreter."""
+    """Return the command that runs a module in this interpreter."""
     return [sys.executable, "-m", module, *arguments]

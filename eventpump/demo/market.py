@@ -36,7 +36,7 @@ class Trade:
     time: datetime
 
     def encode(self) -> bytes:
-        """Give the trade as JSON."""
+        """Return the trade as JSON."""
         return json.dumps(
             {
                 "id": self.trade_id,

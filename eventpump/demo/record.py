@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def digest(body: bytes) -> str:
-    """Give what stands for a body in records."""
+    """Return what stands for a body in records."""
     return hashlib.blake2b(body, digest_size=12).hexdigest()
 
 

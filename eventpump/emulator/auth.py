@@ -85,7 +85,7 @@ class KeyRing:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
-        """Give a rule another key: no token signed with the old one is taken from now on.
+        """Return a rule another key: no token signed with the old one is taken from now on.
 
         :raises KeyError: there is no such rule.
         """
@@ -158,14 +158,14 @@ class Grants:
         return bool(self._grants)
 
     def allow(self, address: Address, right: Right | None) -> bool:
-        """Tell whether a link may stand. :param right: the one it needs; None, any."""
+        """Return whether a link may stand. :param right: the one it needs; None, any."""
         if address.kind is AddressKind.CBS:
             return True
         wanted = Right.ALL if right is None else right
         return any(grant.rights & wanted and grant.audience.covers(address) for grant in self._grants.values())
 
     def allow_read(self, hub: str) -> bool:
-        """Tell whether a hub's properties may be read: any right on the hub, or a part of it, will do."""
+        """Return whether a hub's properties may be read: any right on the hub, or a part of it, will do."""
         return any(
             grant.audience.hub is None or grant.audience.hub.lower() == hub.lower() for grant in self._grants.values()
         )

@@ -50,7 +50,7 @@ _UNFINISHED_LARGEST: Final = 64
 
 
 def without_token() -> ConnectionLimits:
-    """Give the engine's limits for a connection without a token.
+    """Return the engine's limits for a connection without a token.
 
     Unfinished: four of the largest requests. Kept: some 400 links, of a client that attaches them without waiting for
     the answer to its token. The engine reads them before the token is looked at.
@@ -59,7 +59,7 @@ def without_token() -> ConnectionLimits:
 
 
 def with_token(max_message_size: int) -> ConnectionLimits:
-    """Give the engine's limits for a connection with a token.
+    """Return the engine's limits for a connection with a token.
 
     Kept: 5,000 sessions, as many as the channel-max allows, with a link each.
 

@@ -91,7 +91,7 @@ class _RefusedError(Exception):
 
 
 def service_config(max_message_size: int) -> ConnectionConfig:
-    """Give the open and begin fields of the service (protocol.md 2.3)."""
+    """Return the open and begin fields of the service (protocol.md 2.3)."""
     return ConnectionConfig(
         container_id=f"{uuid.uuid4().hex}_G{next(_numbers)}",
         max_frame_size=bounds.MAX_FRAME_SIZE,
@@ -204,7 +204,7 @@ class ServiceConnection:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if self._has_failed:  # that was logged, and the client was told what could be
+        if self._has_failed:  # that was logged, and the client has its answer
             self.abort()
             return
         self._has_failed = True
@@ -589,7 +589,7 @@ class ServiceConnection:
             self._deadline = self._loop.call_at(due, self.guard, self._on_deadline)
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
-        """Say what is due when, on the loop's clock (protocol.md 2.4)."""
+        """Return the deadlines and their times, on the loop's clock (protocol.md 2.4)."""
         rules = self.service.deadlines
         due: list[tuple[float, Callable[[], None]]] = []
         if not self._had_token and rules.no_token is not None:

@@ -102,7 +102,7 @@ Action = Refuse | Reject | Delay | Hold | DropConnection | StoreLate | CloseConn
 
 
 def error_of(action: Refuse | Reject | CloseConnection | DetachLink) -> AmqpError:
-    """Give the error an action answers with."""
+    """Return the error an action answers with."""
     return AmqpError(action.condition, action.description)
 
 
@@ -134,7 +134,7 @@ class Fault:
     _releases: list[Callable[[], None]] = field(default_factory=list)
 
     def matches(self, on: Performative, target: FaultTarget) -> bool:
-        """Tell whether it concerns a performative of a link, spent or not."""
+        """Return whether it concerns a performative of a link, spent or not."""
         return (
             self.on is on
             and (self.target_role is None or self.target_role is target.role)
@@ -144,7 +144,7 @@ class Fault:
         )
 
     def fire(self) -> None:
-        """Note that it fires."""
+        """Record that it fires."""
         self.fired += 1
         self._first.set()
 

@@ -129,7 +129,7 @@ class PublishingLedger:
     A state that nobody uses expires, or is forgotten on request; its producer is then refused as one never heard of.
 
     :ivar retention: when states expire.
-    :ivar expired: ids of those that did, for whoever keeps them elsewhere to take.
+    :ivar expired: ids of those that did, for the store to remove.
     """
 
     __slots__ = ("_committed", "_now", "_states", "_takes_strangers", "_used", "expired", "retention")
@@ -228,7 +228,7 @@ class PublishingLedger:
         self._use(state.producer_id)
 
     def committed(self, state: ProducerState) -> None:
-        """Note that a state, and the events it tells of, will not be lost."""
+        """Record that a state, and the events it tells of, will not be lost."""
         if state.producer_id in self._states:
             self._committed[state.producer_id] = state
 

@@ -82,7 +82,7 @@ class LinkEnd:
         self.is_open = False
 
     def on_credit(self) -> None:
-        """Learn that more may be sent."""
+        """Called when more may be sent."""
 
     def strike(self, fault: Fault) -> bool:
         """Commit a fault that does the same on every link. :returns: whether the link goes on, later."""
@@ -333,7 +333,7 @@ class ProducerEnd(ReceivingEnd):
             self.link.settle(item.delivery_id, item.delivery_id, Rejected(error))
 
     def stored(self, ticket: MessageTicket) -> None:
-        """Note that a message is stored; `worked` tells the producer."""
+        """Record that a message is stored; `worked` tells the producer."""
         self._unstored -= 1
         if ticket.drops:
             self.connection.abort()

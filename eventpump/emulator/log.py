@@ -267,7 +267,7 @@ class Hub:
         return self.partitions[number]
 
     def has_group(self, name: str) -> bool:
-        """Tell whether a consumer group exists."""
+        """Return whether a consumer group exists."""
         return name.lower() in self.groups
 
 

@@ -136,7 +136,7 @@ class Service:
         return self._hubs.get(name.lower())
 
     def readers_of(self, hub: Hub, group: str, partition: PartitionLog) -> ReaderTable:
-        """Give the readers of a partition in one consumer group."""
+        """Return the readers of a partition in one consumer group."""
         key = (hub.name, group.lower(), partition.partition_id)
         table = self._readers.get(key)
         if table is None:

@@ -55,12 +55,12 @@ class Address:
 
 
 def consumer_address(hub: str, consumer_group: str, partition_id: str) -> str:
-    """Give the address a consumer reads from."""
+    """Return the address a consumer reads from."""
     return f"{hub}/ConsumerGroups/{consumer_group}/Partitions/{partition_id}"
 
 
 def producer_address(hub: str, partition_id: str | None = None) -> str:
-    """Give the address a producer sends to: one partition, or (None) the gateway."""
+    """Return the address a producer sends to: one partition, or (None) the gateway."""
     return hub if partition_id is None else f"{hub}/Partitions/{partition_id}"
 
 
@@ -117,7 +117,7 @@ class Audience:
     is_management: bool = False
 
     def covers(self, address: Address) -> bool:
-        """Tell whether a token for this audience opens a link to the address.
+        """Return whether a token for this audience opens a link to the address.
 
         The `$management` node serves every hub, so any audience opens it; the hub stands in each request.
         Names compare without case.
@@ -134,7 +134,7 @@ class Audience:
         )
 
     def includes(self, other: Audience) -> bool:
-        """Tell whether a signature for this resource signs a token put for the other audience."""
+        """Return whether a signature for this resource signs a token put for the other audience."""
         if other.is_management:
             # .NET puts a token for `amqps://host/$management` that is signed for the hub.
             return other.hub is None or _matches(self.hub, other.hub)
@@ -153,7 +153,7 @@ def audience(
     consumer_group: str | None = None,
     partition_id: str | None = None,
 ) -> str:
-    """Give the audience of a token.
+    """Return the audience of a token.
 
     :param consumer_group: narrows it to what one consumer group reads.
     :param partition_id: narrows it to one partition of the hub or group.

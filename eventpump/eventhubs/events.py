@@ -420,7 +420,7 @@ class ReceivedEvent:
                 return None
 
     def body_as_str(self, encoding: str = "utf-8") -> str:
-        """Give the data as text; a body that is a text value is given as it is."""
+        """Return the data as text; a body that is a text value is given as it is."""
         try:
             if self._offset is None:
                 self._scan()
@@ -431,7 +431,7 @@ class ReceivedEvent:
             raise EventError(f"the body is no {encoding} text") from error
 
     def body_as_json(self, encoding: str = "utf-8") -> Any:
-        """Give the data parsed as JSON."""
+        """Return the data parsed as JSON."""
         try:
             return json.loads(self.body_as_str(encoding))
         except (ValueError, RecursionError) as error:

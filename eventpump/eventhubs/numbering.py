@@ -9,7 +9,7 @@ MAX_OWNER_LEVEL = 2**15 - 1
 
 
 def advance(number: int, by: int = 1) -> int:
-    """Give the number `by` places (at least 1) after another; -1, for nothing, lies before 0."""
+    """Return the number `by` places (at least 1) after another; -1, for nothing, lies before 0."""
     return (number + by) % NUMBERS
 
 

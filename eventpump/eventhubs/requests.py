@@ -41,23 +41,23 @@ class BadRequestError(ValueError):
 
 
 def message_id(message: Message) -> Any:
-    """Give a request's message id, None where it has none."""
+    """Return a request's message id, None where it has none."""
     return None if message.properties is None else message.properties.message_id
 
 
 def correlation_id(message: Message) -> Any:
-    """Give an answer's correlation id, None where it has none."""
+    """Return an answer's correlation id, None where it has none."""
     return None if message.properties is None else message.properties.correlation_id
 
 
 def reply_to(message: Message) -> str | None:
-    """Give a request's reply-to; None where it has none, as those of the official Python client."""
+    """Return a request's reply-to; None where it has none, as those of the official Python client."""
     address = None if message.properties is None else message.properties.reply_to
     return address if isinstance(address, str) else None
 
 
 def text_field(message: Message, name: str) -> str | None:
-    """Give a text among a request's application properties, None where there is none of that name and type."""
+    """Return a text among a request's application properties, None where there is none of that name and type."""
     value = (message.application_properties or {}).get(name)
     return value if isinstance(value, str) else None
 

@@ -43,10 +43,10 @@ class ConnectionHandler(Protocol):
         """Learn what the peer did. What is queued in answer is sent when this returns."""
 
     def on_writable(self) -> None:
-        """Learn that a peer that was slow to read takes more again."""
+        """Called when a peer that was slow to read takes more again."""
 
     def on_closed(self, error: Exception | None) -> None:
-        """Learn that the stream is gone. The last call; `Closed` was among the events before it."""
+        """Called when the stream is gone. The last call; `Closed` was among the events before it."""
 
 
 class ConnectionProtocol(asyncio.Protocol):

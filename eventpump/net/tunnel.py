@@ -50,7 +50,7 @@ class TunnelHandshake:
         self._interim = 0
 
     def request(self) -> bytes:
-        """Give the request."""
+        """Return the request."""
         lines = [f"CONNECT {self._authority} HTTP/1.1", f"Host: {self._authority}"]
         if self._proxy.username is not None:
             pair = f"{self._proxy.username}:{self._proxy.password.get_secret_value()}"
@@ -99,7 +99,7 @@ class TunnelHandshake:
         return True
 
     def receive_eof(self) -> ServiceError:
-        """Give the error of an answer that ended early."""
+        """Return the error of an answer that ended early."""
         return ConnectionLostError(f"{self._who} closed the connection instead of answering CONNECT")
 
     def _no_answer(self) -> ServiceError:

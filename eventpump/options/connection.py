@@ -97,7 +97,7 @@ class ProxySettings(SettingsModel):
 
     @classmethod
     def from_environment(cls, host: str, port: int) -> ProxySettings | None:
-        """Give the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; in small letters too.
+        """Return the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; in small letters too.
 
         :raises ConfigurationError: it cannot be used.
         """

@@ -163,6 +163,6 @@ class HostSettings(FeedSettings):
     on_handler_timeout: Literal["report", "cancel"] = "report"
 
     def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
-        """Give the partitions that `initial_position` names and the hub does not have."""
+        """Return the partitions that `initial_position` names and the hub does not have."""
         configured = self.initial_position
         return [] if isinstance(configured, EventPosition) else sorted(set(configured) - set(partition_ids))

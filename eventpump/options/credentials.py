@@ -100,7 +100,7 @@ def _secret(value: object) -> SecretStr:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether text can be encoded. Checked early: the error of `encode` would carry the text."""
+    """Return whether text can be encoded. Checked early: the error of `encode` would carry the text."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 

@@ -98,7 +98,7 @@ class DeliveryReceipt:
         return self._fate.partition_id
 
     def done(self) -> bool:
-        """Tell whether the outcome is known."""
+        """Return whether the outcome is known."""
         return self._fate.part(self._index) is not None
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class _Fate:
         self.flushes: list[_Flush] = []
 
     def size(self, start: int, end: int) -> int:
-        """Give what events take in a message, in bytes."""
+        """Return what events take in a message, in bytes."""
         return sum(map(len, self.pieces[2 * start : 2 * end]))
 
     def part(self, index: int) -> _Part | None:

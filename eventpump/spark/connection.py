@@ -162,7 +162,7 @@ class SparkConnection(SettingsModel):
         )
 
     def without_hub(self) -> SparkConnection:
-        """Give what two hubs of one namespace have in common: equal ones share an authorised connection."""
+        """Return what two hubs of one namespace have in common: equal ones share an authorised connection."""
         text = self.connection_string
         if text is not None:
             pairs = (pair for pair in text.get_secret_value().split(";") if not _is_entity_path(pair))

@@ -30,11 +30,11 @@ class EventPumpDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the format's name."""
+        """Return the format's name."""
         return "eventpump"
 
     def schema(self) -> str:
-        """Give the columns that are read unless the user names some.
+        """Return the columns that are read unless the user names some.
 
         :raises ConfigurationError: an option cannot work.
         """

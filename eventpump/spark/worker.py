@@ -147,7 +147,7 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
 
 
 def transport(connection: SparkConnection) -> Transport:
-    """Give the process's way to a namespace; from any thread. Its methods are for coroutines that `run` carries out.
+    """Return the process's way to a namespace; from any thread. Its methods are for coroutines that `run` carries out.
 
     One per namespace and credential, whatever the hub. It connects when first used, and again after a connection was
     lost. Nobody who gets it closes it.
@@ -178,7 +178,7 @@ def drop(connection: SparkConnection) -> None:
 
 
 def once(make: Callable[[], _T]) -> _T:
-    """Give the process's one object of a kind, such as a cache: made by the first call with this `make`.
+    """Return the process's one object of a kind, such as a cache: made by the first call with this `make`.
 
     A forked child makes its own. From any thread; `make` must not call into this module.
     """

@@ -26,7 +26,7 @@ async def eventpump_emulator() -> AsyncIterator[Emulator]:
 
 @pytest_asyncio.fixture
 async def eventpump_emulators() -> AsyncIterator[EmulatorFactory]:
-    """Give a function that starts an emulator, with the parameters of `Emulator`; all stop with the test."""
+    """Return a function that starts an emulator, with the parameters of `Emulator`; all stop with the test."""
     async with AsyncExitStack() as stack:
 
         async def start(*args: Any, **options: Any) -> Emulator:

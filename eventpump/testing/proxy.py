@@ -220,7 +220,7 @@ class _Pair:
             transport.abort()
 
     def side_lost(self) -> None:
-        """Note the end of a stream."""
+        """Record the end of a stream."""
         self._open_sides -= 1
         self._end_if_over()
 
@@ -283,12 +283,12 @@ class _Pipe:
         self.apply()
 
     def source_ended(self) -> None:
-        """Note that no more bytes come; the end goes on its way as they do."""
+        """Record that no more bytes come; the end goes on its way as they do."""
         self._is_over = True
         self.apply()
 
     def full(self, is_full: bool) -> None:
-        """Note whether the sink is slow to read."""
+        """Record whether the sink is slow to read."""
         self._is_full = is_full
         self.apply()
 

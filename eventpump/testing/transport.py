@@ -382,7 +382,7 @@ class FakeHub:
         partition.readers[link.spec.consumer_group.lower()].leave(link)
 
     def run(self, link: FakeReceiveLink) -> list[bytes]:
-        """Give what a link may be sent now."""
+        """Return what a link may be sent now."""
         partition = link.partition
         if self.stall_of(link) is not None:
             return []
@@ -510,7 +510,7 @@ class FakeHub:
 
     @staticmethod
     def _index(partition: _Partition, position: EventPosition) -> int:
-        """Give the sequence number a position begins at."""
+        """Return the sequence number a position begins at."""
         if position.sequence_number is not None:
             return position.sequence_number + (not position.inclusive)
         if position.enqueued_time is not None:

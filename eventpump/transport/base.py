@@ -96,7 +96,7 @@ class LinkHandle(Protocol):
 
 @cache
 def connection_properties() -> dict[str, str]:
-    """Give the properties of the AMQP open: who this client is."""
+    """Return the properties of the AMQP open: who this client is."""
     try:
         version = metadata.version("eventpump")
     except metadata.PackageNotFoundError:  # run from a checkout or an archive
@@ -173,15 +173,15 @@ class BaseConnection(ABC):
         """Tell everybody that the connection is over. Once."""
 
     def new_name(self, node: str) -> str:
-        """Give a link name that is unique on this connection, and in the service's logs."""
+        """Return a link name that is unique on this connection, and in the service's logs."""
         return f"{self.container_id}-{next(self._names)}-{node.strip('$').replace('/', '-')}"
 
     def asked(self) -> Asked:
-        """Note that an answer is due from now on; see :meth:`unanswered`."""
+        """Record that an answer is due from now on; see :meth:`unanswered`."""
         return Asked(self._loop.time(), self._heard)
 
     def unanswered(self, asked: Asked) -> bool:
-        """Learn that no answer came in time.
+        """Called when no answer came in time.
 
         A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
         even if something before it still sends heartbeats: the connection is dropped.

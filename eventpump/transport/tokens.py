@@ -107,7 +107,7 @@ class TokenSource:
         return Token(text, JWT_TOKEN_TYPE, ends, _refresh_after(remaining))
 
     def has_ended(self, token: Token) -> bool:
-        """Tell whether a token is past its end."""
+        """Return whether a token is past its end."""
         return token.expires_at <= self._now()
 
 

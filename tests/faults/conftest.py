@@ -43,7 +43,7 @@ class Remains:
 
 
 async def _gone(left_over: Callable[[], list[str]]) -> list[str]:
-    """Give what is left over when there was time enough to go."""
+    """Return what is left over when there was time enough to go."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _PATIENCE
     # Nothing tells of the end of a thread, or of a socket closed with bytes still to send: they are looked at.

@@ -26,7 +26,7 @@ from eventpump import PartitionReader, ReceivedEvent
 
 
 def digest_of(body: bytes) -> str:
-    """Give the digest of an event's body."""
+    """Return the digest of an event's body."""
     return hashlib.blake2b(body, digest_size=12).hexdigest()
 
 
@@ -79,26 +79,26 @@ class Journal:
         self._host = host
 
     def begun(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
-        """Note a batch, first thing in `process_events`."""
+        """Record a batch, first thing in `process_events`."""
         self._note(BEGUN, partition_id, epoch, events)
 
     def ok(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
-        """Note that a call returns, last thing in it."""
+        """Record that a call returns, last thing in it."""
         self._note(OK, partition_id, epoch, events)
 
     def failed(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
-        """Note that a call raises."""
+        """Record that a call raises."""
         self._note(FAILED, partition_id, epoch, events)
 
     def claimed(self, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
-        """Note what a call that runs asks to be stored as processed, before it asks."""
+        """Record what a call that runs asks to be stored as processed, before it asks."""
         self._note(CLAIMED, partition_id, epoch, events)
 
     def _note(self, kind: str, partition_id: str, epoch: int, events: Iterable[ReceivedEvent]) -> None:
         self._write((kind, partition_id, epoch, event.sequence_number, digest_of(event.body)) for event in events)
 
     def stored(self, partition_id: str, epoch: int, sequence_number: int) -> None:
-        """Note a checkpoint that the store has taken."""
+        """Record a checkpoint that the store has taken."""
         self._write([(STORED, partition_id, epoch, sequence_number, "-")])
 
     def _write(self, rows: Iterable[tuple[str, str, int, int, str]]) -> None:

@@ -328,7 +328,7 @@ class Stage:
             return [Witnessed(*row) for row in found]
 
     async def held_leases(self) -> dict[str, str | None]:
-        """Give the owner of every lease that somebody holds."""
+        """Return the owner of every lease that somebody holds."""
         store = await self.opened_store()
         try:
             return {lease.partition_id: lease.owner for lease in await store.list_leases() if lease.is_held}
@@ -336,7 +336,7 @@ class Stage:
             await store.aclose()
 
     async def checkpoints(self, partitions: Iterable[str]) -> dict[str, int]:
-        """Give what is stored by partition: the number of the last processed event, -1 for none."""
+        """Return what is stored by partition: the number of the last processed event, -1 for none."""
         store = await self.opened_store()
         try:
             found = {partition_id: await store.read_checkpoint(partition_id) for partition_id in partitions}

@@ -40,7 +40,7 @@ OPTIONS = PublishOptions(
 
 
 def share(batch_id: int, partition_id: str) -> list[str]:
-    """Give the rows of a batch that go to a partition: none, some or many."""
+    """Return the rows of a batch that go to a partition: none, some or many."""
     rng = random.Random(f"{batch_id} {partition_id}")
     return [f"{batch_id}.{partition_id}.{row}" for row in range(rng.choice([0, 3, 20, 60]))]
 

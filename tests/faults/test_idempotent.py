@@ -76,7 +76,7 @@ def rows(count: int) -> dict[str, list[list[str]]]:
 
 
 def flat(batches: Iterable[list[str]]) -> list[str]:
-    """Give the events of batches."""
+    """Return the events of batches."""
     return [body for batch in batches for body in batch]
 
 

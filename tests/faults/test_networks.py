@@ -81,7 +81,7 @@ def port_of(emulator: Emulator, kind: str) -> int:
 
 
 def way_to(emulator: Emulator, kind: str, **options: Any) -> dict[str, Any]:
-    """Give the options of a client that connects that way."""
+    """Return the options of a client that connects that way."""
     return {
         **CONNECTION,
         "transport_type": kind,

@@ -118,7 +118,7 @@ async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
 
 
 def _overhead(key: str | None, size: int) -> int:
-    """Give what an event of more than so many bytes takes beside them in a batch."""
+    """Return what an event of more than so many bytes takes beside them in a batch."""
     return len(EventData(bytes(size)).encode(key)) - size + 8
 
 

@@ -33,7 +33,7 @@ class Matrix:
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, report: pytest.TestReport) -> None:
-        """Note the report of a test that fills a cell. A failure anywhere in it stays."""
+        """Record the report of a test that fills a cell. A failure anywhere in it stays."""
         properties = dict(report.user_properties)
         named = properties.get(PROPERTY)
         if named is None:
@@ -50,7 +50,7 @@ class Matrix:
                 self.notes[cell] = str(properties[NOTE])
 
     def lines(self) -> Iterator[str]:
-        """Give the table, line by line; nothing where no cell was run."""
+        """Return the table, line by line; nothing where no cell was run."""
         if not self.outcomes:
             return
         width = max(map(len, (*OURS, *PEERS))) + 2
@@ -86,7 +86,7 @@ class MatrixReport:
         self._matrix = Matrix()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what came of a test."""
+        """Record what came of a test."""
         self._matrix.take(report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,7 +17,7 @@ async def read_hub(emulator: Emulator, hub: str) -> dict[str, list[ReceivedEvent
 
 
 def exact(value: Any) -> Any:
-    """Give a value in which types count too: 1, True and 1.0 are equal in Python, an Int(1) and a long are too."""
+    """Return a value in which types count too: 1, True and 1.0 are equal in Python, an Int(1) and a long are too."""
     match value:
         case list():
             return [type(value).__name__, *map(exact, value)]

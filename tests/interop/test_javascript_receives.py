@@ -47,7 +47,7 @@ async def process(authority: Authority) -> AsyncIterator[JavaScriptPeer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def peer(process: JavaScriptPeer, request: pytest.FixtureRequest) -> AsyncIterator[JavaScriptPeer]:
-    """Give the package; its clients are closed with the test, and what it wrote to stderr is shown where that fails."""
+    """Return the package; its clients are closed with the test, and its stderr is shown where that fails."""
     since = len(process.stderr)
     yield process
     await process.call("closeAll")

@@ -71,7 +71,7 @@ FRAMES: list[Any] = [
 
 
 def seen(value: Any) -> Any:
-    """Give what their decoder makes of a value of ours: bytes for symbols and text, plain lists for composites."""
+    """Return what their decoder makes of a value of ours: bytes for symbols and text, plain lists for composites."""
     match value:
         case str():
             return value.encode()

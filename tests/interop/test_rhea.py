@@ -80,7 +80,7 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
 
 @pytest.fixture
 def serve(kind: ClientKind, authority: Authority, server_certificate: Path) -> Serve:
-    """Give a function that starts the service, and a transport of ours to it. rhea found no fault in what it got."""
+    """Return a function that starts the service, and a transport of ours to it. rhea found no fault in what it got."""
 
     @asynccontextmanager
     async def start(

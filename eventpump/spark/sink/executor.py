@@ -35,7 +35,7 @@ class EncodeTask:
     reserved: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give partition, ordering columns, and encoded event. :raises EventError: a row cannot be an event."""
+        """Return partition, ordering columns, and encoded event. :raises EventError: a row cannot be an event."""
         encoder = EventEncoder(
             self.columns,
             partition_count=self.partition_count,

@@ -318,7 +318,7 @@ class ForeachBatchWriter:
 
 
 def stamp_room(plan: Plan) -> int:
-    """Give what a stamp adds to an event at most, in bytes."""
+    """Return what a stamp adds to an event at most, in bytes."""
     if not plan.is_stamped:
         return 0
     stamp = plan.stamp(max(plan.partition_ids, key=len), _LAST_ROW)

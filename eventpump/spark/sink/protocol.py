@@ -217,7 +217,7 @@ def finish(
 
 
 def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
-    """Give those of the records that are not needed once a batch is done."""
+    """Return those of the records that are not needed once a batch is done."""
     return tuple(name for name in names if (found := batch_of(name)) is not None and found <= batch_id - KEPT_BATCHES)
 
 

@@ -101,7 +101,7 @@ class PartitionPlan(Record):
         return (self.next_number - 1) % NUMBERS
 
     def number_of(self, row: int) -> int:
-        """Give the number of a row, by its index from 0; at least `offset`."""
+        """Return the number of a row, by its index from 0; at least `offset`."""
         return advance(self.next_number, row - self.offset)
 
 

@@ -124,17 +124,17 @@ class Walk:
         self._walk_sections()
 
     def _windows(self, width: int) -> npt.NDArray[np.void]:
-        """Give a view in which item `i` is the bytes from `i` on."""
+        """Return a view in which item `i` is the bytes from `i` on."""
         return np.ndarray((len(self._data) - width + 1,), f"V{width}", self._data, 0, (1,))
 
     def _heads(self, at: Ints) -> Bytes:
-        """Give the eight bytes from each place on, a row each."""
+        """Return the eight bytes from each place on, a row each."""
         return self._eights[at].view(np.uint8).reshape(-1, 8)
 
     # ------------------------------------------------------------------------------------------------- sections
 
     def section(self, code: int) -> Values | None:
-        """Give the sections with a descriptor's code; None where no message has one."""
+        """Return the sections with a descriptor's code; None where no message has one."""
         return self._sections.get(code)
 
     def _walk_sections(self) -> None:
@@ -265,7 +265,7 @@ class Walk:
         return found
 
     def _spread(self, rows: Ints, values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
-        """Give an item per message, those of the rows from the values."""
+        """Return an item per message, those of the rows from the values."""
         if len(rows) == self.count:
             return values
         spread = np.full(self.count, missing, values.dtype)
@@ -322,7 +322,7 @@ class Walk:
             seen.append((names, distinct))
 
     def entry(self, entries: Entries, name: bytes) -> Values:
-        """Give the values under one name."""
+        """Return the values under one name."""
         found = self.no_values()
         if name not in self.names:
             return found

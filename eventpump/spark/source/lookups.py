@@ -33,7 +33,7 @@ class HubFacts:
     partitions: tuple[PartitionProperties, ...]
 
     def snapshot(self, hub: str) -> HubSnapshot:
-        """Give the numbers in it. :param hub: the hub's name as the query spells it."""
+        """Return the numbers in it. :param hub: the hub's name as the query spells it."""
         return HubSnapshot.of(hub, self.hub.created_at, self.partitions)
 
 

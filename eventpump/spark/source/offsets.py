@@ -114,7 +114,7 @@ class HubSnapshot:
 
 
 def partition_order(partition_id: str) -> tuple[int, str]:
-    """Give the key that sorts partition ids by number."""
+    """Return the key that sorts partition ids by number."""
     return len(partition_id), partition_id
 
 
@@ -143,7 +143,7 @@ class HubOffset:
     first_start: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, dict[str, int]]:
-        """Give it as what JSON is made of."""
+        """Return it as what JSON is made of."""
         document = {self.hub: in_order(self.following)}
         if self.first_start is not None:
             document[FIRST_START] = in_order(self.first_start)
@@ -211,7 +211,7 @@ def number_of(
 
 
 def is_behind(position: EventPosition, properties: PartitionProperties, *, is_end: bool = False) -> bool:
-    """Tell whether an offset or a time is known to lie behind everything the partition holds.
+    """Return whether an offset or a time is known to lie behind everything the partition holds.
 
     The two ends of what there is, and sequence numbers, have their own rules.
     """
@@ -227,7 +227,7 @@ def is_behind(position: EventPosition, properties: PartitionProperties, *, is_en
 
 
 def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition:
-    """Give the position to attach at: the first event that comes has the number that `number_of` could not tell."""
+    """Return the position to attach at: the first event that comes has the number that `number_of` could not tell."""
     return replace(position, inclusive=not position.inclusive) if is_end else position
 
 

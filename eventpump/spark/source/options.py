@@ -332,11 +332,11 @@ class SourceOptions(SettingsModel):
         return TriggerLimits(self.max_events_per_trigger, self.min_events_per_trigger, self.max_trigger_delay)
 
     def start_of(self, partition_id: str) -> EventPosition:
-        """Give the place where a partition without a checkpoint begins."""
+        """Return the place where a partition without a checkpoint begins."""
         return self.starting_positions.get(partition_id) or self.starting_position or START
 
     def end_of(self, partition_id: str) -> EventPosition:
-        """Give the place where a batch ends."""
+        """Return the place where a batch ends."""
         return self.ending_positions.get(partition_id) or self.ending_position or END
 
     def require_partitions(self, partition_ids: Collection[str]) -> None:
@@ -356,7 +356,7 @@ _NOT_TAKEN: Final = {option.lower(): (option, problem) for option, problem in NO
 
 
 def without_effect(options: Iterable[str]) -> list[str]:
-    """Give a line for each option of the connector that is taken and does nothing."""
+    """Return a line for each option of the connector that is taken and does nothing."""
     given = {name.lower().removeprefix(CONNECTOR_PREFIX) for name in options}
     return [
         f"option {option} has no effect: {reason}"

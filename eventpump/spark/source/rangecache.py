@@ -101,7 +101,7 @@ class RangeCache:
         """Bytes in the spill files."""
 
     def find(self, key: RangeKey) -> Iterator[PackedEvents] | None:
-        """Give a range's events; None where it is not held. The iterator outlives an eviction."""
+        """Return a range's events; None where it is not held. The iterator outlives an eviction."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:

@@ -10,7 +10,7 @@ from eventpump.spark.source.offsets import SequenceRange
 
 
 def number_of(message: bytes) -> int:
-    """Give an encoded event's sequence number. :raises EventError: it has none."""
+    """Return an encoded event's sequence number. :raises EventError: it has none."""
     return ReceivedEvent(message).sequence_number
 
 

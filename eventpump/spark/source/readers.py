@@ -72,7 +72,7 @@ IDLE_INTERVAL: Final = 2.0
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """Give the names of the columns to read: some of ours, in any order.
+    """Return the names of the columns to read: some of ours, in any order.
 
     :raises ConfigurationError: a column is none of ours, or of another type, or must not be null.
     """
@@ -173,7 +173,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._query: _Query | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Give the place where a new query begins: the user's, or the newest event's. The same however often asked."""
+        """Return the place where a new query begins: the user's, or the newest event's. It stays the same."""
         return self._own_query().first_start().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -213,7 +213,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._tasks(self._own_query().ranges(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Learn that a batch is done. The service keeps no positions, so there is nothing to do."""
+        """Called when a batch is done. The service keeps no positions, so there is nothing to do."""
 
     def stop(self) -> None:
         """Close the query's connections."""
@@ -221,7 +221,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             worker.close()
 
     def _own_query(self) -> _Query:
-        """Give what only the process that serves the query has."""
+        """Return what only the process that serves the query has."""
         if self._query is None:
             for note in self._notes:
                 _logger.warning("%s", note)
@@ -292,7 +292,7 @@ class _Query:
         return self._snapshot
 
     def _idle_interval(self) -> float:
-        """Say how many seconds lie between two looks while nothing is new. A look takes a request per partition."""
+        """Return the seconds between two looks while nothing is new. A look takes a request per partition."""
         assert self._snapshot is not None
         requests = 1 + len(self._snapshot.bounds)
         return max(self._options.snapshot_interval, min(requests / IDLE_REQUESTS, IDLE_INTERVAL))

@@ -65,7 +65,7 @@ class _Counting:
 
 
 def counters() -> ReceiveCounters:
-    """Give the counters of this process."""
+    """Return the counters of this process."""
     return worker.once(_Counting).now
 
 
@@ -164,7 +164,7 @@ class KeptLinks:
         return len(self._feeds)
 
     async def take(self, key: LinkKey, number: int) -> PartitionFeed | None:
-        """Give the link that goes on at exactly a number; one that does not is closed. None where there is none."""
+        """Return the link that goes on at exactly a number; one that does not is closed. None where there is none."""
         feed, goes_on_at = self._feeds.pop(key, (None, -1))
         if feed is None:
             return None
@@ -391,7 +391,7 @@ class RangesReceiver:
         self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
 
     async def next(self) -> Received | None:
-        """Give what came next; None where every range is read. Cancelled, nothing is lost.
+        """Return what came next; None where every range is read. Cancelled, nothing is lost.
 
         :raises EventPumpError: a range cannot be read. The others end with it.
         """

@@ -56,7 +56,7 @@ _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and t
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Give the Arrow schema of some of the columns, in the order given; equal to what Spark makes of its own."""
+    """Return the Arrow schema of some of the columns, in the order given; equal to what Spark makes of its own."""
     return pa.schema([(column, COLUMNS[column]) for column in columns])
 
 
@@ -321,7 +321,7 @@ class _Batch:
 
 
 def body_of(event: ReceivedEvent) -> bytes | None:
-    """Give a body's bytes: of data its sections joined, of a value or sequence its text (see `text_of`) in UTF-8."""
+    """Return a body's bytes: of data its sections joined, of a value or sequence its text (see `text_of`) in UTF-8."""
     match event.raw_message.body:
         case None:
             return None
@@ -335,7 +335,7 @@ def body_of(event: ReceivedEvent) -> bytes | None:
 
 
 def text_of(value: Any) -> str | None:
-    """Give a value's text: of text and unsigned integers itself, of everything else JSON.
+    """Return a value's text: of text and unsigned integers itself, of everything else JSON.
 
     In JSON, binary is base64, a timestamp ISO 8601 in UTC, a UUID its text, a described value an object of two members.
     """

@@ -96,7 +96,7 @@ def _message(sections: Sequence[tuple[int, bytes]]) -> Any:
 
 
 def _is_kept(sections: Sequence[tuple[int, bytes]]) -> bool:
-    """Tell whether uamqp encodes sections to what they were, whatever their order."""
+    """Return whether uamqp encodes sections to what they were, whatever their order."""
     pieces: list[bytes] = []
     given = b"".join(section for _, section in sections)
     try:
@@ -127,7 +127,7 @@ def from_message(message: Any) -> bytes:
 
 
 def mended(encoded: bytes, maps: Sequence[int]) -> bytes:
-    """Give the sections of a message that uamqp received and encoded their descriptors: one each.
+    """Return the sections of a message that uamqp received and encoded their descriptors: one each.
 
     :param encoded: annotations and footer without a descriptor, application properties with two.
     :param maps: which sections lack theirs, in the order in which they stand.

@@ -195,7 +195,7 @@ class UamqpConnection(BaseConnection):
         return link
 
     def forget(self, link: UamqpLink, *, is_free: bool) -> None:
-        """Learn that a link is over. :param is_free: whether another can take its place in the session."""
+        """Called when a link is over. :param is_free: whether another can take its place in the session."""
         if self._links.pop(link.number, None) is not None and is_free:
             self._held[link.session] -= 1
 

@@ -101,7 +101,7 @@ class Watch:
 
 
 def open_sockets() -> set[int]:
-    """Give the descriptors of the sockets this process has open; none where the system does not tell."""
+    """Return the descriptors of the sockets this process has open; none where the system does not tell."""
     try:
         names = os.listdir("/dev/fd")
     except OSError:

@@ -270,7 +270,7 @@ class Worker:
     # ---- the end of things
 
     def link_gone(self, link: _Link, *, is_free: bool) -> None:
-        """Learn that a link is over; it is freed when uamqp is not at work on it, or else with the connection."""
+        """Called when a link is over; it is freed when uamqp is not at work on it, or else with the connection."""
         if self._links.pop(link.handle, None) is not None:
             (self._gone if is_free else self._kept).append(link)
 

@@ -101,19 +101,19 @@ class Ledger:
         self._hub.publish(partition_id, *bodies)
 
     def added(self, partition_id: str) -> None:
-        """Note a partition that is new in a hub which the fleet knows: it is read from its beginning."""
+        """Record a partition that is new in a hub which the fleet knows: it is read from its beginning."""
         if self.pinned and self._start.kind != "time":
             self._shores[self.making, partition_id].required = 0
 
     def truncated(self, partition_id: str, before: int) -> None:
-        """Note what retention took."""
+        """Record what retention took."""
         shore = self._shores[self.making, partition_id]
         if not shore.is_pinned:
             shore.exempt.update(range(shore.truncated, before))
         shore.truncated = max(shore.truncated, before)
 
     def made_again(self) -> None:
-        """Note that the hub was made again, empty."""
+        """Record that the hub was made again, empty."""
         self.making += 1
         for partition_id in self.pinned:
             # The fleet has begun to read it: what the new hub holds is read from its beginning.
@@ -123,7 +123,7 @@ class Ledger:
     # --------------------------------------------------------------------------------------------- the fleet
 
     def started(self, partition_id: str) -> None:
-        """Note that a host reads a partition: what comes from now on must be processed."""
+        """Record that a host reads a partition: what comes from now on must be processed."""
         shore = self._shores[self.making, partition_id]
         if shore.required is None:
             is_earliest = self._start.kind == "earliest"
@@ -131,7 +131,7 @@ class Ledger:
         self.pinned.add(partition_id)
 
     def lost(self, partition_id: str, first: int, last: int) -> None:
-        """Note a report that retention took events, by their first and last number."""
+        """Record a report that retention took events, by their first and last number."""
         shore = self._shores[self.making, partition_id]
         numbers = set(range(first, last + 1))
         if kept := {number for number in numbers if number >= shore.truncated}:
@@ -139,11 +139,11 @@ class Ledger:
         shore.reported |= numbers
 
     def hub_loss_reported(self, partition_id: str) -> None:
-        """Note a report that the hub is another one than that of the checkpoint."""
+        """Record a report that the hub is another one than that of the checkpoint."""
         self.unreported.discard(partition_id)
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
-        """Note a call of `process_events`, and check that it may be."""
+        """Record a call of `process_events`, and check that it may be."""
         making, _, _ = _place_of(events[0])
         place = (making, partition_id)
         call = Call(host, place, epoch, tuple(event.sequence_number for event in events))
@@ -181,18 +181,18 @@ class Ledger:
             self._world.violate(f"partition {call.place[1]}: {_named(call)} came without {_short(missing)} before it")
 
     def ok(self, call: Call) -> None:
-        """Note that a call returned."""
+        """Record that a call returned."""
         call.is_running = False
         self._world.note("ok", call.host, _named(call))
         self._shores[call.place].processed.update(call.numbers)
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """Note that a call raised."""
+        """Record that a call raised."""
         call.is_running = False
         self._world.note("failed", call.host, _named(call), type(error).__name__)
 
     def claim(self, call: Call, last: int) -> None:
-        """Note that user code says, within the running call, that a batch is processed up to an event."""
+        """Record that user code says, within the running call, that a batch is processed up to an event."""
         if call.is_running:
             self._world.note("claim", call.host, _named(call), "up to", last)
             self._shores[call.place].processed.update(number for number in call.numbers if number <= last)

@@ -52,7 +52,7 @@ class Undone:
 
 @contextmanager
 def copied(patch: Path | None) -> Iterator[Path]:
-    """Give a copy of the package and the histories, with a patch applied.
+    """Return a copy of the package and the histories, with a patch applied.
 
     :raises AssertionError: it does not apply.
     """

@@ -54,7 +54,7 @@ class Notes:
     sent: list[tuple[str, int]] = field(default_factory=list)
 
     def take(self, line: dict[str, Any]) -> None:
-        """Note what a line says."""
+        """Record what a line says."""
         partition = line["partition"]
         match line["note"]:
             case "received":
@@ -163,7 +163,7 @@ class AzurePeer(LinePeer):
         self.notes(note["name"]).take(note)
 
     def notes(self, name: str) -> Notes:
-        """Give the notes of a client."""
+        """Return the notes of a client."""
         return self._notes.setdefault(name, Notes(name))
 
     async def producer(

@@ -146,7 +146,7 @@ class JavaScriptPeer(LinePeer):
         return {} if self._ca_file is None else {"NODE_EXTRA_CA_CERTS": str(self._ca_file)}
 
     def notes(self, name: str) -> Notes:
-        """Give the notes of a consumer."""
+        """Return the notes of a consumer."""
         return self._notes.setdefault(name, Notes())
 
     def take(self, note: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ class LinePeer:
         """The process."""
 
     async def command(self) -> tuple[str, ...]:
-        """Give the program and its arguments, installed by now."""
+        """Return the program and its arguments, installed by now."""
         raise NotImplementedError
 
     @property

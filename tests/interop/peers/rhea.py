@@ -105,14 +105,14 @@ class RheaServer(LinePeer):
         return f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName=any;SharedAccessKey=any-key-will-do{plain}"
 
     async def events(self, partition: int = 0) -> list[StoredEvent]:
-        """Give what it stored."""
+        """Return what it stored."""
         return [
             StoredEvent(base64.b64decode(each["body"]), each["properties"], each["annotations"])
             for each in await self.call("events", partition=partition)
         ]
 
     async def seen(self) -> dict[str, Any]:
-        """Give what it has seen of its clients."""
+        """Return what it has seen of its clients."""
         return dict(await self.call("seen"))
 
 

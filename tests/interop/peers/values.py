@@ -8,7 +8,7 @@ from typing import Any
 
 
 def pack(value: Any) -> Any:
-    """Give the JSON form of a value. Subclasses (of int, say) become plain."""
+    """Return the JSON form of a value. Subclasses (of int, say) become plain."""
     match value:
         case None | bool():
             return value
@@ -33,7 +33,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Give the value of a JSON form."""
+    """Return the value of a JSON form."""
     match value:
         case list():
             return [unpack(each) for each in value]

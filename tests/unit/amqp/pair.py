@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def config(**changes: Any) -> ConnectionConfig:
-    """Give a config with some fields set."""
+    """Return a config with some fields set."""
     return ConnectionConfig(**{"container_id": "test", "hostname": "host", **changes})
 
 
@@ -137,30 +137,30 @@ class Pair:
 
 
 def opened(client: ConnectionConfig | None = None, server: ConnectionConfig | None = None) -> Pair:
-    """Give an open pair."""
+    """Return an open pair."""
     return Pair(client, server).open()
 
 
 def only(events: Sequence[Event], kind: type[_T]) -> _T:
-    """Give the one event of a kind."""
+    """Return the one event of a kind."""
     found = [event for event in events if isinstance(event, kind)]
     assert len(found) == 1, events
     return found[0]
 
 
 def payloads(events: Sequence[Event]) -> list[bytes]:
-    """Give what arrived."""
+    """Return what arrived."""
     return [payload for event in events if isinstance(event, Messages) for payload in event.payloads]
 
 
 def condition(events: Sequence[Event]) -> str | None:
-    """Give the condition the connection was closed with."""
+    """Return the condition the connection was closed with."""
     error = only(events, Closed).error
     return None if error is None else str(error.condition)
 
 
 def story(events: list[Event]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Give what happened in a form that does not depend on how bytes came: messages by link, the rest in order."""
+    """Return what happened in a form that does not depend on how bytes came: messages by link, the rest in order."""
     rest: list[str] = []
     messages: dict[str, list[Any]] = {}
     for event in events:

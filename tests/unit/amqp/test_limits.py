@@ -329,7 +329,7 @@ def in_use() -> int:
 
 
 def loaded(*, is_client: bool) -> Connection:
-    """Give an engine that holds 3 MiB in a message that arrives, 2 MiB that wait for the window, and half a frame."""
+    """Return an engine that holds 3 MiB in a message that arrives, 2 MiB that wait for the window, and half a frame."""
     pair = opened()
     mine, theirs = pair.session()
     engine = pair.client if is_client else pair.server

@@ -42,7 +42,7 @@ MAX = 0xFFFF_FFFF
 def linked(
     *, client_sends: bool, client: Any = None, server: Any = None, limit: int | None = None
 ) -> tuple[Pair, Link, Link]:
-    """Give an open pair with a link in one direction. :returns: the pair, the sender's end and the receiver's."""
+    """Return an open pair with a link in one direction. :returns: the pair, the sender's end and the receiver's."""
     pair = opened(client, server)
     mine, _ = pair.session()
     mine_end, theirs = pair.link(
@@ -483,7 +483,7 @@ def test_one_event_per_link() -> None:
 
 
 def receiving(**changes: Any) -> tuple[Pair, Link]:
-    """Give an open pair whose server receives on handle 0 with credit 10."""
+    """Return an open pair whose server receives on handle 0 with credit 10."""
     pair, _, receiver = linked(client_sends=True, server=config(**changes), limit=1000)
     receiver.set_credit(10)
     pair.run()

@@ -249,7 +249,7 @@ def test_both_ways_of_reading(recording: Recording) -> None:
 
 
 def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """Give the usual most of the time."""
+    """Return the usual most of the time."""
     return st.sampled_from([usual] * 7 + list(others))
 
 
@@ -333,7 +333,7 @@ def test_receive_message_too_large_in_known_form() -> None:
 
 
 def bounded(engine: Connection) -> bool:
-    """Tell whether what the engine retains of the stream is within its limits."""
+    """Return whether what the engine retains of the stream is within its limits."""
     links = [link for session in engine.sessions.values() for link in session.links.values()]
     return (
         sum(map(len, engine._pending)) <= engine.config.max_frame_size

@@ -105,7 +105,7 @@ symbol_maps = st.dictionaries(symbols, scalars, max_size=4)
 
 
 def plain(value: Any) -> Any:
-    """Give a form of a value whose equality tells types, floats' bits and the order of a map apart."""
+    """Return a form of a value whose equality tells types, floats' bits and the order of a map apart."""
     match value:
         case Described():
             return ("described", plain(value.descriptor), plain(value.value))

@@ -22,7 +22,7 @@ def accumulator(
 
 
 def events(batch: Batch[str] | None) -> str | None:
-    """Give the events of a batch in one word."""
+    """Return the events of a batch in one word."""
     return None if batch is None else "".join(batch.events)
 
 

@@ -53,7 +53,7 @@ bodies = st.one_of(
 
 
 def expected_body(body: dict[str, Any]) -> Any:
-    """Give what `value` must be."""
+    """Return what `value` must be."""
     if "body" in body:
         return body["body"].encode() if isinstance(body["body"], str) else body["body"]
     return body.get("value", body.get("sequence", b""))

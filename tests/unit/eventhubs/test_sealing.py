@@ -30,7 +30,7 @@ numbers = st.integers(0, NUMBERS - 1) | st.sampled_from([0, NUMBERS - 1, NUMBERS
 
 
 def size_of(event: bytes) -> int:
-    """Give what an encoded event adds to an idempotent batch, in bytes."""
+    """Return what an encoded event adds to an idempotent batch, in bytes."""
     return sum(map(len, pieces(event, idempotent=True)))
 
 

@@ -116,7 +116,7 @@ OPENING = SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + AMQP_HEADER
 def serve(
     *, idle_timeout: float | None = None, peer_idle_ms: int | None = None, opened: bool = True
 ) -> tuple[ConnectionProtocol, MemoryTransport, Recorder]:
-    """Give a server's end whose peer is written by hand."""
+    """Return a server's end whose peer is written by hand."""
     handler = Recorder(Connection(config(idle_timeout=idle_timeout), Role.SERVER))
     protocol = ConnectionProtocol(handler.engine, handler)
     transport = MemoryTransport(protocol)

@@ -141,7 +141,7 @@ def text(raw: bytes) -> str:
 
 
 def size_of(encoded: bytes, *, idempotent: bool = False) -> int:
-    """Give what an encoded event adds to a batch, in bytes."""
+    """Return what an encoded event adds to a batch, in bytes."""
     return sum(map(len, pieces(encoded, idempotent=idempotent)))
 
 

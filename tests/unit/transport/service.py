@@ -176,7 +176,7 @@ class Served(ConnectionHandler):
         self.stream.is_mute = self.stream.peer.is_mute = True
 
     def only(self, address: str) -> Link:
-        """Give the one link to an address."""
+        """Return the one link to an address."""
         (link,) = self.links[address]
         return link
 
@@ -320,7 +320,7 @@ def settings(credential: Credential | None = None, **options: Any) -> Connection
 
 
 def address_of(link: Link) -> str:
-    """Give the address of the node a link leads to, shortened to the partition."""
+    """Return the address of the node a link leads to, shortened to the partition."""
     assert link.remote is not None
     terminus = link.remote.target if link.is_receiver else link.remote.source
     assert terminus is not None

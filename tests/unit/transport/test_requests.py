@@ -26,7 +26,7 @@ async def transport(service: Service) -> AsyncIterator[NativeTransport]:
 
 
 def pair(service: Service) -> tuple[Link, Link]:
-    """Give the service's ends: what it sends answers on, and what it hears requests on."""
+    """Return the service's ends: what it sends answers on, and what it hears requests on."""
     links = service.connection.links["$management"]
     assert len(links) == 2
     return next(each for each in links if not each.is_receiver), next(each for each in links if each.is_receiver)

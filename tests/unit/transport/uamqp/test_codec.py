@@ -51,7 +51,7 @@ _events = st.builds(
 
 
 def sent(raw: bytes) -> bytes:
-    """Give what uamqp makes of a message that it sends."""
+    """Return what uamqp makes of a message that it sends."""
     pieces: list[bytes] = []
     c_uamqp.get_encoded_message_size(to_message(raw, 0), pieces)
     return b"".join(pieces)
