@@ -21,6 +21,8 @@ from eventpump.options.base import RetryOptions
 
 MARK_INTERVAL = 30.0
 """Seconds between two marks of one partition, while it publishes."""
+MARK_RETRIES = 3
+"""How often a mark is tried again where sends have no last try: a send that waits for its mark has to end."""
 
 _log = logging.getLogger("eventpump.producer")
 _T = TypeVar("_T")
@@ -62,7 +64,8 @@ class StateMarks:
     """Writes the marks of one partition's publisher. Belongs to one event loop.
 
     The first mark under an id and level is waited for before its send returns. Later ones are written by a task of its
-    own, every `MARK_INTERVAL` at most. A mark that cannot be written is logged: publishing goes on.
+    own, every `MARK_INTERVAL` at most. A mark that cannot be written is logged: publishing goes on. It is tried
+    as often as `retry` says, or `MARK_RETRIES` times more where that sets no limit.
 
     :param is_shared: whether other processes write under the same id and level.
     """
@@ -86,7 +89,7 @@ class StateMarks:
         self._last = started.number
         self._has_published = started.stored.state.has_published
         self._is_shared = is_shared
-        self._retry = retry
+        self._retry = retry if retry.max_retries is not None else retry.model_copy(update={"max_retries": MARK_RETRIES})
         self._rng = rng
         self._turn = asyncio.Lock()
         self._first: asyncio.Task[None] | None = None

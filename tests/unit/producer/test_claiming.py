@@ -58,11 +58,10 @@ class Scene:
             transport or FakeTransport(self.hub),
             self.hub.name,
             idempotent=True,
-            retry=RETRY,
             rng=random.Random(1),
             name=NAME,
             state_store=store or MemoryPublisherStateStore(self.states),
-            **options,
+            **{"retry": RETRY, **options},
         )
         self.producers.append(producer)
         return producer
@@ -622,6 +621,26 @@ async def test_marks_are_written_now_and_then_and_at_the_end(scene: Scene) -> No
     await producer.aclose()
     assert asyncio.get_running_loop().time() - started < MARK_INTERVAL + 30
     assert scene.state.published == 1
+
+
+@pytest.mark.parametrize("retries", [3, None])
+async def test_a_first_mark_that_cannot_be_written_holds_no_send_up(
+    scene: Scene, caplog: pytest.LogCaptureFixture, retries: int | None
+) -> None:
+    """The send returns and the mark's failure is logged, also where sends themselves are tried without end."""
+
+    class Refusing(MemoryPublisherStateStore):
+        async def write_state(self, name: str, partition_id: str, state: PublisherState, replaces: Any) -> Any:
+            if state.has_published:
+                raise StoreError("write state", partition_id)
+            return await super().write_state(name, partition_id, state, replaces)
+
+    retry = RetryOptions(max_retries=retries, base_delay=0.1, max_delay=1.0)
+    producer = scene.process(store=Refusing(scene.states), retry=retry)
+    async with asyncio.timeout(60):
+        await send(producer, "a")
+    assert scene.bodies == ["a"]
+    assert "a mark was not written" in caplog.text
 
 
 async def test_a_store_that_raises_cancelled_error_is_a_failing_store(
