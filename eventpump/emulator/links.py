@@ -279,7 +279,8 @@ class ProducerEnd(ReceivingEnd):
             if len(key) > LONG:
                 # What came after it waits: the order of the link's events is kept.
                 self._is_blocked = True
-                service.long_keys.hash(key, lambda value: self._hashed(value, item, events, batch_key, drops))
+                done = partial(self._hashed, item=item, events=events, batch_key=batch_key, drops=drops)
+                service.long_keys.hash(key, partial(self.connection.guard, done))
                 return
             partitions = self._hub.partitions
             partition = partitions[partition_for_key(key, len(partitions))]
@@ -288,6 +289,8 @@ class ProducerEnd(ReceivingEnd):
 
     def _hashed(self, value: int, item: Incoming, events: list[bytes], batch_key: str | None, drops: bool) -> None:
         """Take a message whose key was long, and go on with those that came after it."""
+        if self.connection.service.hub(self._hub.name) is not self._hub:
+            return  # it was recreated meanwhile: the link is detached, and what came for the old hub is gone with it
         self._is_blocked = False
         if not self.is_open:
             item = item._replace(delivery_id=None)  # nobody is left to answer

@@ -24,6 +24,11 @@ class LongKeys:
     def __init__(self) -> None:
         self._waiting: deque[tuple[KeyHash, Callable[[int], None]]] = deque()
 
+    @property
+    def count(self) -> int:
+        """How many keys are being hashed."""
+        return len(self._waiting)
+
     def hash(self, key: str, done: Callable[[int], None]) -> None:
         """Begin to hash a key.
 
@@ -33,7 +38,13 @@ class LongKeys:
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._step)
 
+    def clear(self) -> None:
+        """Forget the keys that are not hashed yet: their `done` is not called."""
+        self._waiting.clear()
+
     def _step(self) -> None:
+        if not self._waiting:
+            return
         hashing, done = self._waiting[0]
         is_complete = hashing.advance(_STEP)
         self._waiting.popleft()

@@ -118,6 +118,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Write what was handed over, and end what `open` began. Closing twice is fine."""
+        self.long_keys.clear()
         if self._durable is not None:
             await self._durable.aclose()
         self._is_closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from eventpump.emulator.connection import CLOSE_GRACE
 from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
 from eventpump.emulator.service import Service
 from eventpump.eventhubs import cbs
-from eventpump.eventhubs.names import JWT_TOKEN_TYPE
+from eventpump.eventhubs.names import JWT_TOKEN_TYPE, PARTITION_KEY
 from tests.support.peer import AmqpPeer, LinkRefusedError
 from tests.unit.amqp.pair import frame, sent
 from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve
@@ -378,4 +379,52 @@ async def test_a_flood_leaves_others_their_turns() -> None:
     await sink.reading.wait()
     assert len(sent(sink.written, Flow)) == 8000
     protocol.connection_lost(None)
+    await peer.aclose()
+
+
+LONG_KEY = Message(body=Data((b"x",)), message_annotations={PARTITION_KEY: "k" * 400_000}).encode()
+
+
+async def hashing(service: Service) -> tuple[AmqpPeer, asyncio.Future[Any]]:
+    """Send an event whose key takes several turns of the loop to hash. :returns: the client, and its send."""
+    peer = await connect(service)
+    assert await peer.put_token(AUDIENCE, lifetime=1000) == 202
+    sender = await peer.attach(await peer.begin(), target="telemetry")
+    sending = asyncio.ensure_future(peer.send(sender, LONG_KEY))
+    for _ in range(20):  # of some fifty that it takes
+        await asyncio.sleep(0)
+    assert service.long_keys.count == 1
+    return peer, sending
+
+
+async def test_the_last_resort_of_long_keys(caplog: pytest.LogCaptureFixture) -> None:
+    """What fails after a long key was hashed ends the connection with an answer, as what fails at once does."""
+    broken = Broken()
+    service = await serve(now=broken.now)
+    peer, sending = await hashing(service)
+    broken.error = RuntimeError("no clock")
+    await peer.until(lambda: peer.closed is not None)
+    assert peer.closed is not None
+    assert peer.closed.error is not None
+    assert peer.closed.error.condition == "amqp:internal-error"
+    broken.error = None
+    sending.cancel()
+    await peer.aclose()
+
+
+@pytest.mark.parametrize("ends", ["hub", "service"])
+async def test_what_ends_while_a_long_key_is_hashed_stores_nothing(ends: str) -> None:
+    """An event for a hub that was recreated meanwhile, or for a service that is closed, is gone with it."""
+    service = await serve()
+    peer, sending = await hashing(service)
+    hub = service.hub("telemetry")
+    assert hub is not None
+    if ends == "hub":
+        service.recreate_hub("telemetry", None)
+    else:
+        await service.aclose()
+    await asyncio.sleep(1)
+    assert not service.long_keys.count
+    assert [partition.end for partition in hub.partitions] == [0, 0]
+    sending.cancel()
     await peer.aclose()
