@@ -112,12 +112,13 @@ class SingleFlight(Generic[_T]):
         of: what the callers' `ClosedError` names.
     """
 
-    __slots__ = ("_name", "_of", "_task")
+    __slots__ = ("_is_cancelled", "_name", "_of", "_task")
 
     def __init__(self, name: str, *, of: str) -> None:
         self._name = name
         self._of = of
         self._task: asyncio.Task[_T] | None = None
+        self._is_cancelled = False
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Begin an attempt unless one is under way, and return its outcome. Cancelled, it goes on for other callers.
@@ -127,6 +128,7 @@ class SingleFlight(Generic[_T]):
         """
         task = self._task
         if task is None:
+            self._is_cancelled = False
             task = self._task = asyncio.create_task(work(), name=self._name)
             task.add_done_callback(self._ended)
         await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
@@ -141,7 +143,9 @@ class SingleFlight(Generic[_T]):
 
     def cancel(self) -> None:
         """Cancel the attempt under way, once, without waiting for its end."""
-        if self._task is not None and not self._task.cancelling():
+        # Not `Task.cancelling()`: that counts a time-out within the work, too, which the work may go on after.
+        if self._task is not None and not self._is_cancelled:
+            self._is_cancelled = True
             self._task.cancel()
 
     async def aclose(self) -> None:
@@ -159,6 +163,9 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
     Args:
         work: the coroutines.
         at_once: how many run at a time; None for all of them.
+
+    Raises:
+        CancelledError: the caller was cancelled, whatever the coroutines raise as they end.
     """
     coroutines = list(work)
     room = asyncio.Semaphore(len(coroutines) if at_once is None else at_once)
@@ -167,14 +174,31 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
         async with room:
             return await each
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(each)) for each in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    finally:
-        for each in coroutines:
-            each.close()  # those that never began
+    # Not a TaskGroup: before Python 3.13 it raises the errors of coroutines to a caller that was cancelled.
+    tasks = [asyncio.create_task(one(each)) for each in coroutines]
+    pending = set(tasks)
+    failure: BaseException | None = None
+    is_ending = False
+    while pending:
+        try:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError as error:
+            failure = error
+        else:
+            errors = [raised for task in done if not task.cancelled() and (raised := task.exception()) is not None]
+            if errors and failure is None:
+                failure = errors[0]
+        if failure is not None and not is_ending:
+            is_ending = True
+            for task in pending:
+                task.cancel()
+    for each in coroutines:
+        each.close()  # those that never began
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
     return [task.result() for task in tasks]
 
 

@@ -191,3 +191,48 @@ async def test_resolve_and_reject_leave_a_future_that_is_done() -> None:
     resolve(future, 1)
     reject(future, KeyError("x"))
     assert future.cancelled()
+
+
+async def test_single_flight_closed_at_the_moment_of_a_time_out_within() -> None:
+    """Closing ends an attempt that has just given up one of its tries, and would go on with the next."""
+    flight: SingleFlight[str] = SingleFlight("attempt", of="thing")
+    tries = 0
+
+    async def work() -> str:
+        nonlocal tries
+        while tries < 5:
+            tries += 1
+            try:
+                async with asyncio.timeout(1):
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                pass
+        return "done"
+
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(flight.run(work))
+    await asyncio.sleep(0)
+    closing: list[asyncio.Task[None]] = []
+    # In the same turn as the time-out, after it: its cancellation is on the way, and is not ours.
+    loop.call_at(loop.time() + 1, lambda: closing.append(asyncio.ensure_future(flight.aclose())))
+    with pytest.raises(ClosedError):
+        await running
+    await closing[0]
+    assert tries == 1
+
+
+async def test_gather_that_is_cancelled_is_cancelled_whatever_ends_with_an_error() -> None:
+    """A caller that is cancelled gets no error of a coroutine that fails while it ends."""
+
+    async def fails_at_its_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("cleanup")
+
+    running = asyncio.ensure_future(gather([fails_at_its_end(), asyncio.sleep(60)]))
+    await asyncio.sleep(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert running.cancelled()
