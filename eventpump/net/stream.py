@@ -8,7 +8,7 @@ import socket
 import ssl
 from typing import Protocol, cast
 
-from eventpump.amqp.connection import Closed, Connection, Event, Opened, SaslRequested
+from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, SaslRequested
 from eventpump.texts import excerpt
 
 CLOSE_TIMEOUT = 5.0
@@ -140,7 +140,9 @@ class ConnectionProtocol(asyncio.Protocol):
         if self._is_paused and transport.get_write_buffer_size() > _READ_STOP:
             self._is_glutted = True
         is_behind = self.connection.is_behind
-        if is_behind and not self._is_glutted and not self._is_turn_due:
+        # While the SASL answer is due a turn could do nothing: whoever answers goes on with `take`.
+        is_turn_wanted = is_behind and self.connection.state is not ConnectionState.SASL_ANSWER
+        if is_turn_wanted and not self._is_glutted and not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._take_turn)
         may_read = not is_behind and not self._is_glutted

@@ -19,6 +19,7 @@ from eventpump.amqp.connection import (
     LinkDetached,
     Opened,
     Role,
+    SaslRequested,
 )
 from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Open, SaslInit, Source, Target
 from eventpump.net import stream
@@ -387,6 +388,32 @@ async def test_pipelining_beyond_a_frame_is_served(piece: int) -> None:
     await protocol.wait_closed()
     assert len(sent(transport.written, Flow)) == 8000
     assert [each.error for each in sent(transport.written, Close)] == [None]
+
+
+async def test_a_sasl_answer_that_comes_later_is_waited_for() -> None:
+    """A server that looks a credential up takes its time: no turn is taken meanwhile, and nothing that came is lost."""
+
+    class Patient(Recorder):
+        def on_events(self, events: list[Event]) -> None:
+            if any(isinstance(event, SaslRequested) for event in events):
+                asyncio.get_running_loop().call_later(1, self.answer)
+            else:
+                super().on_events(events)
+
+        def answer(self) -> None:
+            self.engine.sasl_outcome(ok=True)
+            protocol.take(b"")
+
+    handler = Patient(Connection(config(), Role.SERVER))
+    protocol = ConnectionProtocol(handler.engine, handler)
+    MemoryTransport(protocol)
+    protocol.data_received(OPENING + frame(0, Open("peer")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not handler.engine.is_open
+    async with asyncio.timeout(5):  # on virtual time, which stands still while turns are taken
+        await asyncio.sleep(2)
+    assert handler.engine.is_open
 
 
 async def test_flush_soon() -> None:
