@@ -135,8 +135,11 @@ def completed_by(default: RetryOptions) -> BeforeValidator:
             value = value.model_dump(exclude_unset=True)
         if not isinstance(value, Mapping):
             return value
+        given = {**default.model_dump(), **value}
+        if "max_delay" not in value and isinstance(base := given["base_delay"], int | float):
+            given["max_delay"] = max(base, default.max_delay)
         try:
-            return RetryOptions(**{**default.model_dump(), **value})
+            return RetryOptions(**given)
         except ConfigurationError as error:
             raise ValueError(f"{error.field} {error.problem}") from None
 

@@ -494,8 +494,10 @@ def test_retry_options_take_what_they_do_not_give_from_their_option() -> None:
     assert settings.handler_retry == RetryOptions(max_retries=5, base_delay=0.5, max_delay=30.0)
     assert HostSettings(hub="h", link_retry=RetryOptions(max_retries=3)).link_retry.max_retries == 3
     assert RetryOptions().max_retries == 3
+    slow = HostSettings(hub="h", link_retry=RetryOptions(base_delay=40.0)).link_retry
+    assert slow == RetryOptions(max_retries=None, base_delay=40.0, max_delay=40.0)
     with pytest.raises(ConfigurationError, match=r"link_retry: max_delay must not be below base_delay"):
-        HostSettings(hub="h", link_retry=RetryOptions(base_delay=40.0))
+        HostSettings.model_validate({"hub": "h", "link_retry": {"base_delay": 40.0, "max_delay": 30.0}})
 
 
 @pytest.mark.parametrize(
