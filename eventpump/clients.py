@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -15,11 +14,11 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.events import EventData, EventPosition
+from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import HostSettings, ReaderSettings
+from eventpump.options.consumer import HostSettings, ReaderSettings, StartPosition
 from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
@@ -66,8 +65,8 @@ class FeedOptions(ConnectionOptions, total=False):
 class ReaderOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`PartitionReader`; see :class:`eventpump.options.consumer.ReaderSettings`."""
 
-    position: str | datetime | EventPosition
-    end: str | datetime | EventPosition
+    position: StartPosition
+    end: StartPosition
     owner_level: int
     receiver_name: str
     on_data_loss: Literal["earliest", "latest", "fail"]
@@ -77,7 +76,7 @@ class HostOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`EventProcessorHost`; see :class:`eventpump.options.consumer.HostSettings`."""
 
     checkpoint_policy: CheckpointPolicy
-    initial_position: str | datetime | EventPosition | Mapping[str, str | datetime | EventPosition]
+    initial_position: StartPosition | Mapping[str, StartPosition]
     owner_id: str
     max_batch_size: int
     max_wait_time: float
