@@ -85,7 +85,7 @@ class KeyRing:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
-        """Return a rule another key: no token signed with the old one is taken from now on.
+        """Replace the key of a rule: no token signed with the old one is taken from now on.
 
         :raises KeyError: there is no such rule.
         """

@@ -21,17 +21,15 @@ from eventpump.amqp.types import Int, Short
 from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import NUMBERS
 
-NUMBERS = 1 << 31
-"""How many sequence numbers there are: after the last comes 0 (protocol.md 8.4)."""
 LOOK_BACK = 5
 """How many batches a repeat is recognised among. The service's own depth is not known; Kafka keeps five."""
 NOTHING_PUBLISHED = 0
 """What an attach is answered before the first event. An older source says -1 (protocol.md 8.2)."""
 
-PRODUCER_EPOCH_STOLEN = "com.microsoft:producer-epoch-stolen"
-OUT_OF_ORDER_SEQUENCE = "com.microsoft:out-of-order-sequence"
 _OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 _ARGUMENT_ERROR = "com.microsoft:argument-error"
 _NOT_ALLOWED = "amqp:not-allowed"

@@ -321,7 +321,7 @@ class Emulator:
         self._running().forget_producers(hub, takes_strangers=takes_strangers)
 
     def replace_key(self, key: str, *, key_name: str | None = None) -> None:
-        """Return an access rule another key, as its owner may at any time; by default the one of the connection string.
+        """Replace the key of an access rule, as its owner may at any time; by default the one of the connection string.
 
         What was put with the old key stays until it ends.
 

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from eventpump.aio.tasks import wait_for_event
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
-from eventpump.core.backoff import TryPace, is_used_up
+from eventpump.core.backoff import TryPace, is_used_up, least_delay
 from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
 from eventpump.errors import (
     ClosedError,
@@ -33,7 +34,6 @@ from eventpump.eventhubs.conditions import (
     NOT_ALLOWED,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_EPOCH_STOLEN,
-    SERVER_BUSY_WAIT,
 )
 from eventpump.eventhubs.names import (
     BATCH_MESSAGE_FORMAT,
@@ -506,18 +506,14 @@ class PartitionPublisher:
             now=asyncio.get_running_loop().time(),
             is_connection_lost=isinstance(error, ServiceError) and error.recovery is Recovery.RECONNECT,
             was_attached=step is Step.SEND,
-            at_least=SERVER_BUSY_WAIT if isinstance(error, ServiceBusyError) else 0.0,
+            at_least=least_delay(error),
         )
         if counts and self._current is not None and not self._current.waiters:
             _log.warning(
                 "partition %s: a batch is in doubt, next look in %.1f s: %s", self._sequencer.partition_id, delay, error
             )
         self._hurry.clear()
-        try:
-            async with asyncio.timeout(delay):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
+        await wait_for_event(self._hurry, delay)
 
     def _give_up(self, job: _Job, error: EventPumpError) -> None:
         """Fail the callers that wait for the current job; one in doubt is settled nevertheless."""

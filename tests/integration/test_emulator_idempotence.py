@@ -16,9 +16,10 @@ from eventpump.amqp.message import AmqpValue, Data, Message
 from eventpump.amqp.performatives import Accepted, Rejected, Source, Target
 from eventpump.amqp.types import Int, Short
 from eventpump.emulator.faults import Delay, DetachLink, DropConnection, Hold, LinkRole, Performative, Reject, StoreLate
-from eventpump.emulator.ledger import LOOK_BACK, OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
+from eventpump.emulator.ledger import LOOK_BACK
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs import management
+from eventpump.eventhubs.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import (

@@ -15,9 +15,6 @@ from eventpump.amqp.message import Data, Header, Message
 from eventpump.amqp.types import Int, Short, Symbol
 from eventpump.emulator.ledger import (
     LOOK_BACK,
-    NUMBERS,
-    OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_EPOCH_STOLEN,
     REPEAT,
     Admission,
     Claim,
@@ -31,7 +28,9 @@ from eventpump.emulator.ledger import (
 from eventpump.emulator.readers import Refusal
 from eventpump.emulator.stamping import stamp
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import NUMBERS
 
 LAST = NUMBERS - 1
 NOTHING = Claim(None, None, None)
