@@ -159,6 +159,7 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
     """Run coroutines at the same time, and return their results in their order.
 
     Unlike `asyncio.gather`, it cancels the others after the first error, waits for their end, and raises that error.
+    Of several errors in one turn of the loop it raises that of the first coroutine in order.
 
     Args:
         work: the coroutines.
@@ -185,7 +186,11 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
         except asyncio.CancelledError as error:
             failure = error
         else:
-            errors = [raised for task in done if not task.cancelled() and (raised := task.exception()) is not None]
+            errors = [
+                raised
+                for task in tasks
+                if task in done and not task.cancelled() and (raised := task.exception()) is not None
+            ]
             if errors and failure is None:
                 failure = errors[0]
         if failure is not None and not is_ending:

@@ -236,3 +236,16 @@ async def test_gather_that_is_cancelled_is_cancelled_whatever_ends_with_an_error
     with pytest.raises(asyncio.CancelledError):
         await running
     assert running.cancelled()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1, 0)])
+async def test_gather_raises_the_error_of_the_first_coroutine_in_order(order: tuple[int, ...]) -> None:
+    """Where several fail in the same turn, which error is raised does not depend on hashes."""
+
+    async def fail(number: int) -> None:
+        raise KeyError(number)
+
+    for _ in range(20):
+        with pytest.raises(KeyError) as raised:
+            await gather(fail(each) for each in order)
+        assert raised.value.args == (order[0],)
