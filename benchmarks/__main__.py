@@ -35,7 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     source = None if options.source is None else _read(parser, options.source)
     if before is not None and before.is_quick is not (options.quick if source is None else source.is_quick):
         parser.error(f"{options.check}: short runs (--quick) and full ones are not compared")
+    if options.json is not None:
+        try:
+            options.json.open("a").close()
+        except OSError as error:
+            parser.error(f"--json: {error}")
     names: Sequence[str] = options.names
+    missing = [name for name in names if source is not None and all(row.benchmark != name for row in source.rows)]
+    if missing:
+        parser.error(f"{options.source}: it has no rows of {missing[0]}")
     if not names and before is not None:
         names = [name for name in BENCHMARKS if any(row.benchmark == name for row in before.rows)]
     failed = False
@@ -49,8 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         report.write(options.json)
     if plot is not None:
-        for path in plot(report, options.plot):
+        drawn = plot(report, options.plot)
+        for path in drawn:
             print(f"drew {path}")
+        if not drawn:
+            print("drew nothing: none of these rows is a headline that is not void and has a peer")
     failed = failed or any(row.is_void for row in report.rows)
     if before is not None:
         comparisons = compare(before, report.rows, names)
@@ -85,17 +96,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _read(parser: argparse.ArgumentParser, path: Path) -> Report:
     try:
-        return Report.read(path)
+        report = Report.read(path)
     except (OSError, ValueError) as error:
         parser.error(f"{path}: {error}")
+    if not report.rows:
+        parser.error(f"{path}: it holds no rows")
+    return report
 
 
 def _plotter(parser: argparse.ArgumentParser, directory: Path) -> Callable[[Report, Path], list[Path]]:

@@ -100,7 +100,7 @@ RECEIVED: Final[Sequence[Row]] = (
             "takes up to max_batch_size, checks that the lease is alive, creates ReceivedEvents",
         )
     ],
-    [Node("your process_events", "outside", "the first read of a field scans the message once (amqp/message.py)")],
+    [Node("your process_events", "outside", "the first read of a field scans the message once (amqp/sections.py)")],
     [Node("core/checkpoint.py", "decides", "after it returned: is a checkpoint due, and where?")],
     [
         Node(

@@ -1,6 +1,6 @@
-"""The ports: what the consumer and the producer need from the outside, and what a replacement must hold.
+"""Interfaces: what the consumer and the producer need from outside, and what every implementation must hold.
 
-Each port has one contract suite over all its implementations (`eventpump.testing.conformance`).
+Each has one contract suite over all its implementations (`eventpump.testing.conformance`).
 """
 
 from __future__ import annotations

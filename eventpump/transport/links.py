@@ -75,7 +75,7 @@ class ClientLink:
 
     @property
     def max_message_size(self) -> int:
-        """See the ports."""
+        """The largest message that the service takes, in bytes."""
         size = None if self.link is None else self.link.remote_max_message_size
         return _UNLIMITED if size is None else size
 
@@ -87,7 +87,7 @@ class ClientLink:
             self.connection.flush_soon()
 
     async def aclose(self) -> None:
-        """See the ports."""
+        """Detach, and wait for the answer. Closing twice is fine."""
         self.detach_now()
         if self.link is None or not self.connection.is_alive or self.error is not None:
             return

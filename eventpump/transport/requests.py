@@ -95,7 +95,7 @@ class RequestLinks:
             self._receiver, self._sender = receiver, sender
             return sender
 
-    # ----------------------------------------------------------------------------------- ports.ReceiveSink
+    # ----------------------------------------------------------------------------------- ReceiveSink
 
     def messages(self, batch: list[bytes]) -> None:
         """Hand answers to those who wait for them; one that nobody waits for came too late."""

@@ -3,7 +3,7 @@
 One batch is one job. Its first stage encodes rows and gives each its hub partition; the shuffle brings the rows of a
 partition to one task, which publishes them in an order that follows from the rows alone. The ledger stands around the
 job: before it the plan, which says what number each row has, and after it the record that the batch is done. So a task
-may fail, run again or run twice at a time, and so may the driver; see :mod:`eventpump.spark.ledger`.
+may fail, run again or run twice at a time, and so may the driver; see :mod:`eventpump.spark.sink.protocol`.
 """
 
 from __future__ import annotations
