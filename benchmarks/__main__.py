@@ -20,7 +20,8 @@ CHECK_REPEAT = 3
 def main(arguments: list[str] | None = None) -> int:
     """Run what is named, or read it from a file; show, write, draw and compare it.
 
-    :returns: 0; 1 where a run failed, a row is void or the comparison fails. A missed goal is only shown.
+    Returns:
+        0; 1 where a run failed, a row is void or the comparison fails. A missed goal is only shown.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -128,7 +129,11 @@ def _headline(report: Report) -> str:
 
 
 def _run(names: Sequence[str], repeat: int, *, quick: bool) -> tuple[Report, bool]:
-    """Run benchmarks, each once before the first is repeated. :returns: the report, and whether one failed."""
+    """Run benchmarks, each once before the first is repeated.
+
+    Returns:
+        The report, and whether one failed.
+    """
     report = Report(machine=machine(), versions=versions(), rows=[], is_quick=quick)
     print(_headline(report), flush=True)
     runs: list[list[Row]] = []

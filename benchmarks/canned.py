@@ -95,9 +95,10 @@ def _identities_from(first: int, number: int) -> list[bytes]:
 class CannedPartition:
     """The events of a partition, as a service writes them.
 
-    :param partition_id: its id.
-    :param kind: `varied` or `uniform`.
-    :param count: how many.
+    Args:
+        partition_id: Its id.
+        kind: `varied` or `uniform`.
+        count: How many.
     """
 
     def __init__(self, partition_id: str, kind: str, count: int) -> None:
@@ -139,7 +140,8 @@ class CannedPartition:
     def frames(self, start: int, number: int, head: bytes, delivery_id: int) -> bytes:
         """Return the transfers of events from `start` on, as the frames of one link.
 
-        :param head: see `transfer_head`.
+        Args:
+            head: See `transfer_head`.
         """
         parts = [head] * (4 * number)
         parts[0::4] = self._sizes_with(4 + len(head) + _IDENTITY.size)[start : start + number]
@@ -177,9 +179,10 @@ def _moulds(kind: str) -> list[tuple[bytes, bytes, bytes, bytes]]:
 class Canned:
     """What all connections share.
 
-    :ivar events: how many were taken from producers.
-    :ivar bytes: of their messages.
-    :ivar delivered: how many were written to readers.
+    Attributes:
+        events: How many were taken from producers.
+        bytes: Of their messages.
+        delivered: How many were written to readers.
     """
 
     def __init__(self, kind: str, partitions: int, events: int) -> None:
@@ -390,7 +393,11 @@ class CannedConnection:
             self._give_turns()
 
     def _deliver(self, reader: _Reader) -> bool:
-        """Write one run of transfers. :returns: whether there is more to write at once."""
+        """Write one run of transfers.
+
+        Returns:
+            Whether there is more to write at once.
+        """
         link, partition, canned = reader.link, reader.partition, self._canned
         session = link.session
         left = partition.count - reader.cursor
@@ -444,8 +451,9 @@ class _Served(ConnectionProtocol):
 async def serve(kind: str, partitions: int, events: int, cert: str | None = None, key: str | None = None) -> None:
     """Serve until the process is ended.
 
-    :param events: of all partitions; the same number each.
-    :param cert: a certificate to serve TLS with, and `key` its private key; None is plain TCP.
+    Args:
+        events: Of all partitions; the same number each.
+        cert: A certificate to serve TLS with, and `key` its private key; None is plain TCP.
     """
     canned = Canned(kind, partitions, events)
     tls: ssl.SSLContext | None = None

@@ -18,7 +18,8 @@ def median_rows(runs: Sequence[Sequence[Row]]) -> tuple[list[Row], dict[str, tup
     A void row counts only where all of that name are void. The one in the middle is that of the middle ratio (of two
     the lower), or of the middle value where there is no ratio.
 
-    :returns: for each name the row in the middle, and the ratios of all that count, in the order of the runs.
+    Returns:
+        For each name the row in the middle, and the ratios of all that count, in the order of the runs.
     """
     named: dict[str, list[Row]] = {}
     for row in (row for run in runs for row in run):
@@ -41,9 +42,10 @@ def median_rows(runs: Sequence[Sequence[Row]]) -> tuple[list[Row], dict[str, tup
 class Comparison:
     """A row beside the row of the same name of an earlier run.
 
-    :param before: None where the earlier run has no such row.
-    :param now: None where this run has none.
-    :param allowed: the part of its ratio that the row may lose.
+    Args:
+        before: None where the earlier run has no such row.
+        now: None where this run has none.
+        allowed: The part of its ratio that the row may lose.
     """
 
     name: str

@@ -43,10 +43,11 @@ def run_rounds(
 ) -> Rounds:
     """Run all sides in turn, round by round, so that a slow spell of the machine meets all of them.
 
-    :param sides: by name, in the order they are run in.
-    :param log: takes the name of a side and its figures after each run.
-    :param must_be_busy: sides whose run is void where they were busy for less than `LEAST_BUSY`. Such a run is
-        repeated at once; a round in which it stays void counts only where every round has one.
+    Args:
+        sides: By name, in the order they are run in.
+        log: Takes the name of a side and its figures after each run.
+        must_be_busy: Sides whose run is void where they were busy for less than `LEAST_BUSY`. Such a run is repeated at
+            once; a round in which it stays void counts only where every round has one.
     """
     done: list[dict[str, Figures]] = []
     for _ in range(rounds):
@@ -78,12 +79,13 @@ def compare(
 ) -> Row:
     """Make the row of two sides: the medians of both, and the ratio of each round.
 
-    :param subject: the name of our side in the rounds.
-    :param peer: the name of the other.
-    :param value: which of the figures.
-    :param peer_name: what the row calls the peer; None where that is its name in the rounds.
-    :param note: what else was seen, besides the rates.
-    :param more: further fields of the row.
+    Args:
+        subject: The name of our side in the rounds.
+        peer: The name of the other.
+        value: Which of the figures.
+        peer_name: What the row calls the peer; None where that is its name in the rounds.
+        note: What else was seen, besides the rates.
+        more: Further fields of the row.
     """
     ours, theirs = (median_run([found[each] for found in rounds], value) for each in (subject, peer))
     rates = f"{ours['rate']:,.0f}/s, peer {theirs['rate']:,.0f}/s" if "rate" in ours and "rate" in theirs else ""

@@ -31,7 +31,8 @@ _CYCLE = 997
 class Sample:
     """An event to send.
 
-    :param partition_key: None where it has none; used where the events of a batch may differ in it.
+    Args:
+        partition_key: None where it has none; used where the events of a batch may differ in it.
     """
 
     body: bytes
@@ -46,7 +47,8 @@ def samples(kind: str, body_size: int = UNIFORM_SIZE) -> tuple[Sample, ...]:
     Of the varied ones three in four have a partition key, and four in five two application properties; the sizes of
     their bodies lie evenly on a logarithmic scale.
 
-    :param body_size: of uniform events, in bytes.
+    Args:
+        body_size: Of uniform events, in bytes.
     """
     if kind == "uniform":
         return (Sample(b"x" * body_size),)
@@ -83,7 +85,8 @@ def checker(kind: str) -> Check:
 
     It takes the sequence number, the body's size and the enqueued time.
 
-    :raises AssertionError: (the function) the event is not the one with this number.
+    Raises:
+        AssertionError: (the function) the event is not the one with this number.
     """
     sizes = [len(each.body) for each in samples(kind)]
 
@@ -99,7 +102,8 @@ def checker(kind: str) -> Check:
 class Gaps:
     """Checks that no sequence number of a partition is missing, repeated or out of turn.
 
-    :param first: the number every partition begins with; None where any will do.
+    Args:
+        first: The number every partition begins with; None where any will do.
     """
 
     def __init__(self, first: int | None = None) -> None:
@@ -112,7 +116,11 @@ class Gaps:
         return len(self._next)
 
     def check(self, partition_id: str, first: int, last: int, count: int) -> None:
-        """Check a batch. :raises AssertionError: it does not follow the one before."""
+        """Check a batch.
+
+        Raises:
+            AssertionError: It does not follow the one before.
+        """
         wanted = self._next.get(partition_id, first if self._first is None else self._first)
         if first != wanted or last != first + count - 1:
             raise AssertionError(f"partition {partition_id}: {first}..{last}, {count} events, instead of {wanted}..")

@@ -15,11 +15,12 @@ def page_faults() -> int:
 class Meter:
     """Counts events, and takes CPU, page faults and wall time between two counts: start-up and the end are left out.
 
-    :param first: the count at which the steady part begins, at the earliest.
-    :param last: the count at which it ends, at the earliest.
-    :param cpu: seconds of CPU the process has used, over all its threads.
-    :param wall: seconds from a fixed moment.
-    :param faults: how many page faults the process has had.
+    Args:
+        first: The count at which the steady part begins, at the earliest.
+        last: The count at which it ends, at the earliest.
+        cpu: Seconds of CPU the process has used, over all its threads.
+        wall: Seconds from a fixed moment.
+        faults: How many page faults the process has had.
     """
 
     __slots__ = ("_began", "_cpu", "_ended", "_faults", "_first", "_last", "_wall", "count")

@@ -14,8 +14,9 @@ from benchmarks.processes import BenchmarkError, run_side
 class Configuration:
     """A way to use azure-eventhub.
 
-    :param client: `sync`, `aio`, or `aio on uvloop`.
-    :param options: of its call, by name.
+    Args:
+        client: `sync`, `aio`, or `aio on uvloop`.
+        options: Of its call, by name.
     """
 
     client: str
@@ -32,7 +33,11 @@ class Configuration:
         return f"{PEER}, {self.name}"
 
     def run(self, function: str, **arguments: object) -> Figures:
-        """Run its side. :raises BenchmarkError: it failed."""
+        """Run its side.
+
+        Raises:
+            BenchmarkError: It failed.
+        """
         module = "theirs_sync" if self.client == "sync" else "theirs"
         loop = "uvloop" if self.client.endswith("uvloop") else "asyncio"
         return run_side(f"{module}:{function}", TIMEOUT, loop, **arguments, **dict(self.options))
@@ -60,9 +65,14 @@ def try_all(
 ) -> dict[Configuration, Figures]:
     """Run each configuration once, shortly.
 
-    :param by: the figure they are compared by; the smallest is the best.
-    :returns: their figures, the best first. One that fails is logged and left out.
-    :raises BenchmarkError: all failed.
+    Args:
+        by: The figure they are compared by; the smallest is the best.
+
+    Returns:
+        Their figures, the best first. One that fails is logged and left out.
+
+    Raises:
+        BenchmarkError: All failed.
     """
     found: dict[Configuration, Figures] = {}
     failed: BenchmarkError | None = None
@@ -80,7 +90,11 @@ def try_all(
 
 
 def best_of_each_client(found: Mapping[Configuration, Figures]) -> list[Configuration]:
-    """Return the best configuration of every client. :param found: of `try_all`."""
+    """Return the best configuration of every client.
+
+    Args:
+        found: Of `try_all`.
+    """
     best: dict[str, Configuration] = {}
     for configuration in found:
         best.setdefault(configuration.client, configuration)
@@ -88,6 +102,10 @@ def best_of_each_client(found: Mapping[Configuration, Figures]) -> list[Configur
 
 
 def others(found: Mapping[Configuration, Figures]) -> str:
-    """Return how many configurations were tried, and what the best of each client cost. :param found: of `try_all`."""
+    """Return how many configurations were tried, and what the best of each client cost.
+
+    Args:
+        found: Of `try_all`.
+    """
     costs = ", ".join(f"{each.name} {found[each]['cost']:.1f}" for each in best_of_each_client(found))
     return f"of {len(found)} configurations tried, the best of each client, in µs: {costs}"

@@ -72,7 +72,8 @@ def plot(report: Report, directory: Path) -> list[Path]:
 
     Rows that are void or have no peer are left out. The same report makes the same bytes.
 
-    :returns: the files, `BENCHMARK-light.svg` and `BENCHMARK-dark.svg`.
+    Returns:
+        The files, `BENCHMARK-light.svg` and `BENCHMARK-dark.svg`.
     """
     drawn: dict[str, list[Row]] = {}
     for row in report.rows:

@@ -69,7 +69,11 @@ class _Process:
         self._lines.put(None)
 
     def line(self, timeout: float) -> str:
-        """Wait for a line. :raises BenchmarkError: none came, or the process ended."""
+        """Wait for a line.
+
+        Raises:
+            BenchmarkError: None came, or the process ended.
+        """
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -113,8 +117,9 @@ class _Process:
 class EmulatorProcess(_Process):
     """The emulator, in a process of its own, with one hub.
 
-    :param partitions: of the hub `HUB`.
-    :param arguments: of the command, besides.
+    Args:
+        partitions: Of the hub `HUB`.
+        arguments: Of the command, besides.
     """
 
     HUB = "bench"
@@ -135,10 +140,11 @@ class EmulatorProcess(_Process):
 class CannedService(_Process):
     """The service of prepared bytes (`benchmarks.canned`), in a process of its own, with one hub.
 
-    :param kind: of the events it holds, one of `benchmarks.events.KINDS`.
-    :param partitions: of the hub `HUB`.
-    :param events: how many it holds, over all partitions.
-    :param certificate: what it serves TLS with; None is plain TCP.
+    Args:
+        kind: Of the events it holds, one of `benchmarks.events.KINDS`.
+        partitions: Of the hub `HUB`.
+        events: How many it holds, over all partitions.
+        certificate: What it serves TLS with; None is plain TCP.
     """
 
     HUB = "bench"
@@ -183,16 +189,21 @@ class CannedService(_Process):
 class Side(_Process):
     """One side of a benchmark, in a process of its own: a function of `benchmarks.sides`.
 
-    :param function: its name, as `module:function`.
-    :param loop: the event loop of a side that has one: `asyncio` or `uvloop`.
-    :param arguments: its keyword arguments, as JSON can carry them.
+    Args:
+        function: Its name, as `module:function`.
+        loop: The event loop of a side that has one: `asyncio` or `uvloop`.
+        arguments: Its keyword arguments, as JSON can carry them.
     """
 
     def __init__(self, function: str, loop: str = "asyncio", /, **arguments: object) -> None:
         super().__init__("benchmarks.sides", function, json.dumps(arguments), loop)
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until it says it is ready. :raises BenchmarkError: it did not."""
+        """Wait until it says it is ready.
+
+        Raises:
+            BenchmarkError: It did not.
+        """
         if (line := self.line(timeout)) != READY:
             raise BenchmarkError(f"{self._what}: said {line!r} instead of being ready")
 
@@ -201,13 +212,21 @@ class Side(_Process):
         self.tell("go")
 
     def result(self, timeout: float) -> Mapping[str, float]:
-        """Wait for its result. :raises BenchmarkError: it failed."""
+        """Wait for its result.
+
+        Raises:
+            BenchmarkError: It failed.
+        """
         result: Any = json.loads(self.line(timeout))
         return {str(key): float(value) for key, value in result.items()}
 
 
 def run_side(function: str, timeout: float, loop: str = "asyncio", /, **arguments: object) -> Mapping[str, float]:
-    """Run a side to its end and return its result. :raises BenchmarkError: it failed."""
+    """Run a side to its end and return its result.
+
+    Raises:
+        BenchmarkError: It failed.
+    """
     with Side(function, loop, **arguments) as side:
         return side.result(timeout)
 

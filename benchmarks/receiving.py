@@ -120,7 +120,11 @@ def _receive(
     quick: bool,
     log: Log,
 ) -> tuple[list[Row], list[Configuration]]:
-    """Measure one condition. :returns: its rows, and the best configuration of each of the peer's clients."""
+    """Measure one condition.
+
+    Returns:
+        Its rows, and the best configuration of each of the peer's clients.
+    """
     is_headline = condition == HEADLINE
     name = f"receive: {condition.name}"
     log(f"{condition.name}: preparing {amounts.available} events")

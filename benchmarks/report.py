@@ -18,21 +18,22 @@ LEAST_BUSY = 0.9
 class Row:
     """A cost of ours beside the same cost of a peer, or beside a stated bound.
 
-    :param name: the same in every run, and of no other row: by it runs are compared.
-    :param peer: what it is compared with; "budget" or "bound" for a number of the design.
-    :param peer_value: None where there is nothing to compare with.
-    :param goal: the least ratio that is wanted; None where none is stated.
-    :param limit: the most `subject_value` may be; None where none is stated.
-    :param must_be_busy: whether the row is void unless our process was busy (`LEAST_BUSY`).
-    :param note: what else was seen, for the table.
-    :param benchmark: the name in `BENCHMARKS` of the benchmark that measured it; filled in by the command.
-    :param is_headline: whether the pictures show it.
-    :param subject_faults: minor page faults per event of our process; None where they were not counted.
-    :param peer_faults: the same of the peer's process.
-    :param build: what of our package was compiled.
-    :param loop: the event loop of our process.
-    :param python: the version of Python that both sides ran on.
-    :param ratios: the ratio of each round of the run, in the order of the rounds.
+    Args:
+        name: The same in every run, and of no other row: by it runs are compared.
+        peer: What it is compared with; "budget" or "bound" for a number of the design.
+        peer_value: None where there is nothing to compare with.
+        goal: The least ratio that is wanted; None where none is stated.
+        limit: The most `subject_value` may be; None where none is stated.
+        must_be_busy: Whether the row is void unless our process was busy (`LEAST_BUSY`).
+        note: What else was seen, for the table.
+        benchmark: The name in `BENCHMARKS` of the benchmark that measured it; filled in by the command.
+        is_headline: Whether the pictures show it.
+        subject_faults: Minor page faults per event of our process; None where they were not counted.
+        peer_faults: The same of the peer's process.
+        build: What of our package was compiled.
+        loop: The event loop of our process.
+        python: The version of Python that both sides ran on.
+        ratios: The ratio of each round of the run, in the order of the rounds.
     """
 
     name: str
@@ -90,7 +91,8 @@ class Row:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the row of a JSON object; what the object lacks has its default, what is no field is left out.
 
-        :raises TypeError: a field without a default is missing.
+        Raises:
+            TypeError: A field without a default is missing.
         """
         names = {each.name for each in fields(cls)}
         row = {name: each for name, each in value.items() if name in names}
@@ -101,10 +103,11 @@ class Row:
 class Report:
     """The rows of a run of the command, and what they were measured on.
 
-    :param machine: processors and system.
-    :param versions: by the name of what they are versions of.
-    :param repeats: the ratios that each row had when the benchmarks were repeated unchanged, by the row's name.
-    :param is_quick: whether the runs were short ones (`--quick`).
+    Args:
+        machine: Processors and system.
+        versions: By the name of what they are versions of.
+        repeats: The ratios that each row had when the benchmarks were repeated unchanged, by the row's name.
+        is_quick: Whether the runs were short ones (`--quick`).
     """
 
     machine: str
@@ -128,8 +131,9 @@ class Report:
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote, or the bare list of rows that earlier versions wrote.
 
-        :raises OSError: the file cannot be read.
-        :raises ValueError: it holds something else.
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It holds something else.
         """
         value = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(value, list):
@@ -151,7 +155,8 @@ class Report:
 def spread(ratios: Sequence[float]) -> float | None:
     """Return how far apart the ratios of unchanged runs lie, as a part of their median.
 
-    :returns: None for fewer than two, and where the median is nothing.
+    Returns:
+        None for fewer than two, and where the median is nothing.
     """
     if len(ratios) < 2 or not (middle := statistics.median(ratios)):
         return None
@@ -210,7 +215,8 @@ def environment(row: Row) -> str:
 def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = None) -> str:
     """Lay the rows out as plain text, their notes below.
 
-    :param repeats: see `Report`; a row that is not in it shows the spread of its rounds.
+    Args:
+        repeats: See `Report`; a row that is not in it shows the spread of its rounds.
     """
     all_on = {environment(row) for row in rows}
     lines = [
@@ -234,7 +240,8 @@ def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = N
 def lay_out(lines: Sequence[Sequence[str]], is_left: Sequence[bool]) -> list[str]:
     """Lay cells out in columns, the first line as a heading.
 
-    :param is_left: for each column whether it is aligned to the left.
+    Args:
+        is_left: For each column whether it is aligned to the left.
     """
     widths = [max(len(line[column]) for line in lines) for column in range(len(is_left))]
     text = [

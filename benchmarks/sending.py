@@ -34,9 +34,10 @@ PARTITIONS = 4
 class Load:
     """What is sent.
 
-    :param name: what the rows call it.
-    :param kind: one of `benchmarks.events.KINDS`.
-    :param body_size: of uniform events, in bytes.
+    Args:
+        name: What the rows call it.
+        kind: One of `benchmarks.events.KINDS`.
+        body_size: Of uniform events, in bytes.
     """
 
     name: str
@@ -58,10 +59,11 @@ SMALL = Load("100 B", "uniform", 100)
 class Work:
     """A way to send, and how much of it.
 
-    :param function: of the sides.
-    :param ours: how much our side does.
-    :param theirs: how much the peer does.
-    :param tried: how much each of the peer's configurations does when they are tried.
+    Args:
+        function: Of the sides.
+        ours: How much our side does.
+        theirs: How much the peer does.
+        tried: How much each of the peer's configurations does when they are tried.
     """
 
     function: str
@@ -207,7 +209,11 @@ def _ours(service: CannedService, load: Load, work: Work, *, loop: str = "asynci
 
 
 def checked(service: CannedService, run: Run) -> Figures:
-    """Run a side. :raises BenchmarkError: the service did not take as many events as the side sent."""
+    """Run a side.
+
+    Raises:
+        BenchmarkError: The service did not take as many events as the side sent.
+    """
     before = service.counts()["events"]
     figures = run()
     taken = service.counts()["events"] - before

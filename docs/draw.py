@@ -59,9 +59,9 @@ class Node(NamedTuple):
     """One step of a life.
 
     Attributes:
-        where: the module, or who acts.
-        kind: see `Kind`.
-        text: what happens there.
+        where: The module, or who acts.
+        kind: See `Kind`.
+        text: What happens there.
         column: 0 for the left one, 1 for the right one; None for a node that spans both.
     """
 
@@ -293,8 +293,8 @@ def draw_layers(contract: Sequence[Sequence[str]], decide: Collection[str]) -> s
     """Draw a row per layer, the highest first.
 
     Args:
-        contract: the layers with their siblings.
-        decide: those that decide.
+        contract: The layers with their siblings.
+        decide: Those that decide.
 
     Raises:
         KeyError: `PURPOSES` lacks a package.
@@ -324,8 +324,8 @@ def draw_life(title: str, rows: Sequence[Row]) -> str:
     """Draw the steps of a life from top to bottom.
 
     Args:
-        title: the title of the picture.
-        rows: what happens, the first step first; two nodes in a row are two ways.
+        title: The title of the picture.
+        rows: What happens, the first step first; two nodes in a row are two ways.
     """
     parts: list[str] = []
     y = float(_MARGIN)

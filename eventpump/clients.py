@@ -97,7 +97,11 @@ _CONNECTION = frozenset(ConnectionOptions.__annotations__)
 def _split(
     connection_string: str | None, hub: str | None, options: Mapping[str, Any]
 ) -> tuple[ConnectionSettings, dict[str, Any]]:
-    """Take the connection's options out. :returns: its settings, and the other options with the hub."""
+    """Take the connection's options out.
+
+    Returns:
+        Its settings, and the other options with the hub.
+    """
     connection = {key: value for key, value in options.items() if key in _CONNECTION}
     settings = connection_settings(connection_string, hub, **connection)
     rest = {key: value for key, value in options.items() if key not in _CONNECTION}
@@ -107,7 +111,8 @@ def _split(
 def make_transport(settings: ConnectionSettings) -> Transport:
     """Make the transport the settings name. It connects when first used.
 
-    :raises ConfigurationError: it is not installed, or not to be had for this version of Python.
+    Raises:
+        ConfigurationError: It is not installed, or not to be had for this version of Python.
     """
     if settings.transport == "uamqp":
         # An extra, and only imported where it is asked for.
@@ -132,15 +137,17 @@ class EventProcessorHost(PartitionHost):
     first start of a partition reads from the start of the stream, unless `initial_position` says otherwise. Conditions:
     `docs/guarantees.md`.
 
-    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param processor: an `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
-        partition), or a factory.
-    :param lease_store: the store of leases and checkpoints; one object per host. The host opens and closes it.
-    :param hooks: are called with every report of the host (see :mod:`eventpump.reports`).
-    :param options: see :class:`HostOptions`; units and defaults stand in
-        :class:`eventpump.options.consumer.HostSettings`.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
+        hub: The hub; may be left out where the connection string has an `EntityPath`.
+        processor: An `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
+            partition), or a factory.
+        lease_store: The store of leases and checkpoints; one object per host. The host opens and closes it.
+        hooks: Are called with every report of the host (see :mod:`eventpump.reports`).
+        options: See :class:`HostOptions`; units and defaults stand in :class:`eventpump.options.consumer.HostSettings`.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
 
     def __init__(
@@ -169,11 +176,14 @@ class PartitionReader(reader.PartitionReader):
             async for event in reader:
                 print(event.body_as_str())
 
-    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param options: see :class:`ReaderOptions`; units and defaults stand in
-        :class:`eventpump.options.consumer.ReaderSettings`.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
+        hub: The hub; may be left out where the connection string has an `EntityPath`.
+        options: See :class:`ReaderOptions`; units and defaults stand in
+            :class:`eventpump.options.consumer.ReaderSettings`.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
 
     def __init__(
@@ -216,11 +226,14 @@ class EventProducer(HubProducer):
         async with EventProducer(connection_string, "telemetry") as producer:
             await producer.send([EventData(b"one"), EventData(b"two")], partition_key="sensor-7")
 
-    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param options: see :class:`ProducerOptions` and :class:`eventpump.producer.producer.HubProducer`; those of the
-        connection stand in :class:`eventpump.options.connection.ConnectionSettings`.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
+        hub: The hub; may be left out where the connection string has an `EntityPath`.
+        options: See :class:`ProducerOptions` and :class:`eventpump.producer.producer.HubProducer`; those of the
+            connection stand in :class:`eventpump.options.connection.ConnectionSettings`.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
 
     def __init__(
@@ -258,10 +271,13 @@ class BufferedProducer(HubBufferedProducer):
 
     See :class:`eventpump.producer.buffered.HubBufferedProducer` for what the callbacks, the router and the hook do.
 
-    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`.
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param options: see :class:`BufferedOptions`; those of idempotent publishing as for :class:`EventProducer`.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
+        hub: The hub; may be left out where the connection string has an `EntityPath`.
+        options: See :class:`BufferedOptions`; those of idempotent publishing as for :class:`EventProducer`.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
 
     def __init__(

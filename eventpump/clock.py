@@ -15,8 +15,9 @@ _TRIES: Final = 5
 class SuspendedTime:
     """How long the machine was suspended, by the distance of two clocks of which one stands still meanwhile.
 
-    :param running: the clock that stands still while the machine is suspended, in seconds.
-    :param counting: the clock that goes on, in seconds.
+    Args:
+        running: The clock that stands still while the machine is suspended, in seconds.
+        counting: The clock that goes on, in seconds.
     """
 
     def __init__(self, running: Callable[[], float], counting: Callable[[], float]) -> None:

@@ -61,8 +61,9 @@ class EventPumpError(Exception):
 class ConfigurationError(EventPumpError):
     """A value given by the user cannot work.
 
-    :param field: the option, connection string key or file entry at fault.
-    :param problem: what is wrong with it, without its value where that is a secret.
+    Args:
+        field: The option, connection string key or file entry at fault.
+        problem: What is wrong with it, without its value where that is a secret.
     """
 
     def __init__(self, field: str, problem: str) -> None:
@@ -74,8 +75,9 @@ class ConfigurationError(EventPumpError):
 class ProtocolError(EventPumpError):
     """The peer broke the protocol.
 
-    :param condition: the AMQP error condition the connection is closed with.
-    :param description: which rule was broken.
+    Args:
+        condition: The AMQP error condition the connection is closed with.
+        description: Which rule was broken.
     """
 
     def __init__(self, condition: str, description: str) -> None:
@@ -91,8 +93,9 @@ class EventError(EventPumpError):
 class EventTooLargeError(EventError):
     """An event or batch is larger than the link allows.
 
-    :param size: its encoded size in bytes.
-    :param limit: the link's maximum message size in bytes.
+    Args:
+        size: Its encoded size in bytes.
+        limit: The link's maximum message size in bytes.
     """
 
     def __init__(self, size: int, limit: int) -> None:
@@ -104,11 +107,12 @@ class EventTooLargeError(EventError):
 class ServiceError(EventPumpError):
     """The service, or the way to it, failed.
 
-    :param description: the peer's words, or ours where there was no peer.
-    :param condition: the AMQP error condition, None where none was given.
-    :param recovery: what must be rebuilt before trying again.
-    :param entity: the address of the link or the name of the entity, where one is concerned.
-    :param tracking_id: the service's tracking id, where it gave one.
+    Args:
+        description: The peer's words, or ours where there was no peer.
+        condition: The AMQP error condition, None where none was given.
+        recovery: What must be rebuilt before trying again.
+        entity: The address of the link or the name of the entity, where one is concerned.
+        tracking_id: The service's tracking id, where it gave one.
     """
 
     default_recovery = Recovery.RETRY
@@ -205,14 +209,16 @@ class PublishOutcomeUnknownError(EventPumpError):
     Of the former process with a publisher's name (see `on_doubt` of :class:`eventpump.EventProducer`): nothing is sent
     to the partition by this producer.
 
-    :param partition_id: the partition.
-    :param first: the number of the first event; None where no number was assigned.
-    :param count: how many events there are; of a former process, how many there may be at most.
-    :param problem: how the doubt arose and what can be done, where sending the same batch again does not settle it.
-    :ivar batch: the batch that was sent, or that holds the events of the list that was sent; of a list that takes
-        several messages, the one whose outcome is not known. None of a former process's events, and of a buffered
-        producer.
-    :ivar is_settling: whether sending the same batch again waits for its outcome. False of a former process's events.
+    Args:
+        partition_id: The partition.
+        first: The number of the first event; None where no number was assigned.
+        count: How many events there are; of a former process, how many there may be at most.
+        problem: How the doubt arose and what can be done, where sending the same batch again does not settle it.
+
+    Attributes:
+        batch: The batch that was sent, or that holds the events of the list that was sent; of a list that takes several
+            messages, the one whose outcome is not known. None of a former process's events, and of a buffered producer.
+        is_settling: Whether sending the same batch again waits for its outcome. False of a former process's events.
     """
 
     def __init__(self, partition_id: str, first: int | None, count: int, *, problem: str | None = None) -> None:
@@ -231,8 +237,9 @@ class PublishOutcomeUnknownError(EventPumpError):
 class InvalidClientStateError(EventPumpError):
     """A publisher's numbers and the service's disagree. Every later send to the partition fails with it.
 
-    :param partition_id: the partition.
-    :param problem: what does not agree.
+    Args:
+        partition_id: The partition.
+        problem: What does not agree.
     """
 
     def __init__(self, partition_id: str, problem: str) -> None:
@@ -244,8 +251,9 @@ class InvalidClientStateError(EventPumpError):
 class ProducerStateLostError(EventPumpError):
     """The service has forgotten a producer, or what it had accepted of it: its numbers do not say what is stored.
 
-    :param partition_ids: the partitions concerned.
-    :param problem: how that shows, and what can be done.
+    Args:
+        partition_ids: The partitions concerned.
+        problem: How that shows, and what can be done.
     """
 
     def __init__(self, partition_ids: tuple[str, ...], problem: str) -> None:
@@ -263,10 +271,11 @@ class ProducerStateLostError(EventPumpError):
 class BufferFullError(EventPumpError):
     """A buffer has no room for an event right now. Nothing was taken.
 
-    :param partition_id: the partition the event was for.
-    :param size: what the event takes, in bytes.
-    :param events: how many events the buffer holds.
-    :param held: how many bytes they take.
+    Args:
+        partition_id: The partition the event was for.
+        size: What the event takes, in bytes.
+        events: How many events the buffer holds.
+        held: How many bytes they take.
     """
 
     def __init__(self, partition_id: str, size: int, events: int, held: int) -> None:
@@ -282,11 +291,12 @@ class BufferFullError(EventPumpError):
 class DataLossError(EventPumpError):
     """Events that were to be read are gone: retention passed them, or their partition or hub is another one.
 
-    :param hub: the hub.
-    :param partition_id: the partition.
-    :param problem: which events are gone, and how that shows.
-    :param first_missing: the sequence number of the first event that is gone; None where that is not known.
-    :param last_missing: that of the last one; None where that is not known.
+    Args:
+        hub: The hub.
+        partition_id: The partition.
+        problem: Which events are gone, and how that shows.
+        first_missing: The sequence number of the first event that is gone; None where that is not known.
+        last_missing: That of the last one; None where that is not known.
     """
 
     def __init__(
@@ -309,9 +319,10 @@ class DataLossError(EventPumpError):
 class StoreError(EventPumpError):
     """A store failed, as distinct from losing a race, which is a return value.
 
-    :param operation: what was being done, such as "renew".
-    :param reason: why it failed.
-    :param partition_id: the partition concerned, None where the whole store is.
+    Args:
+        operation: What was being done, such as "renew".
+        reason: Why it failed.
+        partition_id: The partition concerned, None where the whole store is.
     """
 
     def __init__(self, operation: str, reason: str, *, partition_id: str | None = None) -> None:
@@ -325,7 +336,8 @@ class StoreError(EventPumpError):
 class OwnershipLostError(EventPumpError):
     """The partition is no longer owned by this host, so nothing may be written for it.
 
-    :param partition_id: the partition.
+    Args:
+        partition_id: The partition.
     """
 
     def __init__(self, partition_id: str) -> None:
@@ -336,8 +348,9 @@ class OwnershipLostError(EventPumpError):
 class ProcessorFailedError(EventPumpError):
     """The user's processor raised, and the failure policy is to stop. The cause is chained.
 
-    :param partition_id: the partition.
-    :param operation: the method that raised, such as "process_events".
+    Args:
+        partition_id: The partition.
+        operation: The method that raised, such as "process_events".
     """
 
     def __init__(self, partition_id: str, operation: str) -> None:
@@ -349,7 +362,8 @@ class ProcessorFailedError(EventPumpError):
 class ClosedError(EventPumpError):
     """It was used after it was closed.
 
-    :param what: what was closed.
+    Args:
+        what: What was closed.
     """
 
     def __init__(self, what: str) -> None:

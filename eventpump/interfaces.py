@@ -46,10 +46,11 @@ class MachineClock(Clock, Protocol):
 class ReceiveLinkSpec:
     """What a receive link reads, and how.
 
-    :param owner_level: the epoch of an exclusive reader; None shares the partition.
-    :param receiver_name: shown by the service in the texts of other readers' errors.
-    :param track_last_enqueued: have the service annotate every event with its partition's newest event.
-    :param max_message_size: the largest message accepted, in bytes.
+    Args:
+        owner_level: The epoch of an exclusive reader; None shares the partition.
+        receiver_name: Shown by the service in the texts of other readers' errors.
+        track_last_enqueued: Have the service annotate every event with its partition's newest event.
+        max_message_size: The largest message accepted, in bytes.
     """
 
     hub: str
@@ -88,9 +89,12 @@ class ReceiveLink(Protocol):
         What the service sent before its answer has arrived when this returns. Credit stays as it is. Cancelled, an
         answer is ignored. A service need not answer, though the standard asks for it: see `core.silence`.
 
-        :param timeout: seconds to wait for the answer.
-        :returns: True where it came, False where it did not within the time; None where that says nothing of the
-            service: the transport has no way to ask (uamqp), or the link has ended.
+        Args:
+            timeout: Seconds to wait for the answer.
+
+        Returns:
+            True where it came, False where it did not within the time; None where that says nothing of the service: the
+            transport has no way to ask (uamqp), or the link has ended.
         """
 
     def drop_connection(self, reason: str) -> None:
@@ -107,8 +111,9 @@ class ReceiveLink(Protocol):
 class SendLinkSpec:
     """Where a send link leads: to one partition, or (None) to the gateway, which picks one per message.
 
-    :param properties: link properties to attach with, values in AMQP types.
-    :param desired_capabilities: capabilities to ask for at attach.
+    Args:
+        properties: Link properties to attach with, values in AMQP types.
+        desired_capabilities: Capabilities to ask for at attach.
     """
 
     hub: str
@@ -138,10 +143,13 @@ class SendLink(Protocol):
         Calls may overlap; transfers go out in the order of the calls.
         Cancelled before its first byte was handed to the connection, it is not sent; later, its outcome is not known.
 
-        :param on_sent: is called when the first byte is handed to the connection; never, where the send ends before.
-        :raises EventTooLargeError: before anything is sent.
-        :raises ServiceError: refused, or the link or connection ended; `ServiceTimeoutError` and the lost-link errors
-            leave the outcome unknown.
+        Args:
+            on_sent: Is called when the first byte is handed to the connection; never, where the send ends before.
+
+        Raises:
+            EventTooLargeError: Before anything is sent.
+            ServiceError: Refused, or the link or connection ended; `ServiceTimeoutError` and the lost-link errors leave
+                the outcome unknown.
         """
 
     async def aclose(self) -> None:
@@ -174,10 +182,18 @@ class HubDirectory(Protocol):
     """Reads about hubs and partitions."""
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """Read a hub's properties. :raises ServiceError: unknown hub, no right, or no answer."""
+        """Read a hub's properties.
+
+        Raises:
+            ServiceError: Unknown hub, no right, or no answer.
+        """
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """Read a partition's properties. :raises ServiceError: as above, and for an unknown partition."""
+        """Read a partition's properties.
+
+        Raises:
+            ServiceError: As above, and for an unknown partition.
+        """
 
 
 class SendLinkOpener(Protocol):
@@ -186,7 +202,8 @@ class SendLinkOpener(Protocol):
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
         """Attach a send link, and wait until it is attached. Cancelled, no link is left behind.
 
-        :raises ServiceError: refused, or no answer.
+        Raises:
+            ServiceError: Refused, or no answer.
         """
 
 
@@ -202,10 +219,18 @@ class Transport(HubDirectory, SendLinkOpener, Protocol):
         """The namespace's host name, as the stores spell it."""
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        """Attach a receive link. Cancelled, no link is left. :raises ServiceError: refused, or no connection."""
+        """Attach a receive link. Cancelled, no link is left.
+
+        Raises:
+            ServiceError: Refused, or no connection.
+        """
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """Attach a send link. Cancelled, no link is left. :raises ServiceError: refused, or no connection."""
+        """Attach a send link. Cancelled, no link is left.
+
+        Raises:
+            ServiceError: Refused, or no connection.
+        """
 
     async def aclose(self) -> None:
         """Close every link and the connection. Closing twice is fine."""
@@ -227,14 +252,15 @@ class ConsumerScope:
 class ScopeRecord:
     """What the hosts of one consumer group have agreed on. Written once, by the first host of the group.
 
-    :param hub_created_at: when the hub that the checkpoints belong to was created.
-    :param partition_count: how many partitions the hub had when the record was written. A partition whose number is not
-        below it was added later, and begins at its beginning.
-    :param starts: where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id,
-        and under "" for those not named.
-    :param reset_for: when a newer hub of the same name was created, for which checkpoints are being reset; None where
-        no reset is under way.
-    :param reset_partitions: the partitions whose reset for that newer hub is stored.
+    Args:
+        hub_created_at: When the hub that the checkpoints belong to was created.
+        partition_count: How many partitions the hub had when the record was written. A partition whose number is not
+            below it was added later, and begins at its beginning.
+        starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
+            under "" for those not named.
+        reset_for: When a newer hub of the same name was created, for which checkpoints are being reset; None where no
+            reset is under way.
+        reset_partitions: The partitions whose reset for that newer hub is stored.
     """
 
     hub_created_at: datetime
@@ -248,7 +274,8 @@ class ScopeRecord:
 class StoredScopeRecord:
     """A scope record as it was read or written.
 
-    :param version: identifies this state of the record to its store; opaque.
+    Args:
+        version: Identifies this state of the record to its store; opaque.
     """
 
     record: ScopeRecord
@@ -259,7 +286,11 @@ class CheckpointStore(Protocol):
     """Keeps, per partition and subscription, the position up to which events are processed."""
 
     async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
-        """Read a checkpoint; None where there is none. :raises StoreError: the store failed."""
+        """Read a checkpoint; None where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
@@ -268,7 +299,9 @@ class CheckpointStore(Protocol):
 
         A checkpoint with a lower sequence number than the stored one is not stored, and True is returned.
         A write that failed or was cancelled is stored or not, but never later, over a newer one.
-        :raises StoreError: the store failed; whether it stored is not known.
+
+        Raises:
+            StoreError: The store failed; whether it stored is not known.
         """
 
     async def reset_checkpoint(
@@ -277,7 +310,9 @@ class CheckpointStore(Protocol):
         """Store a checkpoint under the lease, whatever is stored: the only call that writes backwards.
 
         False, and nothing stored, where the lease is lost. Failed or cancelled as `write_checkpoint`.
-        :raises StoreError: the store failed; whether it stored is not known.
+
+        Raises:
+            StoreError: The store failed; whether it stored is not known.
         """
 
 
@@ -297,8 +332,9 @@ class LeaseStore(CheckpointStore, Protocol):
     async def open(self, scope: ConsumerScope) -> None:
         """Bind to a consumer group and make the container or tables. Once.
 
-        :raises StoreError: the store failed.
-        :raises ConfigurationError: the store is open already.
+        Raises:
+            StoreError: The store failed.
+            ConfigurationError: The store is open already.
         """
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
@@ -333,7 +369,11 @@ class LeaseStore(CheckpointStore, Protocol):
         """
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none. :raises StoreError: the store failed."""
+        """Read the consumer group's record; None where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
@@ -342,8 +382,11 @@ class LeaseStore(CheckpointStore, Protocol):
 
         Cancelled or failed, it is stored or not; read it again.
 
-        :param replaces: the record to replace; None to store the first one.
-        :raises StoreError: the store failed; whether it stored is not known.
+        Args:
+            replaces: The record to replace; None to store the first one.
+
+        Raises:
+            StoreError: The store failed; whether it stored is not known.
         """
 
     async def aclose(self) -> None:
@@ -361,14 +404,16 @@ class PublisherStateStore(Protocol):
     async def open(self) -> None:
         """Make the container or tables where there are none. Opening twice is fine.
 
-        :raises StoreError: the store failed.
+        Raises:
+            StoreError: The store failed.
         """
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
         """Read a state; None where there is none.
 
-        :raises StoreError: the store failed, or what it holds is no such state.
-        :raises ConfigurationError: the name cannot be one.
+        Raises:
+            StoreError: The store failed, or what it holds is no such state.
+            ConfigurationError: The name cannot be one.
         """
 
     async def write_state(
@@ -381,9 +426,12 @@ class PublisherStateStore(Protocol):
 
         Cancelled or failed, it is stored or not, and never later over another one; it may be called again.
 
-        :param replaces: the state to replace, as it was read or written; None to store the first one.
-        :raises StoreError: the store failed; whether it stored is not known.
-        :raises ConfigurationError: the name or the state cannot be one.
+        Args:
+            replaces: The state to replace, as it was read or written; None to store the first one.
+
+        Raises:
+            StoreError: The store failed; whether it stored is not known.
+            ConfigurationError: The name or the state cannot be one.
         """
 
     async def reset_state(self, name: str, partition_id: str) -> None:
@@ -391,7 +439,8 @@ class PublisherStateStore(Protocol):
 
         A process that still publishes under the state is not shut out, but cannot write it any more.
 
-        :raises StoreError: the store failed; whether the state is deleted is not known.
+        Raises:
+            StoreError: The store failed; whether the state is deleted is not known.
         """
 
     async def aclose(self) -> None:

@@ -17,8 +17,9 @@ from eventpump.eventhubs.events import Checkpoint
 class HostReport:
     """The base of every report.
 
-    :param host: the name of the reporting host.
-    :param partition_id: the partition concerned; None where the whole host is.
+    Args:
+        host: The name of the reporting host.
+        partition_id: The partition concerned; None where the whole host is.
     """
 
     level: ClassVar[int] = logging.INFO
@@ -34,8 +35,9 @@ class HostReport:
 class LeaseTaken(HostReport):
     """A lease was acquired, or taken over from another host.
 
-    :param epoch: the lease's epoch.
-    :param stolen_from: its owner before, where that one was alive.
+    Args:
+        epoch: The lease's epoch.
+        stolen_from: Its owner before, where that one was alive.
     """
 
     epoch: int
@@ -50,7 +52,8 @@ class LeaseTaken(HostReport):
 class LeaseLost(HostReport):
     """A lease was lost.
 
-    :param why: how that was learned.
+    Args:
+        why: How that was learned.
     """
 
     epoch: int
@@ -74,7 +77,8 @@ class LeaseReleased(HostReport):
 class PumpStarted(HostReport):
     """A partition's link is attached.
 
-    :param position: where reading began, in words.
+    Args:
+        position: Where reading began, in words.
     """
 
     epoch: int
@@ -98,8 +102,9 @@ class PumpClosed(HostReport):
 class PumpOverdue(HostReport):
     """A pump should have ended, and its processor still runs. The partition is not started here again until it ends.
 
-    :param operation: the processor's method that runs.
-    :param waited: how long it was waited for, in seconds.
+    Args:
+        operation: The processor's method that runs.
+        waited: How long it was waited for, in seconds.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -116,7 +121,8 @@ class PumpOverdue(HostReport):
 class LinkFailed(HostReport):
     """A receive link ended or could not be attached, and is opened again.
 
-    :param delay: seconds until then.
+    Args:
+        delay: Seconds until then.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -131,7 +137,8 @@ class LinkFailed(HostReport):
 class OutsideReader(HostReport):
     """A reader outside the fleet took the partition although the lease is ours.
 
-    :param avoided_for: how long this host leaves the partition alone, in seconds.
+    Args:
+        avoided_for: How long this host leaves the partition alone, in seconds.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -149,7 +156,8 @@ class OutsideReader(HostReport):
 class PartitionFailed(HostReport):
     """A partition cannot be read for a reason that trying again does not cure at once.
 
-    :param avoided_for: how long this host leaves the partition alone, in seconds.
+    Args:
+        avoided_for: How long this host leaves the partition alone, in seconds.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -164,9 +172,10 @@ class PartitionFailed(HostReport):
 class ProcessorFailed(HostReport):
     """The user's processor raised.
 
-    :param operation: the method that did.
-    :param failures: how often in a row.
-    :param delay: seconds until the same is tried again; None where it is not.
+    Args:
+        operation: The method that did.
+        failures: How often in a row.
+        delay: Seconds until the same is tried again; None where it is not.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -206,7 +215,8 @@ class CheckpointDropped(HostReport):
 class StoreFailed(HostReport):
     """The lease store failed or did not answer in time.
 
-    :param operation: what was being done.
+    Args:
+        operation: What was being done.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -221,7 +231,8 @@ class StoreFailed(HostReport):
 class ServiceFailed(HostReport):
     """A read about the hub failed.
 
-    :param operation: what was being read.
+    Args:
+        operation: What was being read.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -249,7 +260,8 @@ class LoopBlocked(HostReport):
     The partition is the one whose processor ran, in one step; None where it was several, or none. Reported at most once
     per partition and renew interval.
 
-    :param duration: how long, in seconds.
+    Args:
+        duration: How long, in seconds.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -265,9 +277,10 @@ class LoopBlocked(HostReport):
 class HandlerSlow(HostReport):
     """A method of the processor has not returned for `handler_timeout`; reported again each time that doubles.
 
-    :param operation: the method that runs.
-    :param running_for: how long it runs, in seconds.
-    :param is_cancelled: whether it is cancelled now.
+    Args:
+        operation: The method that runs.
+        running_for: How long it runs, in seconds.
+        is_cancelled: Whether it is cancelled now.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -296,9 +309,10 @@ class UnexpectedFailure(HostReport):
 class DataLost(HostReport):
     """Events that were to be read are gone.
 
-    :param loss: why, and which: `kind`, `first_missing`, `last_missing`.
-    :param action: what follows: reading goes on at the oldest event kept ("earliest"), or at the end of the partition
-        ("latest"), or the partition is left ("fail", with a `DataLossError`).
+    Args:
+        loss: Why, and which: `kind`, `first_missing`, `last_missing`.
+        action: What follows: reading goes on at the oldest event kept ("earliest"), or at the end of the partition
+            ("latest"), or the partition is left ("fail", with a `DataLossError`).
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -320,8 +334,9 @@ class StartIgnored(HostReport):
 
     Partitions without a checkpoint begin as recorded.
 
-    :param recorded: the starts in the record, by partition id, and "" for the others (see `eventpump.core.starts`).
-    :param configured: those of this host.
+    Args:
+        recorded: The starts in the record, by partition id, and "" for the others (see `eventpump.core.starts`).
+        configured: Those of this host.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -343,9 +358,10 @@ class StartIgnored(HostReport):
 class LinkStalled(HostReport):
     """A receive link was open and silent, and is judged dead. It is opened again; nothing is lost.
 
-    :param evidence: what showed it, in words.
-    :param silent_for: how long it had brought nothing, in seconds.
-    :param drops_connection: whether its connection is dropped, because another link was silent as well.
+    Args:
+        evidence: What showed it, in words.
+        silent_for: How long it had brought nothing, in seconds.
+        drops_connection: Whether its connection is dropped, because another link was silent as well.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -365,7 +381,8 @@ Hook = Callable[[HostReport], None]
 class Reporter:
     """Gives every report to the log, one line each, and to the hooks.
 
-    :param logger: where the lines go.
+    Args:
+        logger: Where the lines go.
     """
 
     __slots__ = ("_counts", "_hooks", "_logger")

@@ -62,9 +62,10 @@ class Bar:
 class Partition:
     """How far a partition of a source is read.
 
-    :ivar time: of its latest trade.
-    :ivar heard: when it last gave one, by the loop's clock.
-    :ivar open: trades whose windows are not published yet, or that stand behind such: their window, and the event.
+    Attributes:
+        time: Of its latest trade.
+        heard: When it last gave one, by the loop's clock.
+        open: Trades whose windows are not published yet, or that stand behind such: their window, and the event.
     """
 
     heard: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -165,6 +166,20 @@ def _namesakes(module: Path) -> list[Path]:
     return [
         each / f"test_{module.name}" for each in (folder, folder.parent) if each.is_relative_to(ROOT / "tests/unit")
     ]
+
+
+def test_docstrings_are_in_google_style() -> None:
+    """Fields as in `:param x:` would be shown as text by Sphinx with napoleon's sections beside them."""
+    field = re.compile(r":(param|returns?|raises|yields?|ivar)\b[^:\n]*:\s")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("eventpump", "benchmarks", "tests", "examples", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if field.search(line)
+    ]
+    assert not found, f"use Args, Returns, Raises: {found}"
 
 
 def test_each_module_has_the_test_file_that_its_name_suggests_or_a_row() -> None:

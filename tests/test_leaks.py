@@ -128,7 +128,11 @@ def pytest_sessionfinish(session):
 
 
 def _run(directory: Path, program: str, *more: str, hooks: str = "") -> list[str]:
-    """Run tests under the watch in a process of their own. :returns: what pytest said of each, and its exit code."""
+    """Run tests under the watch in a process of their own.
+
+    Returns:
+        What pytest said of each, and its exit code.
+    """
     tests, settings, said = (directory / name for name in ("test_planted.py", "pytest.ini", "said"))
     tests.write_text(program)
     (directory / "conftest.py").write_text("from tests.conftest import *\n" + hooks)

@@ -32,8 +32,9 @@ def need_uamqp() -> None:
 class Way:
     """A transport.
 
-    :ivar tls: what the service has to serve with; uamqp speaks TLS only.
-    :ivar options: keyword arguments of whatever connects.
+    Attributes:
+        tls: What the service has to serve with; uamqp speaks TLS only.
+        options: Keyword arguments of whatever connects.
     """
 
     name: str
@@ -53,7 +54,8 @@ class Way:
 def over_both(*, is_long: bool = False) -> pytest.MarkDecorator:
     """Run tests that use the fixture `way` over both transports.
 
-    :param is_long: over uamqp in the long form only: what is tested is above the transport.
+    Args:
+        is_long: Over uamqp in the long form only: what is tested is above the transport.
     """
     return pytest.mark.over_both(is_long=is_long)
 
@@ -69,7 +71,8 @@ def ways_of(mark: pytest.Mark | None, *, is_long: bool) -> tuple[str, ...]:
 class Served:
     """An emulator, and how to reach it.
 
-    :ivar options: keyword arguments of whatever connects.
+    Attributes:
+        options: Keyword arguments of whatever connects.
     """
 
     emulator: Emulator

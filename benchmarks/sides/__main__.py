@@ -10,7 +10,11 @@ import sys
 
 
 def main(name: str, arguments: str, loop: str) -> None:
-    """Run a side's function. :param loop: `asyncio` or `uvloop`, where it is a coroutine function."""
+    """Run a side's function.
+
+    Args:
+        loop: `asyncio` or `uvloop`, where it is a coroutine function.
+    """
     module, _, function = name.partition(":")
     result = getattr(importlib.import_module(f"benchmarks.sides.{module}"), function)(**json.loads(arguments))
     if inspect.iscoroutine(result):

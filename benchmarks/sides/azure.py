@@ -28,7 +28,11 @@ def event_of(sample: Sample) -> EventData:
 
 
 def read(batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
-    """Read four fields of each event. :returns: what `Tally.add` takes after the partition."""
+    """Read four fields of each event.
+
+    Returns:
+        What `Tally.add` takes after the partition.
+    """
     body, offset, number, enqueued = b"", None, -1, None
     for event in batch:
         body, offset, number, enqueued = (

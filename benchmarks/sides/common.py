@@ -22,10 +22,11 @@ BODY_SIZE = 1024
 class Tally:
     """Checks and counts what a reader gets, and measures from the moment on when enough partitions have had an event.
 
-    :param partitions: how many that are.
-    :param events: how many to measure over; the first and last 20th of them are left out.
-    :param available: how many there are, over all partitions.
-    :param kind: of the canned service's events; None for those of `ours:fill`.
+    Args:
+        partitions: How many that are.
+        events: How many to measure over; the first and last 20th of them are left out.
+        available: How many there are, over all partitions.
+        kind: Of the canned service's events; None for those of `ours:fill`.
     """
 
     def __init__(self, partitions: int, events: int, available: int, kind: str | None) -> None:
@@ -40,8 +41,11 @@ class Tally:
     def add(self, partition_id: str, first: int, last: int, count: int, size: int, enqueued: datetime | None) -> bool:
         """Take in a batch: its first and last sequence number, and its last event's body size and enqueued time.
 
-        :returns: whether that was enough.
-        :raises AssertionError: an event is missing or not what was sent, or there are not enough.
+        Returns:
+            Whether that was enough.
+
+        Raises:
+            AssertionError: An event is missing or not what was sent, or there are not enough.
         """
         is_steady = self._gaps.partitions >= self._partitions
         self._gaps.check(partition_id, first, last, count)
@@ -85,7 +89,8 @@ def port_of(connection_string: str) -> int:
 async def measure_latency(send: Callable[[], Awaitable[object]], sends: int, warm_up: int) -> dict[str, float]:
     """Send one after the other, and time each.
 
-    :returns: see `latency_of`.
+    Returns:
+        See `latency_of`.
     """
     for _ in range(warm_up):
         await send()
@@ -118,8 +123,11 @@ async def measure_delivery(
 ) -> dict[str, float]:
     """Send events one at a time, with pauses in which everything comes to rest, and time each until it arrived.
 
-    :param arrived: bodies, in the moment the reader has them.
-    :returns: `p50` and `p99` in milliseconds.
+    Args:
+        arrived: Bodies, in the moment the reader has them.
+
+    Returns:
+        `p50` and `p99` in milliseconds.
     """
     # The reader may attach at the end of the stream later than this begins.
     reached = asyncio.create_task(arrived.get())
@@ -143,7 +151,8 @@ async def measure_delivery(
 async def measure_idle(seconds: float, *, port: int, store_pid: int | None) -> dict[str, float]:
     """Measure what this process costs while nothing happens, and the store's process beside it.
 
-    :returns: `cpu` and `store_process` in per cent of a core, `connections`, `resident` in MiB.
+    Returns:
+        `cpu` and `store_process` in per cent of a core, `connections`, `resident` in MiB.
     """
     store = None if store_pid is None else psutil.Process(store_pid)
     began, cpu, store_cpu = time.perf_counter(), time.process_time(), _cpu_of(store)

@@ -18,9 +18,10 @@ CHUNK = 230
 async def stream(port: int, size: int, events: int, ca_file: str | None = None) -> dict[str, float]:
     """Read the canned service's bytes and do nothing with them.
 
-    :param size: how many bytes there are.
-    :param events: how many events they are.
-    :param ca_file: the authority to trust, over TLS; None is plain TCP.
+    Args:
+        size: How many bytes there are.
+        events: How many events they are.
+        ca_file: The authority to trust, over TLS; None is plain TCP.
     """
     meter = Meter(size // 20, size - size // 20)
     over = asyncio.get_running_loop().create_future()

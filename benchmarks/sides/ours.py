@@ -56,7 +56,8 @@ async def fill(
 ) -> dict[str, int]:
     """Send events, full batches in turn to every partition, the same number to each.
 
-    :param options: of the connection.
+    Args:
+        options: Of the connection.
     """
     event = EventData(b"x" * body_size)
     async with EventProducer(connection_string, hub, **(options or {})) as producer:
@@ -127,7 +128,11 @@ async def receive(
     kind: str | None = None,
     options: Options | None = None,
 ) -> dict[str, float]:
-    """Receive so many events through a host. :param options: of the connection; the others as of `Tally`."""
+    """Receive so many events through a host.
+
+    Args:
+        options: Of the connection; the others as of `Tally`.
+    """
     tally = Tally(partitions, events, available, kind)
     host = EventProcessorHost(
         connection_string,
@@ -159,8 +164,9 @@ async def send(
 ) -> dict[str, float]:
     """Fill batches to the brim and send them, one after the other.
 
-    :param kind: of the events; without their partition keys, as those of a batch have one in common.
-    :param options: of the connection.
+    Args:
+        kind: Of the events; without their partition keys, as those of a batch have one in common.
+        options: Of the connection.
     """
     made = samples(kind, body_size)
     body = made[0].body
@@ -199,7 +205,8 @@ async def buffered(
 ) -> dict[str, float]:
     """Send single events through a buffer: to the partition of their key, or to whatever partition it likes.
 
-    :param options: of the connection.
+    Args:
+        options: Of the connection.
     """
     made = samples(kind, body_size)
     body = made[0].body
@@ -236,7 +243,11 @@ async def latency(
     idempotent: bool = False,
     options: Options | None = None,
 ) -> dict[str, float]:
-    """Send single events, each after the one before is stored. :param options: of the connection."""
+    """Send single events, each after the one before is stored.
+
+    Args:
+        options: Of the connection.
+    """
     endless = cycle([(each.body, each.properties) for each in samples(kind)])
     async with EventProducer(connection_string, hub, idempotent=idempotent, **(options or {})) as producer:
 
@@ -248,7 +259,11 @@ async def latency(
 
 
 async def delivery(connection_string: str, hub: str, events: int, options: Options) -> dict[str, float]:
-    """Read single events that come now and then. :param options: of the connection."""
+    """Read single events that come now and then.
+
+    Args:
+        options: Of the connection.
+    """
     arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def read() -> None:
@@ -301,7 +316,8 @@ class MeteredStore:
     Counted is what runs in the task of the call: the store, its SDK, and the writing to the socket. What the event loop
     does besides, such as reading the answers, stays with the host.
 
-    :ivar cpu: seconds.
+    Attributes:
+        cpu: Seconds.
     """
 
     def __init__(self, store: LeaseStore) -> None:
@@ -407,7 +423,8 @@ async def idle(
 ) -> dict[str, float]:
     """Own idle partitions, on SQLite leases (a path) or blob leases (a connection string).
 
-    :param options: of the connection.
+    Args:
+        options: Of the connection.
     """
     leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob)
     store = MeteredStore(leases)
@@ -437,7 +454,8 @@ async def memory(
 ) -> dict[str, float]:
     """Receive so many events, with checkpoints, and watch the resident memory.
 
-    :returns: `early` (the highest of the second tenth) and `late` (the highest of the last), in MiB.
+    Returns:
+        `early` (the highest of the second tenth) and `late` (the highest of the last), in MiB.
     """
     meter = Meter(events // 10, events)
     taken: list[tuple[int, float]] = []
@@ -492,7 +510,8 @@ async def slow(
 ) -> dict[str, float]:
     """Process large events slowly, and watch the resident memory.
 
-    :returns: `grown`, the most it was above what it was before the first event, in MiB.
+    Returns:
+        `grown`, the most it was above what it was before the first event, in MiB.
     """
     processor = _Slow(delay)
     attached = _Attached(partitions)

@@ -82,9 +82,12 @@ def rate(
 ) -> dict[str, float]:
     """Publish so many batches of so many rows.
 
-    :param kind: "ours", exactly once; "plain", ours at least once; or "theirs".
-    :returns: `wall` in µs per row, `cost` in µs of CPU of all of Spark per row, `rate` in rows per second, `busy` of
-        both cores.
+    Args:
+        kind: "ours", exactly once; "plain", ours at least once; or "theirs".
+
+    Returns:
+        `wall` in µs per row, `cost` in µs of CPU of all of Spark per row, `rate` in rows per second, `busy` of both
+        cores.
     """
     with _session() as spark, tempfile.TemporaryDirectory() as ledger:
         before = asyncio.run(_stored(connection_string, hub))
@@ -111,7 +114,11 @@ def rate(
 
 
 def trigger(kind: str, connection_string: str, hub: str, batches: int, warm_up: int) -> dict[str, float]:
-    """Publish batches of eight rows. :returns: the milliseconds of one, in the median."""
+    """Publish batches of eight rows.
+
+    Returns:
+        The milliseconds of one, in the median.
+    """
     with _session() as spark, tempfile.TemporaryDirectory() as ledger:
         sink = _sink(kind, connection_string, hub, ledger)
         frame = spark.range(0, 8, 1, 2).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body")

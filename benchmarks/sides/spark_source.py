@@ -249,7 +249,11 @@ class _Watch(StreamingQueryListener):
         """A query ended."""
 
     def wait_for(self, rows: int) -> None:
-        """Wait until so many rows were told of: Spark tells late. :raises AssertionError: there are fewer, or more."""
+        """Wait until so many rows were told of: Spark tells late.
+
+        Raises:
+            AssertionError: There are fewer, or more.
+        """
         with self._told:
             self._told.wait_for(lambda: sum(each[0] for each in self.batches) >= rows, TOLD_TIMEOUT)
             found = sum(each[0] for each in self.batches)
@@ -302,9 +306,12 @@ def rate(
 ) -> dict[str, float]:
     """Read so many events in batches, to nowhere.
 
-    :param warm_up: batches that are not counted.
-    :returns: `wall` in µs per row, `cost` in µs of CPU of all of Spark per row, `service` likewise of the emulator,
-        `rate` in rows per second, `busy` of both cores.
+    Args:
+        warm_up: Batches that are not counted.
+
+    Returns:
+        `wall` in µs per row, `cost` in µs of CPU of all of Spark per row, `service` likewise of the emulator, `rate` in
+        rows per second, `busy` of both cores.
     """
     with _session() as spark:
         watch = _Watch(service)
@@ -330,7 +337,11 @@ def rate(
 def trigger(
     kind: str, connection_string: str, hub: str, partitions: int, batches: int, warm_up: int
 ) -> dict[str, float]:
-    """Run batches of one row per partition. :returns: the milliseconds of one, in the median."""
+    """Run batches of one row per partition.
+
+    Returns:
+        The milliseconds of one, in the median.
+    """
     with _session() as spark:
         watch = _Watch(None)
         spark.streams.addListener(watch)
@@ -348,7 +359,8 @@ def trigger(
 def idle(connection_string: str, hub: str, seconds: int, settle: int) -> dict[str, float]:
     """Measure a query that has nothing to read, at the default trigger and at one of a second.
 
-    :returns: for each, in per cent of a core: our process on the driver, and all of Spark.
+    Returns:
+        For each, in per cent of a core: our process on the driver, and all of Spark.
     """
     found: dict[str, float] = {}
     with _session() as spark:
@@ -372,7 +384,8 @@ def idle(connection_string: str, hub: str, seconds: int, settle: int) -> dict[st
 def memory(connection_string: str, hub: str, fills: int, fill: int, per_batch: int) -> dict[str, float]:
     """Read what is filled in step by step.
 
-    :returns: the highest resident memory of a worker in MiB, `early` and `late`.
+    Returns:
+        The highest resident memory of a worker in MiB, `early` and `late`.
     """
     with _session() as spark:
         watch = _Watch(None)
@@ -391,7 +404,8 @@ def memory(connection_string: str, hub: str, fills: int, fill: int, per_batch: i
 def hits(connection_string: str, hub: str, events: int, per_batch: int) -> dict[str, float]:
     """Read a stream, and look at each batch of another twice.
 
-    :returns: the share of ranges that a kept link went on with, and of second looks that the cache served.
+    Returns:
+        The share of ranges that a kept link went on with, and of second looks that the cache served.
     """
     with _session() as spark:
         query = _to_nowhere(_stream(spark, "ours", connection_string, hub, 0, 0, per_batch))

@@ -54,9 +54,12 @@ def make_messages(count: int) -> list[bytes]:
 def stages(rounds: int) -> dict[str, float]:
     """Measure each stage, and the floor beside them: all take turns, so that a slow spell of the machine meets all.
 
-    :param rounds: of `WINDOW` events each, of every stage.
-    :returns: microseconds of CPU per event. The floor is the median of its rounds; a stage is the median of what it
-        cost in terms of the floor of the same round, times the floor. So the machine's speed is not in their ratio.
+    Args:
+        rounds: Of `WINDOW` events each, of every stage.
+
+    Returns:
+        Microseconds of CPU per event. The floor is the median of its rounds; a stage is the median of what it cost in
+        terms of the floor of the same round, times the floor. So the machine's speed is not in their ratio.
     """
     _keep_freed_memory()
     messages = make_messages(WINDOW)
@@ -157,7 +160,11 @@ class _Engine:
         _exchange(self._client, self._service)
 
     def round(self) -> float:
-        """Receive `WINDOW` messages. :returns: the seconds of CPU that it took."""
+        """Receive `WINDOW` messages.
+
+        Returns:
+            The seconds of CPU that it took.
+        """
         self._link.set_credit(WINDOW)
         _exchange(self._client, self._service)
         sent = 0
@@ -177,7 +184,11 @@ class _Engine:
 
 
 def _exchange(client: Connection, service: Connection) -> list[Event]:
-    """Carry bytes both ways until both are silent. :returns: what the service was told."""
+    """Carry bytes both ways until both are silent.
+
+    Returns:
+        What the service was told.
+    """
     told: list[Event] = []
     while True:
         asked, answered = client.data_to_send(), service.data_to_send()
@@ -294,7 +305,11 @@ class _TakingTurns(EventProcessor):
 
 
 async def _pump(messages: list[bytes], rounds: int, others: Callable[[], None]) -> list[float]:
-    """Let a host pump. :returns: the seconds of CPU of each round of `WINDOW` events."""
+    """Let a host pump.
+
+    Returns:
+        The seconds of CPU of each round of `WINDOW` events.
+    """
     turns = _TakingTurns(rounds, others, lambda: host.stop())
     host = PartitionHost(lambda: _CannedTransport(messages), MemoryLeaseStore(), HostSettings(hub="canned"), turns)
     await host.run()

@@ -35,7 +35,11 @@ async def receive(
     max_batch_size: int = 300,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Receive so many events, and read four fields of each. :param options: of the connection."""
+    """Receive so many events, and read four fields of each.
+
+    Args:
+        options: Of the connection.
+    """
     tally = Tally(partitions, events, available, kind)
     done = asyncio.get_running_loop().create_future()
 
@@ -78,7 +82,11 @@ async def send(
     body_size: int = BODY_SIZE,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
+    """Fill batches to the brim and send them, one after the other.
+
+    Args:
+        options: Of the connection.
+    """
     endless = cycle(samples(kind, body_size))
     sent = 0
     meter: Meter | None = None
@@ -150,7 +158,11 @@ async def latency(
     kind: str = "uniform",
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Send single events, each after the one before is stored. :param options: of the connection."""
+    """Send single events, each after the one before is stored.
+
+    Args:
+        options: Of the connection.
+    """
     endless = cycle(samples(kind))
     client = EventHubProducerClient.from_connection_string(
         connection_string, eventhub_name=hub, **client_options(connection_string, options)
@@ -163,7 +175,11 @@ async def latency(
 
 
 async def delivery(connection_string: str, hub: str, events: int, options: dict[str, Any]) -> dict[str, float]:
-    """Read single events that come now and then, sent by our producer. :param options: of the connection."""
+    """Read single events that come now and then, sent by our producer.
+
+    Args:
+        options: Of the connection.
+    """
     arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def on_event(context: PartitionContext, event: EventData | None) -> None:
@@ -195,7 +211,11 @@ async def idle(
     store_pid: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Own idle partitions: in memory, or with its own checkpoint store on blobs. :param options: of the connection."""
+    """Own idle partitions: in memory, or with its own checkpoint store on blobs.
+
+    Args:
+        options: Of the connection.
+    """
     options = client_options(connection_string, options)
     if blob is not None:
         from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore

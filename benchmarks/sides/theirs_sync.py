@@ -26,9 +26,12 @@ def receive(
     max_batch_size: int = 300,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Receive so many events, and read four fields of each. :param options: of the connection.
+    """Receive so many events, and read four fields of each.
 
     The client's threads go on until the process is ended.
+
+    Args:
+        options: Of the connection.
     """
     tally = Tally(partitions, events, available, kind)
     done = threading.Event()
@@ -80,7 +83,11 @@ def send(
     body_size: int = BODY_SIZE,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Fill batches to the brim and send them, one after the other. :param options: of the connection."""
+    """Fill batches to the brim and send them, one after the other.
+
+    Args:
+        options: Of the connection.
+    """
     endless = cycle(samples(kind, body_size))
     sent = 0
     meter: Meter | None = None
@@ -155,7 +162,11 @@ def latency(
     kind: str = "uniform",
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Send single events, each after the one before is stored. :param options: of the connection."""
+    """Send single events, each after the one before is stored.
+
+    Args:
+        options: Of the connection.
+    """
     endless = cycle(samples(kind))
     client = EventHubProducerClient.from_connection_string(
         connection_string, eventhub_name=hub, **client_options(connection_string, options)

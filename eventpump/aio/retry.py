@@ -33,24 +33,24 @@ async def retrying(
     under way is cancelled, and none follows.
 
     Args:
-        attempt: begins the operation; called once per attempt.
-        policy: the number of attempts and the delays between them.
-        rng: spreads the delays.
-        is_final: returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
+        attempt: Begins the operation; called once per attempt.
+        policy: The number of attempts and the delays between them.
+        rng: Spreads the delays.
+        is_final: Returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
             whose `Recovery` is not to give up, or a `StoreError`.
-        was_attached: returns whether the attempt that has just failed had a link. Where given, an attempt that failed
+        was_attached: Returns whether the attempt that has just failed had a link. Where given, an attempt that failed
             because there is no connection is repeated early, and only attempts that are as far apart as their delays
             count (`TryPace`).
-        until: the time, by the loop's clock, at which the attempt under way is cancelled and no other one begins.
-        least_time: seconds that an attempt may take even where that ends later than `until`; infinite where it is never
+        until: The time, by the loop's clock, at which the attempt under way is cancelled and no other one begins.
+        least_time: Seconds that an attempt may take even where that ends later than `until`; infinite where it is never
             cancelled.
-        stop: where this event is set, no further attempt follows. The attempt under way is not disturbed.
-        on_retry: called before each delay, with the error and the delay in seconds.
-        sleep: waits for a delay; what it raises ends the attempts. Not called where `stop` is given.
+        stop: Where this event is set, no further attempt follows. The attempt under way is not disturbed.
+        on_retry: Called before each delay, with the error and the delay in seconds.
+        sleep: Waits for a delay; what it raises ends the attempts. Not called where `stop` is given.
 
     Raises:
-        Exception: of the last attempt, where it is final, or where policy, time or `stop` allow no other one.
-        TimeoutError: the first attempt was still under way at `until`. A later one gives way to the error of the
+        Exception: Of the last attempt, where it is final, or where policy, time or `stop` allow no other one.
+        TimeoutError: The first attempt was still under way at `until`. A later one gives way to the error of the
             attempt before it, which says more.
     """
     loop = asyncio.get_running_loop()

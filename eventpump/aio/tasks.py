@@ -19,8 +19,9 @@ class StoppedError(Exception):
 class TaskSet:
     """The tasks of one owner, which ends them all. Unlike a `TaskGroup`, one that fails does not end the others.
 
-    :param failed: is called with the name and the error of a task that raised what it should have handled; with a
-        `CancelledError` where something else than this set cancelled it, or what it called did so by itself.
+    Args:
+        failed: Is called with the name and the error of a task that raised what it should have handled; with a
+            `CancelledError` where something else than this set cancelled it, or what it called did so by itself.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
@@ -77,7 +78,7 @@ class TaskSet:
         than a cancellation of its task led to (see `cancellation.is_failure`).
 
         Raises:
-            StoppedError: the event was set first. The work is cancelled, and its end is not waited for.
+            StoppedError: The event was set first. The work is cancelled, and its end is not waited for.
         """
         task = self.spawn(_outcome(work), name)
         stopping = self.spawn(stop.wait(), f"{name}: stop")
@@ -108,8 +109,8 @@ class SingleFlight(Generic[_T]):
     """An operation of which one attempt at most is under way; callers that come meanwhile share its outcome.
 
     Args:
-        name: the name of the task.
-        of: what the callers' `ClosedError` names.
+        name: The name of the task.
+        of: What the callers' `ClosedError` names.
     """
 
     __slots__ = ("_is_cancelled", "_name", "_of", "_task")
@@ -124,7 +125,7 @@ class SingleFlight(Generic[_T]):
         """Begin an attempt unless one is under way, and return its outcome. Cancelled, it goes on for other callers.
 
         Raises:
-            ClosedError: the attempt was cancelled.
+            ClosedError: The attempt was cancelled.
         """
         task = self._task
         if task is None:
@@ -162,11 +163,11 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
     Of several errors in one turn of the loop it raises that of the first coroutine in order.
 
     Args:
-        work: the coroutines.
-        at_once: how many run at a time; None for all of them.
+        work: The coroutines.
+        at_once: How many run at a time; None for all of them.
 
     Raises:
-        CancelledError: the caller was cancelled, whatever the coroutines raise as they end.
+        CancelledError: The caller was cancelled, whatever the coroutines raise as they end.
     """
     coroutines = list(work)
     room = asyncio.Semaphore(len(coroutines) if at_once is None else at_once)

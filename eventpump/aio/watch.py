@@ -13,10 +13,11 @@ _T = TypeVar("_T")
 class Watched(Awaitable[_T]):
     """Awaits something, and tells how long one of its steps kept the loop from turning.
 
-    :param clock: read twice per step; seconds, not counting those for which the machine is suspended.
-    :param threshold: seconds; shorter steps are not told.
-    :param blocked: is called with the seconds of a longer one.
-    :param stepped: is called with the seconds of every step longer than `NOTED_STEP`.
+    Args:
+        clock: Read twice per step; seconds, not counting those for which the machine is suspended.
+        threshold: Seconds; shorter steps are not told.
+        blocked: Is called with the seconds of a longer one.
+        stepped: Is called with the seconds of every step longer than `NOTED_STEP`.
     """
 
     __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_work")

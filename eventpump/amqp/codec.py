@@ -328,7 +328,8 @@ def _encode(value: Any, depth: int) -> bytes:
 def encode(value: Any) -> bytes:
     """Encode one value, constructor included.
 
-    :raises EncodeError: it has no AMQP form.
+    Raises:
+        EncodeError: It has no AMQP form.
     """
     return _encode(value, MAX_DEPTH)
 
@@ -599,11 +600,16 @@ def _decode(data: bytes, pos: int, end: int, depth: int) -> tuple[Any, int]:
 def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, int]:
     """Decode one value.
 
-    :param data: the bytes.
-    :param offset: where the value's constructor stands.
-    :param end: where what may belong to it ends; None is the end of `data`.
-    :returns: the value, and the position after it. Nothing in it aliases `data`.
-    :raises DecodeError: the bytes are no AMQP value, or one that holds more than `MAX_ITEMS` values.
+    Args:
+        data: The bytes.
+        offset: Where the value's constructor stands.
+        end: Where what may belong to it ends; None is the end of `data`.
+
+    Returns:
+        The value, and the position after it. Nothing in it aliases `data`.
+
+    Raises:
+        DecodeError: The bytes are no AMQP value, or one that holds more than `MAX_ITEMS` values.
     """
     if end is None:
         end = len(data)
@@ -618,10 +624,13 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     To be called before :func:`decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
     binary, and stops at the first count that is over the limit. That the values can be decoded it does not check.
 
-    :param pos: where the first value's constructor stands.
-    :param end: where the last value ends.
-    :param limit: how many values there may be.
-    :raises DecodeError: there are more, or a value runs past `end`.
+    Args:
+        pos: Where the first value's constructor stands.
+        end: Where the last value ends.
+        limit: How many values there may be.
+
+    Raises:
+        DecodeError: There are more, or a value runs past `end`.
     """
     left = limit
     while pos < end:
@@ -632,8 +641,11 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
 def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
     """Count what the value at `pos`, which is counted itself, holds.
 
-    :param left: how many more values there may be.
-    :returns: the position after it, and how many more values there may be then.
+    Args:
+        left: How many more values there may be.
+
+    Returns:
+        The position after it, and how many more values there may be then.
     """
     if left < 0:
         raise _too_many()
@@ -695,8 +707,11 @@ def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
 
     A descriptor may be any value, a described one too (1.2).
 
-    :param depth: how deeply descriptions may nest from here on.
-    :raises DecodeError: it runs past `end`, or its type is unknown.
+    Args:
+        depth: How deeply descriptions may nest from here on.
+
+    Raises:
+        DecodeError: It runs past `end`, or its type is unknown.
     """
     while True:
         if pos >= end:
@@ -710,7 +725,11 @@ def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
 
 
 def skip_plain(data: bytes, pos: int, end: int) -> int:
-    """Skip a value that is not described. :raises DecodeError: as `skip`, and where it is described."""
+    """Skip a value that is not described.
+
+    Raises:
+        DecodeError: As `skip`, and where it is described.
+    """
     if pos >= end:
         raise _short_of_bytes()
     kind = data[pos] >> 4

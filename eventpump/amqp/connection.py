@@ -67,15 +67,16 @@ class Role(enum.Enum):
 class ConnectionConfig:
     """What this end offers and allows.
 
-    :param idle_timeout: seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
-    :param max_message_size: bytes; bounds arriving messages on links that advertise no limit of their own.
-    :param min_idle_time_out: milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
-        bounds how often a peer can make this end send heartbeats: every half of it.
-    :param limits: how much of what the peer sends is held for it, over all links.
-    :param enforce_credit: detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
-    :param mechanism: client: the SASL mechanism to use.
-    :param initial_response: client: its initial response; never shown.
-    :param mechanisms: server: the SASL mechanisms to offer, in order.
+    Args:
+        idle_timeout: Seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
+        max_message_size: Bytes; bounds arriving messages on links that advertise no limit of their own.
+        min_idle_time_out: Milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
+            bounds how often a peer can make this end send heartbeats: every half of it.
+        limits: How much of what the peer sends is held for it, over all links.
+        enforce_credit: Detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
+        mechanism: Client: the SASL mechanism to use.
+        initial_response: Client: its initial response; never shown.
+        mechanisms: Server: the SASL mechanisms to offer, in order.
     """
 
     container_id: str
@@ -168,9 +169,10 @@ class Messages:
 
     At most one of these per link and `receive`, unless the sender mixes settled and unsettled: each is of one sort.
 
-    :param payloads: not shown: a request for a token, or with one, is such a message.
-    :param delivery_ids: to settle them by, in the order of `payloads`; empty where they came settled.
-    :param formats: their message formats; None where all are 0.
+    Args:
+        payloads: Not shown: a request for a token, or with one, is such a message.
+        delivery_ids: To settle them by, in the order of `payloads`; empty where they came settled.
+        formats: Their message formats; None where all are 0.
     """
 
     link: Link
@@ -191,8 +193,9 @@ class Outcomes:
 class Closed:
     """The connection is over. Nothing more comes; what is left to send should still be sent.
 
-    :param error: why, None for an orderly close.
-    :param is_local: whether the reason was found here: a broken rule or the end of the stream.
+    Args:
+        error: Why, None for an orderly close.
+        is_local: Whether the reason was found here: a broken rule or the end of the stream.
     """
 
     error: AmqpError | None
@@ -235,11 +238,12 @@ _FRAMED = frozenset({ConnectionState.SASL, ConnectionState.OPENING, ConnectionSt
 class Connection:
     """One end of a connection, in either role.
 
-    :ivar output: what waits to be sent; links and sessions append to it.
-    :ivar links: the links that both ends have attached, by name and whether this end receives (2.6.1).
-    :ivar limits: at first those of the config; the shell may put others here at any time.
-    :ivar unfinished_bytes: counts what has arrived of messages that are not whole, over all links.
-    :ivar kept: what the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
+    Attributes:
+        output: What waits to be sent; links and sessions append to it.
+        links: The links that both ends have attached, by name and whether this end receives (2.6.1).
+        limits: At first those of the config; the shell may put others here at any time.
+        unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
+        kept: What the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -293,7 +297,11 @@ class Connection:
             self.output.append(EMPTY_FRAME)
 
     def time_out(self) -> list[Event]:
-        """The peer was silent for too long: close. :returns: events, as `receive`."""
+        """The peer was silent for too long: close.
+
+        Returns:
+            Events, as `receive`.
+        """
         if self.state is ConnectionState.CLOSED:
             return []
         return self._fail("amqp:resource-limit-exceeded", f"silent for {self.config.idle_timeout} seconds")
@@ -324,7 +332,11 @@ class Connection:
             self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
-        """Begin a session; `SessionBegun` tells when it is mapped. :raises ClosedError: the connection is not open."""
+        """Begin a session; `SessionBegun` tells when it is mapped.
+
+        Raises:
+            ClosedError: The connection is not open.
+        """
         if self.state is not ConnectionState.OPENED:
             raise ClosedError("connection")
         session = self._new_session(is_remote_initiated=False)
@@ -360,7 +372,8 @@ class Connection:
 
         One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
 
-        :returns: False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
+        Returns:
+            False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
         """
         body = performative.encode()
         if isinstance(performative, End | Close) and performative.error is None:
@@ -426,9 +439,12 @@ class Connection:
     def receive(self, data: bytes, turn: int = _UNLIMITED) -> list[Event]:
         """Take bytes from the peer, split anywhere.
 
-        :param turn: how many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
-            them. What is left waits for the next call: see `is_behind`.
-        :returns: what they mean, in order. Raises nothing.
+        Args:
+            turn: How many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
+                them. What is left waits for the next call: see `is_behind`.
+
+        Returns:
+            What they mean, in order. Raises nothing.
         """
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
             return self._take_events()
@@ -476,7 +492,11 @@ class Connection:
         return events
 
     def _receive_step(self, data: bytes, pos: int) -> int:
-        """Read what the state expects at `pos`. :returns: the position after it, `pos` where there is not enough."""
+        """Read what the state expects at `pos`.
+
+        Returns:
+            The position after it, `pos` where there is not enough.
+        """
         if self.state in _FRAMED:
             return self._receive_frames(data, pos)
         if self.state in (ConnectionState.CLOSED, ConnectionState.SASL_ANSWER):
@@ -486,8 +506,11 @@ class Connection:
     def receive_eof(self, reason: str = "the peer closed the byte stream") -> list[Event]:
         """The byte stream ended.
 
-        :param reason: why, for whoever is told of it.
-        :returns: `Closed`, unless that was told already.
+        Args:
+            reason: Why, for whoever is told of it.
+
+        Returns:
+            `Closed`, unless that was told already.
         """
         self.output.clear()
         if self.state is ConnectionState.CLOSED:
@@ -513,7 +536,11 @@ class Connection:
         self.kept = 0
 
     def _fail(self, condition: str, description: str) -> list[Event]:
-        """Close because of what the peer did. :returns: what was told before it, and `Closed`."""
+        """Close because of what the peer did.
+
+        Returns:
+            What was told before it, and `Closed`.
+        """
         error = AmqpError(condition, description)
         if self.state in (ConnectionState.OPENED, ConnectionState.OPENING):
             if self.state is ConnectionState.OPENING and self.role is Role.SERVER:
@@ -550,7 +577,11 @@ class Connection:
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
-        """Read whole frames from `pos` on. :returns: the position after the last whole one."""
+        """Read whole frames from `pos` on.
+
+        Returns:
+            The position after the last whole one.
+        """
         end = len(data)
         is_opened = self.state is ConnectionState.OPENED
         limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size

@@ -23,11 +23,13 @@ ITEM_COST = 80
 class ConnectionLimits:
     """What a peer may have held for it on one connection, over all its sessions and links.
 
-    :param unfinished: of messages that have begun and are not whole. A link whose message would exceed it is detached
-        with `amqp:resource-limit-exceeded`. None sets no limit beside that of each link, its max-message-size: a
-        client attaches every link itself, so that the peer can have no more under way than it was granted.
-    :param kept: of the open, begins and attaches, until the session or link has ended at both ends. More closes the
-        connection with `amqp:resource-limit-exceeded`. The default has room for some 5,000 sessions with a link each.
+    Args:
+        unfinished: Of messages that have begun and are not whole. A link whose message would exceed it is detached with
+            `amqp:resource-limit-exceeded`. None sets no limit beside that of each link, its max-message-size: a client
+            attaches every link itself, so that the peer can have no more under way than it was granted.
+        kept: Of the open, begins and attaches, until the session or link has ended at both ends. More closes the
+            connection with `amqp:resource-limit-exceeded`. The default has room for some 5,000 sessions with a link
+            each.
     """
 
     unfinished: int | None = None
@@ -35,5 +37,9 @@ class ConnectionLimits:
 
 
 def cost_of(data: bytes, pos: int, end: int) -> int:
-    """Return what a decoded performative takes while it is kept. :raises DecodeError: as `count_items`."""
+    """Return what a decoded performative takes while it is kept.
+
+    Raises:
+        DecodeError: As `count_items`.
+    """
     return end - pos + ITEM_COST * count_items(data, pos, end, MAX_ITEMS)

@@ -98,19 +98,20 @@ def _serial_difference(first: int, second: int) -> int:
 class Link:
     """One end of a link. Made by :meth:`Session.attach`, or for the peer's attach by the engine.
 
-    :ivar name: its name, unique in the session per direction.
-    :ivar is_receiver: whether this end receives.
-    :ivar remote: the peer's attach, once received.
-    :ivar credit: sender: messages the peer takes now; receiver: messages it may still send.
-    :ivar allowance: receiver: messages the peer may rightly still send; above the credit after that was lowered, as
-        what was on its way then still comes.
-    :ivar is_probed: receiver: whether a flow of the peer is awaited in answer to `probe`.
-    :ivar answers_echo: whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
-    :ivar largest_message: receiver: the largest message it takes, in bytes.
-    :ivar incoming: receiver: the delivery that is arriving.
-    :ivar is_detach_told: whether the end of the link was reported when this end detached it (`fail`).
-    :ivar kept: what the peer's attach takes here, in bytes, as `Connection.kept` counts it.
-    :ivar context: free for the shell that owns the link.
+    Attributes:
+        name: Its name, unique in the session per direction.
+        is_receiver: Whether this end receives.
+        remote: The peer's attach, once received.
+        credit: Sender: messages the peer takes now; receiver: messages it may still send.
+        allowance: Receiver: messages the peer may rightly still send; above the credit after that was lowered, as what
+            was on its way then still comes.
+        is_probed: Receiver: whether a flow of the peer is awaited in answer to `probe`.
+        answers_echo: Whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
+        largest_message: Receiver: the largest message it takes, in bytes.
+        incoming: Receiver: the delivery that is arriving.
+        is_detach_told: Whether the end of the link was reported when this end detached it (`fail`).
+        kept: What the peer's attach takes here, in bytes, as `Connection.kept` counts it.
+        context: Free for the shell that owns the link.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class Link:
         """Handle the peer's attach, once per link.
 
         Args:
-            attach: the attach.
-            kept: what it takes here, in bytes.
+            attach: The attach.
+            kept: What it takes here, in bytes.
 
         Returns:
             Whether it is to be reported: not where it answers an attach of ours with a refusal, or too late.
@@ -278,8 +279,11 @@ class Link:
     def set_credit(self, credit: int, *, drain: bool = False) -> None:
         """Let the peer send `credit` messages from now on (2.6.7). Does nothing on a link that has ended.
 
-        :param drain: ask the peer to use it up at once; `CreditChanged` tells when it has, with a credit of 0.
-        :raises ClosedError: the link is not attached yet.
+        Args:
+            drain: Ask the peer to use it up at once; `CreditChanged` tells when it has, with a credit of 0.
+
+        Raises:
+            ClosedError: The link is not attached yet.
         """
         if self.state in (LinkState.ATTACH_SENT, LinkState.ATTACH_RECEIVED):
             raise ClosedError(f"link {self.name}")
@@ -293,7 +297,10 @@ class Link:
     def probe(self) -> bool:
         """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` tells that it came.
 
-        Credit stays as it is. :returns: False, and nothing is sent, on a link that is not attached.
+        Credit stays as it is.
+
+        Returns:
+            False, and nothing is sent, on a link that is not attached.
         """
         if not self.is_attached:
             return False
@@ -358,9 +365,12 @@ class Link:
 
         What the session window holds back goes out when the peer opens it. Whoever calls looks at `credit` first.
 
-        :returns: its delivery id, by which `Outcomes` tells its outcome.
-        :raises ClosedError: the link is not attached.
-        :raises EventTooLargeError: larger than the peer allows.
+        Returns:
+            Its delivery id, by which `Outcomes` tells its outcome.
+
+        Raises:
+            ClosedError: The link is not attached.
+            EventTooLargeError: Larger than the peer allows.
         """
         self._require_attached()
         limit = self.remote_max_message_size
@@ -396,9 +406,12 @@ class Link:
 
         At least one is sent where credit and window allow one, however large.
 
-        :returns: how many were sent.
-        :raises ClosedError: the link is not attached.
-        :raises EventTooLargeError: the first of them is larger than the peer allows.
+        Returns:
+            How many were sent.
+
+        Raises:
+            ClosedError: The link is not attached.
+            EventTooLargeError: The first of them is larger than the peer allows.
         """
         self._require_attached()
         session = self.session
@@ -470,7 +483,11 @@ class Link:
         return is_answer
 
     def on_flow(self, flow: Flow) -> bool:
-        """Take over a flow for this link. :returns: whether to tell: a sender's credit, or the end of a drain."""
+        """Take over a flow for this link.
+
+        Returns:
+            Whether to tell: a sender's credit, or the end of a drain.
+        """
         if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return False
         if self.is_receiver:

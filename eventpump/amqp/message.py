@@ -171,7 +171,11 @@ class Message:
     footer: dict[Any, Any] | None = None
 
     def encode(self) -> bytes:
-        """Encode in the order of the specification. :raises EncodeError: a value has no AMQP form."""
+        """Encode in the order of the specification.
+
+        Raises:
+            EncodeError: A value has no AMQP form.
+        """
         out: list[bytes] = []
         if self.header is not None:
             out.append(section(HEADER, _composite(self.header)))
@@ -198,7 +202,11 @@ class Message:
 
     @classmethod
     def decode(cls, raw: bytes) -> Message:
-        """Decode a message, its sections in any order. :raises DecodeError: it is none."""
+        """Decode a message, its sections in any order.
+
+        Raises:
+            DecodeError: It is none.
+        """
         made = cls()
         data: list[bytes] = []
         sequences: list[list[Any]] = []

@@ -162,7 +162,8 @@ def _register(symbol: str) -> Callable[[type[Any]], type[Any]]:
 def composite(value: Described) -> Any:
     """Make the object of a described list.
 
-    :raises DecodeError: unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
+    Raises:
+        DecodeError: Unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
     """
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
@@ -189,9 +190,13 @@ MAX_ITEMS = 8192
 
 
 def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
-    """Decode the performative that opens a frame's body. :returns: it, and the position after it.
+    """Decode the performative that opens a frame's body.
 
-    :raises DecodeError: it is none that is known here, or holds more than `MAX_ITEMS` values.
+    Returns:
+        It, and the position after it.
+
+    Raises:
+        DecodeError: It is none that is known here, or holds more than `MAX_ITEMS` values.
     """
     head = data[offset : offset + 5]
     if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":

@@ -19,10 +19,10 @@ class Delivery(NamedTuple):
     """A message that has arrived whole.
 
     Attributes:
-        payload: the encoded message.
-        delivery_id: to settle it by.
-        message_format: of the message.
-        is_settled: whether the sender settled it, so that there is nothing to settle.
+        payload: The encoded message.
+        delivery_id: To settle it by.
+        message_format: Of the message.
+        is_settled: Whether the sender settled it, so that there is nothing to settle.
     """
 
     payload: bytes
@@ -42,7 +42,7 @@ class UnfinishedBytes:
     """Counts the bytes of deliveries that are not whole yet, over all links of a connection.
 
     Attributes:
-        count: how many there are.
+        count: How many there are.
     """
 
     __slots__ = ("count",)
@@ -66,10 +66,10 @@ class Reassembly:
     """The delivery that is arriving on a link.
 
     Attributes:
-        buffer: what came of it so far; None between deliveries.
-        delivery_id: its id.
-        message_format: its message format.
-        is_settled: whether one of its transfers said that it is settled.
+        buffer: What came of it so far; None between deliveries.
+        delivery_id: Its id.
+        message_format: Its message format.
+        is_settled: Whether one of its transfers said that it is settled.
     """
 
     __slots__ = ("_unfinished", "buffer", "delivery_id", "is_settled", "message_format")
@@ -94,14 +94,14 @@ class Reassembly:
         """Add a transfer, its first one too, to the delivery.
 
         Args:
-            transfer: the transfer.
-            payload: the part of the message in it.
-            size_limit: the largest message, in bytes.
-            total_limit: how many bytes of unfinished deliveries the connection holds at most; None for no limit.
+            transfer: The transfer.
+            payload: The part of the message in it.
+            size_limit: The largest message, in bytes.
+            total_limit: How many bytes of unfinished deliveries the connection holds at most; None for no limit.
 
         Returns:
-            The delivery where it is whole now; a violation where it is larger than allowed; None where more follows,
-            or where it was aborted.
+            The delivery where it is whole now; a violation where it is larger than allowed; None where more follows, or
+            where it was aborted.
         """
         buffer = self.buffer
         assert buffer is not None
@@ -135,15 +135,15 @@ class Form(NamedTuple):
     """How a peer writes a plain transfer on one link. Plain is whole, settled and of message format 0.
 
     Attributes:
-        prefix: all from the frame's data offset to the delivery id's constructor.
-        id_at: where the delivery id begins, counted from the frame's start, as are all places here.
-        tag_mark: the delivery tag's constructor and length.
-        tag_at: where they are.
-        rest: the fields after the tag.
-        rest_at: where they begin.
-        payload_at: where the payload begins.
-        channel: of the frame.
-        handle: of the transfer.
+        prefix: All from the frame's data offset to the delivery id's constructor.
+        id_at: Where the delivery id begins, counted from the frame's start, as are all places here.
+        tag_mark: The delivery tag's constructor and length.
+        tag_at: Where they are.
+        rest: The fields after the tag.
+        rest_at: Where they begin.
+        payload_at: Where the payload begins.
+        channel: Of the frame.
+        handle: Of the transfer.
     """
 
     prefix: bytes
@@ -170,11 +170,11 @@ def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: in
     """Describe how a transfer is written.
 
     Args:
-        transfer: the transfer, decoded.
-        data: where it was read.
-        pos: where its frame begins.
-        payload: where its payload begins.
-        channel: of its frame.
+        transfer: The transfer, decoded.
+        data: Where it was read.
+        pos: Where its frame begins.
+        payload: Where its payload begins.
+        channel: Of its frame.
 
     Returns:
         Its form, None where it is not plain or is written in an unusual way.

@@ -37,10 +37,10 @@ class _Rule(NamedTuple):
     """What the specification says of one section.
 
     Attributes:
-        symbol: its descriptor in symbolic form.
-        rank: its place in the order of the sections; the three bodies share one.
-        constructors: those that its value may have; empty for any.
-        repeats: whether a message may have several of it.
+        symbol: Its descriptor in symbolic form.
+        rank: Its place in the order of the sections; the three bodies share one.
+        constructors: Those that its value may have; empty for any.
+        repeats: Whether a message may have several of it.
     """
 
     symbol: str
@@ -85,7 +85,11 @@ _from_bytes = int.from_bytes
 
 
 def section(code: int, value: Any) -> bytes:
-    """Encode one section other than data. :raises EncodeError: the value has no AMQP form."""
+    """Encode one section other than data.
+
+    Raises:
+        EncodeError: The value has no AMQP form.
+    """
     return encode(Described(ULong(code), value))
 
 
@@ -240,8 +244,8 @@ def check_rest(raw: bytes, pos: int) -> None:
     Sections in their usual forms and order are walked by their lengths.
 
     Args:
-        raw: the message.
-        pos: where its header and annotations end (`prefix_end`).
+        raw: The message.
+        pos: Where its header and annotations end (`prefix_end`).
 
     Raises:
         DecodeError: It is not a message, or a header or annotations section is there too.
@@ -275,7 +279,8 @@ _LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank
 class EventFields:
     """The names of the annotations that `scan_event` reads, and nothing else of Event Hubs.
 
-    :ivar layouts: how the events scanned before were laid out, by how they begin; kept by `scan_event`.
+    Attributes:
+        layouts: How the events scanned before were laid out, by how they begin; kept by `scan_event`.
     """
 
     sequence_number: bytes
@@ -294,11 +299,12 @@ class _Layout(NamedTuple):
     The next message of that layout is taken apart by one `struct` call; equal constants prove that it is of it. A
     service writes few layouts: they differ by the lengths of offsets and partition keys.
 
-    :param unpack: gives constants and values in turn, the last value being the body's size where `is_plain`.
-    :param constants: what the constants must be.
-    :param end: where the annotations end; where `is_plain`, where the body begins.
-    :param sequence: the index of the value among what `unpack` gives; likewise the other two.
-    :param is_plain: whether a large data section follows the annotations.
+    Args:
+        unpack: Gives constants and values in turn, the last value being the body's size where `is_plain`.
+        constants: What the constants must be.
+        end: Where the annotations end; where `is_plain`, where the body begins.
+        sequence: The index of the value among what `unpack` gives; likewise the other two.
+        is_plain: Whether a large data section follows the annotations.
     """
 
     unpack: Callable[[bytes], tuple[Any, ...]]
@@ -324,7 +330,8 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
 
     What is missing, of another type, or (the body) of another kind is None: the general decoder then tells more.
 
-    :raises DecodeError: the bytes are not a run of sections.
+    Raises:
+        DecodeError: The bytes are not a run of sections.
     """
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
@@ -402,7 +409,8 @@ def _walk_event(
 ) -> Scan:
     """Do what `scan_event` does, for any message, in one walk.
 
-    :param pos: where to begin: after the annotations, where their values are known.
+    Args:
+        pos: Where to begin: after the annotations, where their values are known.
     """
     sequence_name, offset_name, time_name = names.sequence_number, names.offset, names.enqueued_time
     body: bytes | None = None
@@ -478,7 +486,8 @@ def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str
     The service writes them, whatever it takes the rest of a message to be. What stands before them must be sections;
     what stands behind them does not matter.
 
-    :returns: sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
+    Returns:
+        Sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
     """
     found: dict[bytes, Any] = {}
     pos, end = 0, len(raw)

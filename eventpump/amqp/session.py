@@ -80,9 +80,10 @@ A session begins in `BEGIN_SENT`; one of the peer's is mapped by its begin, befo
 class Session:
     """One end of a session. Made by :meth:`Connection.begin`, or for the peer's begin by the engine.
 
-    :ivar remote_incoming_window: transfers the peer takes now.
-    :ivar is_starved: whether a sender was held back by the window since it last opened.
-    :ivar kept: what the peer's begin takes here, in bytes, as `Connection.kept` counts it.
+    Attributes:
+        remote_incoming_window: Transfers the peer takes now.
+        is_starved: Whether a sender was held back by the window since it last opened.
+        kept: What the peer's begin takes here, in bytes, as `Connection.kept` counts it.
     """
 
     def __init__(self, connection: Connection, channel: int, *, is_remote_initiated: bool) -> None:
@@ -143,8 +144,9 @@ class Session:
     ) -> Link:
         """Attach a link (2.6.3). The answer is told as `LinkAttached`, or `LinkDetached` where it is refused.
 
-        :raises ClosedError: the session is not mapped.
-        :raises ProtocolError: the peer's max-frame-size leaves no room for the attach; there is no link.
+        Raises:
+            ClosedError: The session is not mapped.
+            ProtocolError: The peer's max-frame-size leaves no room for the attach; there is no link.
         """
         if not self.is_open:
             raise ClosedError("session")
@@ -266,7 +268,7 @@ class Session:
         """Return the next delivery id (2.6.12).
 
         Args:
-            unsettled_on: the link whose peer is to settle the delivery; None for one that is sent settled.
+            unsettled_on: The link whose peer is to settle the delivery; None for one that is sent settled.
         """
         delivery_id = self.outgoing_delivery_id
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
@@ -305,9 +307,9 @@ class Session:
         """Handle the peer's begin, once per session.
 
         Args:
-            begin: the begin.
-            channel: the peer's channel.
-            kept: what it takes here, in bytes.
+            begin: The begin.
+            channel: The peer's channel.
+            kept: What it takes here, in bytes.
         """
         self.remote = begin
         self.kept = kept
@@ -373,7 +375,11 @@ class Session:
                 del self.unsettled[delivery_id]
 
     def on_flow(self, flow: Flow) -> list[Link]:
-        """Take over a flow. :returns: the links to tell: senders that may send more, receivers that are drained."""
+        """Take over a flow.
+
+        Returns:
+            The links to tell: senders that may send more, receivers that are drained.
+        """
         expected = self._initial_outgoing_id if flow.next_incoming_id is None else flow.next_incoming_id
         ahead = (self.next_outgoing_id - expected) & UINT
         if ahead > UINT >> 1:
@@ -404,7 +410,11 @@ class Session:
         return link if link is not None and link.answer_probe() else None
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
-        """Take over a disposition. :returns: for each sender link, the deliveries whose outcome it tells."""
+        """Take over a disposition.
+
+        Returns:
+            For each sender link, the deliveries whose outcome it tells.
+        """
         first = disposition.first
         last = first if disposition.last is None else disposition.last
         span = (last - first) & UINT

@@ -62,7 +62,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. :returns: the exit code: 0, or 2 for input that cannot work."""
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0, or 2 for input that cannot work.
+    """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(_serve(_emulator(args)))
@@ -140,7 +144,11 @@ async def _serve(emulator: Emulator) -> None:
 
 
 def _say(line: str) -> None:
-    """Print a line. :raises ConfigurationError: nobody can read it."""
+    """Print a line.
+
+    Raises:
+        ConfigurationError: Nobody can read it.
+    """
     try:
         print(line, flush=True)
     except OSError as error:

@@ -39,7 +39,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. :returns: the exit code; 2 with one line on stderr where the input cannot work."""
+    """Run the command.
+
+    Returns:
+        The exit code; 2 with one line on stderr where the input cannot work.
+    """
     args = parser().parse_args(arguments)
     try:
         return int(args.run(args))

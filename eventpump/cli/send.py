@@ -80,7 +80,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send. :returns: the exit code. :raises EventPumpError: it could not be begun."""
+    """Send.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        EventPumpError: It could not be begun.
+    """
     if args.partition is not None and args.key_field is not None:
         raise ConfigurationError("--key-field", "cannot be given along with --partition")
     if args.partition == "":
@@ -122,7 +129,11 @@ def _head(key: str) -> bytes:
 
 
 def key_of(line: bytes, field: str) -> str:
-    """Find the partition key in a line: text as it is, a number as it is written. :raises EventError: there is none."""
+    """Find the partition key in a line: text as it is, a number as it is written.
+
+    Raises:
+        EventError: There is none.
+    """
     try:
         decoded = _as_written.decode(line.decode())
     except (ValueError, RecursionError):
@@ -219,7 +230,11 @@ class _Send:
                 await self._producer.aclose(deadline=1.0)
 
     async def _begin(self) -> bool:
-        """Reach the service before any line is read. :raises EventPumpError: it cannot be sent to at all."""
+        """Reach the service before any line is read.
+
+        Raises:
+            EventPumpError: It cannot be sent to at all.
+        """
         try:
             if self._key_field is None:
                 self._lanes = [_Lane(self._partition)]

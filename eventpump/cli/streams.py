@@ -56,7 +56,11 @@ def connection_options(args: argparse.Namespace) -> ConnectionOptions:
 
 
 def connection_text(args: argparse.Namespace) -> str:
-    """Find the connection string. :raises ConfigurationError: there is none."""
+    """Find the connection string.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
     text: str | None = args.connection_string
     if text is None:
         text = os.environ.get(CONNECTION_VARIABLE)
@@ -66,7 +70,11 @@ def connection_text(args: argparse.Namespace) -> str:
 
 
 def whole_number(field: str, text: str, lowest: int, highest: int) -> int:
-    """Read an option's number. :raises ConfigurationError: it is none, or lies outside."""
+    """Read an option's number.
+
+    Raises:
+        ConfigurationError: It is none, or lies outside.
+    """
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not lowest <= int(text) <= highest:
         raise ConfigurationError(field, f"{text[:40]!r} is no number from {lowest} to {highest}")
     return int(text)
@@ -117,8 +125,11 @@ class LineSource:
 
     A line ends with LF or CR LF, which are no part of it; the last one may lack it.
 
-    :param name: a path; None or "-" for the standard input.
-    :raises ConfigurationError: it cannot be opened.
+    Args:
+        name: A path; None or "-" for the standard input.
+
+    Raises:
+        ConfigurationError: It cannot be opened.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -150,7 +161,14 @@ class LineSource:
         return max(0, os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
 
     async def read(self) -> list[bytes]:
-        """Wait for lines. :returns: one or more; none at the end. :raises OSError: it cannot be read."""
+        """Wait for lines.
+
+        Returns:
+            One or more; none at the end.
+
+        Raises:
+            OSError: It cannot be read.
+        """
         if self._thread is None:
             self._thread = Blocking("eventpump input")
         while chunk := await self._thread.run(lambda: os.read(self._fd, _CHUNK)):
@@ -175,7 +193,8 @@ class LineSource:
 class Output:
     """The standard output, for lines of bytes. Writing waits for a slow reader without holding up the loop.
 
-    :raises ConfigurationError: there is none.
+    Raises:
+        ConfigurationError: There is none.
     """
 
     def __init__(self) -> None:
@@ -186,7 +205,11 @@ class Output:
         self._thread = Blocking("eventpump output")
 
     async def write(self, data: bytes) -> None:
-        """Write all of it, in one piece. :raises OSError: it failed; `BrokenPipeError` where its reader has gone."""
+        """Write all of it, in one piece.
+
+        Raises:
+            OSError: It failed; `BrokenPipeError` where its reader has gone.
+        """
 
         def write_all() -> None:
             rest = memoryview(data)
@@ -218,7 +241,8 @@ class Output:
 class Interrupts:
     """SIGINT and SIGTERM, in a `with` block: the first asks to finish, the second to give up, the third ends it.
 
-    :param grace: seconds to finish in before giving up.
+    Args:
+        grace: Seconds to finish in before giving up.
     """
 
     def __init__(self, grace: float) -> None:

@@ -80,7 +80,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follow. :returns: the exit code. :raises EventPumpError: it could not be begun, or was refused."""
+    """Follow.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        EventPumpError: It could not be begun, or was refused.
+    """
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
     settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
@@ -101,7 +108,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def position(text: str) -> EventPosition:
-    """Read where to begin. What it names is read too. :raises ConfigurationError: it is no such place."""
+    """Read where to begin. What it names is read too.
+
+    Raises:
+        ConfigurationError: It is no such place.
+    """
     match text:
         case "start":
             return EventPosition.earliest()
@@ -161,7 +172,11 @@ class _Tail:
                         task.exception()  # the first one is told; the loop need not report the others
 
     def _outcome(self, tasks: Sequence[asyncio.Task[None]]) -> int:
-        """Find what ended the reading. :raises EventPumpError: a partition cannot be read."""
+        """Find what ended the reading.
+
+        Raises:
+            EventPumpError: A partition cannot be read.
+        """
         if self._unwritable is not None:
             if isinstance(self._unwritable, BrokenPipeError):
                 return 0

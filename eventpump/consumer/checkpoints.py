@@ -22,12 +22,13 @@ FAILURES_TOLD = 3
 class CheckpointWriter:
     """Carries out what a tracker wants stored.
 
-    :param store: gives a write up after the time-out; its outcome is not known after that, and it is written again.
-    :param lease: gives the lease to write under.
-    :param timeout: that time-out, in seconds.
-    :param on_written: is called with every checkpoint stored.
-    :param on_failed: is called with every error of the store.
-    :param on_refused: is called when the store says that the lease is lost.
+    Args:
+        store: Gives a write up after the time-out; its outcome is not known after that, and it is written again.
+        lease: Gives the lease to write under.
+        timeout: That time-out, in seconds.
+        on_written: Is called with every checkpoint stored.
+        on_failed: Is called with every error of the store.
+        on_refused: Is called when the store says that the lease is lost.
     """
 
     def __init__(

@@ -22,9 +22,10 @@ class RangeWatch:
     An answer speaks of what the service holds, and not of what it has sent: the range is over once nothing has come for
     as long again.
 
-    :param ask: reads the partition's properties.
-    :param is_gone: whether a partition as described holds nothing of the range and never will.
-    :param wake: is called when `is_over` has to be asked again.
+    Args:
+        ask: Reads the partition's properties.
+        is_gone: Whether a partition as described holds nothing of the range and never will.
+        wake: Is called when `is_over` has to be asked again.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class RangeWatch:
     def is_over(self, newest: bytes | None) -> bool:
         """Whether nothing of the range is left to come.
 
-        :param newest: the last message received, of which none waits to be read.
+        Args:
+            newest: The last message received, of which none waits to be read.
         """
         now = asyncio.get_running_loop().time()
         if newest is not self._newest:
@@ -77,5 +79,9 @@ class RangeWatch:
         _log.error("%s: failed", name, exc_info=error)
 
     async def aclose(self, timeout: float) -> None:
-        """End its task. :param timeout: seconds to wait for that."""
+        """End its task.
+
+        Args:
+            timeout: Seconds to wait for that.
+        """
         await self._tasks.cancel(timeout)

@@ -38,13 +38,14 @@ class PartitionFeed:
     lost and nothing comes twice. A back-off of its own the feed has for what befalls its link only: attempts to connect
     are spaced by the transport, and two waits in a row would only make an outage longer.
 
-    :param spec: the link; its position is where the first one begins.
-    :param startup_timeout: seconds after which a feed that was never attached ends; None for never.
-    :param limit: the messages wanted, until `resume` says more; None for no end.
-    :param locate: is called before each link with the place where it would begin, and returns where it begins; what it
-        raises is taken as the link's failure.
-    :param on_attached: is called each time the link is attached.
-    :param on_trouble: is called when the link fails, with the seconds until it is opened again; None where it is not.
+    Args:
+        spec: The link; its position is where the first one begins.
+        startup_timeout: Seconds after which a feed that was never attached ends; None for never.
+        limit: The messages wanted, until `resume` says more; None for no end.
+        locate: Is called before each link with the place where it would begin, and returns where it begins; what it
+            raises is taken as the link's failure.
+        on_attached: Is called each time the link is attached.
+        on_trouble: Is called when the link fails, with the seconds until it is opened again; None where it is not.
     """
 
     def __init__(
@@ -157,8 +158,11 @@ class PartitionFeed:
     async def wait(self, timeout: float | None) -> bool:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
 
-        :param timeout: seconds; None for as long as it takes.
-        :returns: False where the time ran out. Cancelled, nothing is lost.
+        Args:
+            timeout: Seconds; None for as long as it takes.
+
+        Returns:
+            False where the time ran out. Cancelled, nothing is lost.
         """
         if self._cache.count or self.error is not None:
             return True
@@ -191,8 +195,9 @@ class PartitionFeed:
     def park(self) -> bool:
         """Keep the link, but want nothing for now: should it end meanwhile, so does the feed.
 
-        :returns: False, and the feed is left as it was, where there is no link, or of its limit some messages are still
-            to come or to be taken.
+        Returns:
+            False, and the feed is left as it was, where there is no link, or of its limit some messages are still to
+            come or to be taken.
         """
         if self._link is None or self.error is not None or self._cache.count or self._credit.left != 0:
             return False
@@ -200,7 +205,11 @@ class PartitionFeed:
         return True
 
     def resume(self, limit: int) -> None:
-        """Go on with a parked feed. :param limit: the messages wanted from now on."""
+        """Go on with a parked feed.
+
+        Args:
+            limit: The messages wanted from now on.
+        """
         assert self._is_parked
         self._is_parked = False
         self._credit.left = limit
@@ -230,7 +239,8 @@ class PartitionFeed:
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
 
-        :param timeout: seconds to wait for the service's answer; the detach goes on without being waited for.
+        Args:
+            timeout: Seconds to wait for the service's answer; the detach goes on without being waited for.
         """
         self._is_stopped = True
         if self.error is None:

@@ -48,13 +48,16 @@ class PartitionHost:
     partition one host delivers; `docs/guarantees.md` has the conditions. The host owns the transport it makes and the
     store it is given: it opens and closes both.
 
-    :param transport_factory: makes the way to the namespace, when `run` is called.
-    :param leases: the store; one of its own for every host.
-    :param processor: an `EventProcessor` (shared by all partitions), a class of such, or a factory.
-    :param hooks: are called with every report, on the event loop.
-    :param clock: the clock the store counts expiry on; None for the running loop's.
-    :param rng: spreads load; None for an unseeded one.
-    :raises ConfigurationError: the renew interval is not below the store's lease duration, or the processor is none.
+    Args:
+        transport_factory: Makes the way to the namespace, when `run` is called.
+        leases: The store; one of its own for every host.
+        processor: An `EventProcessor` (shared by all partitions), a class of such, or a factory.
+        hooks: Are called with every report, on the event loop.
+        clock: The clock the store counts expiry on; None for the running loop's.
+        rng: Spreads load; None for an unseeded one.
+
+    Raises:
+        ConfigurationError: The renew interval is not below the store's lease duration, or the processor is none.
     """
 
     def __init__(
@@ -112,11 +115,14 @@ class PartitionHost:
         Cancelled, it closes in order, which may take the close time-out, and then raises the cancellation; cancelled
         again, it hurries. No task is left in either case, but for user code that does not let itself be cancelled.
 
-        :param handle_signals: close on SIGTERM and SIGINT. A second signal does what it would do without us.
-        :raises EventPumpError: wrong credential, hub or consumer group, or one that could not be reached within the
-            start-up time-out.
-        :raises ProcessorFailedError: the processor raised, and the failure policy is to stop.
-        :raises ClosedError: the host was closed before.
+        Args:
+            handle_signals: Close on SIGTERM and SIGINT. A second signal does what it would do without us.
+
+        Raises:
+            EventPumpError: Wrong credential, hub or consumer group, or one that could not be reached within the
+                start-up time-out.
+            ProcessorFailedError: The processor raised, and the failure policy is to stop.
+            ClosedError: The host was closed before.
         """
         if self._is_closed:
             raise ClosedError("processor host")
@@ -147,8 +153,9 @@ class PartitionHost:
         Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
         for which this would wait: it has `stop`.
 
-        :param deadline: seconds it may take, and where these do not suffice a second more each to release the leases,
-            to cancel, and to close the connection and the store; None for the close time-out.
+        Args:
+            deadline: Seconds it may take, and where these do not suffice a second more each to release the leases, to
+                cancel, and to close the connection and the store; None for the close time-out.
         """
         self.stop(deadline)
         if self._main is None or self._main.done():
@@ -158,7 +165,8 @@ class PartitionHost:
     def stop(self, deadline: float | None = None) -> None:
         """Begin what `aclose` does, without waiting for it: `run` returns when it is done. A processor may call this.
 
-        :param deadline: as for `aclose`.
+        Args:
+            deadline: As for `aclose`.
         """
         self._stop(self._settings.close_timeout if deadline is None else deadline)
 

@@ -74,7 +74,8 @@ class RequestGate:
     async def turn(self, priority: int = 0, order: float = 0.0) -> AsyncIterator[None]:
         """Wait for a turn, and end it on leaving. Cancelled, the request is out of the queue.
 
-        :raises WithdrawnError: `withdraw` was called for this priority.
+        Raises:
+            WithdrawnError: `withdraw` was called for this priority.
         """
         request = self._queue.ask(priority, order)
         try:
@@ -111,8 +112,12 @@ class BoundedLeaseStore:
     A call's time counts from when it is sent: what waits here is not late, and giving it up would not make the store
     faster. `open` and `ensure_leases` are passed on as they are.
 
-    :param turns: holds deliveries back that would have a call cut off.
-    :param timeout: seconds that one call may take. :raises TimeoutError: from each call that takes longer.
+    Args:
+        turns: Holds deliveries back that would have a call cut off.
+        timeout: Seconds that one call may take.
+
+    Raises:
+        TimeoutError: From each call that takes longer.
     """
 
     def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, turns: Turns) -> None:
@@ -156,7 +161,8 @@ class BoundedLeaseStore:
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`. The lease that runs out first is renewed first.
 
-        :raises StoreError: also where the lease ran out before this was sent.
+        Raises:
+            StoreError: Also where the lease ran out before this was sent.
         """
 
         def renew() -> Awaitable[PartitionLease | None]:

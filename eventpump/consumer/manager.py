@@ -86,10 +86,11 @@ class _Slot:
 class PartitionStatus:
     """How a partition stands on a host.
 
-    :param epoch: of the lease; None where this host holds none and only its old pump has not ended yet.
-    :param last_sequence_number: of the last event delivered.
-    :param lag: see `PartitionContext.lag`; None where it is not known.
-    :param is_attached: whether its link is attached now.
+    Args:
+        epoch: Of the lease; None where this host holds none and only its old pump has not ended yet.
+        last_sequence_number: Of the last event delivered.
+        lag: See `PartitionContext.lag`; None where it is not known.
+        is_attached: Whether its link is attached now.
     """
 
     partition_id: str
@@ -117,7 +118,8 @@ class PartitionManager:
     hub is asked for new partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits
     for user code. How many calls of the store are under way at a time, the store bounds.
 
-    :param renew_interval: seconds between renewals.
+    Args:
+        renew_interval: Seconds between renewals.
     """
 
     def __init__(self, around: PumpSurroundings, *, renew_interval: float) -> None:
@@ -166,8 +168,9 @@ class PartitionManager:
     async def run(self) -> None:
         """Run until `stop` is called, then close in order.
 
-        :raises EventPumpError: the service or the store could not be used from the start, or the processor failed and
-            the policy is to stop. Everything is closed by then.
+        Raises:
+            EventPumpError: The service or the store could not be used from the start, or the processor failed and the
+                policy is to stop. Everything is closed by then.
         """
         try:
             await self._start()
@@ -186,7 +189,8 @@ class PartitionManager:
     def stop(self, within: float) -> None:
         """End `run`. A later call can only shorten the time.
 
-        :param within: seconds it may take.
+        Args:
+            within: Seconds it may take.
         """
         self._close_by = min(self._close_by, self._clock.monotonic() + within)
         self._end.is_stopping = True
@@ -257,13 +261,13 @@ class PartitionManager:
         """Do something that the rest needs, and return its result; None where the end came first.
 
         Args:
-            operation: names it in reports and errors.
-            call: begins it.
-            until: the time, by the clock, after which no attempt begins.
-            is_read: whether it asks the service, rather than the store.
+            operation: Names it in reports and errors.
+            call: Begins it.
+            until: The time, by the clock, after which no attempt begins.
+            is_read: Whether it asks the service, rather than the store.
 
         Raises:
-            EventPumpError: of the last attempt; it cannot succeed, or the time is over.
+            EventPumpError: Of the last attempt; it cannot succeed, or the time is over.
         """
         if self._is_ending:
             return None
@@ -705,7 +709,8 @@ class PartitionManager:
     ) -> _T | _Failed:
         """Call the store; a failure is reported and given back, not raised.
 
-        :param timeout: seconds for the call and its wait for a turn; None for the store's time-out, once it is sent.
+        Args:
+            timeout: Seconds for the call and its wait for a turn; None for the store's time-out, once it is sent.
         """
         try:
             async with asyncio.timeout(timeout):

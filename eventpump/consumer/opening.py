@@ -90,7 +90,11 @@ class SharedRead:
         self._answer: HubProperties | BaseException | None = None
 
     async def read(self) -> HubProperties:
-        """Read them. :raises ServiceError: as `HubDirectory.get_hub_properties`."""
+        """Read them.
+
+        Raises:
+            ServiceError: As `HubDirectory.get_hub_properties`.
+        """
         asked = self._begun
         async with self._lock:
             if self._answered <= asked or self._answer is None:
@@ -111,9 +115,12 @@ class SharedRead:
 class GroupStart:
     """What one host knows of its consumer group's record.
 
-    :param store: gives its calls up after its time-out.
-    :param store_timeout: that time-out, in seconds.
-    :ivar starts: where this host's settings let partitions begin, as a record keeps it.
+    Args:
+        store: Gives its calls up after its time-out.
+        store_timeout: That time-out, in seconds.
+
+    Attributes:
+        starts: Where this host's settings let partitions begin, as a record keeps it.
     """
 
     def __init__(
@@ -138,7 +145,8 @@ class GroupStart:
 
         A group that was used before there were records adopts the hub that there is now.
 
-        :raises StoreError: the store failed, or holds no starts that this version can read.
+        Raises:
+            StoreError: The store failed, or holds no starts that this version can read.
         """
         stored = await self._call("read scope record", self._store.read_scope_record())
         while stored is None:
@@ -159,7 +167,11 @@ class GroupStart:
             raise StoreError("read scope record", str(error)) from None
 
     async def hub(self) -> HubProperties:
-        """Read the hub's properties, not before now. :raises ServiceError: unknown hub, no right, or no answer."""
+        """Read the hub's properties, not before now.
+
+        Raises:
+            ServiceError: Unknown hub, no right, or no answer.
+        """
         return await self._hub.read()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
@@ -176,7 +188,8 @@ class GroupStart:
     async def enter(self, partition_id: str, created_at: datetime) -> None:
         """Enter a partition in the record: its state belongs to the hub created then. Cancelled, it may be entered yet.
 
-        :raises _HubChangedError: another hub has taken its place.
+        Raises:
+            _HubChangedError: Another hub has taken its place.
         """
         entry = (partition_id, created_at)
         self._pending.add(entry)
@@ -209,7 +222,8 @@ class GroupStart:
 
         Else a slip in the first host's settings would outlive its correction.
 
-        :returns: False where this host asks for the same.
+        Returns:
+            False where this host asks for the same.
         """
         own = self.starts.get(partition_id, self.starts[""])
         if own == position_text(refused):
@@ -259,9 +273,10 @@ class GroupStart:
 class Beginning:
     """Where a partition's reading begins.
 
-    :param checkpoint: what the store holds now; None where nothing.
-    :param expected: the sequence number of the first event; None where that is not known.
-    :param hub_created_at: the hub this holds for.
+    Args:
+        checkpoint: What the store holds now; None where nothing.
+        expected: The sequence number of the first event; None where that is not known.
+        hub_created_at: The hub this holds for.
     """
 
     position: EventPosition
@@ -273,13 +288,14 @@ class Beginning:
 class PartitionOpening:
     """Finds the beginning of one partition, under its lease.
 
-    :param store: gives its calls up after its time-out.
-    :param store_timeout: that time-out, in seconds.
-    :param lease: returns the lease to write under.
-    :param step: runs a step of ours unless the pump ends.
-    :param pause: waits for a time in seconds, or until the pump ends; raises where it does.
-    :param report: reports on the partition.
-    :param on_refused: is called when the store says that the lease is lost; raises.
+    Args:
+        store: Gives its calls up after its time-out.
+        store_timeout: That time-out, in seconds.
+        lease: Returns the lease to write under.
+        step: Runs a step of ours unless the pump ends.
+        pause: Waits for a time in seconds, or until the pump ends; raises where it does.
+        report: Reports on the partition.
+        on_refused: Is called when the store says that the lease is lost; raises.
     """
 
     def __init__(
@@ -315,9 +331,12 @@ class PartitionOpening:
     async def find(self, stored: Checkpoint | None) -> Beginning:
         """Find the beginning, and store it where it could not be found again. Tried until it succeeds.
 
-        :param stored: the partition's checkpoint, read under the lease.
-        :raises DataLossError: events are gone, and the settings say to fail.
-        :raises ServiceError: the service refused to answer.
+        Args:
+            stored: The partition's checkpoint, read under the lease.
+
+        Raises:
+            DataLossError: Events are gone, and the settings say to fail.
+            ServiceError: The service refused to answer.
         """
         self._stored = stored
         while True:
@@ -330,11 +349,19 @@ class PartitionOpening:
         self._report(DataLost, loss, "latest")
 
     async def facts(self) -> PartitionProperties:
-        """Read the partition's properties; tried until it succeeds. :raises ServiceError: refused."""
+        """Read the partition's properties; tried until it succeeds.
+
+        Raises:
+            ServiceError: Refused.
+        """
         return await self.until_done(self._facts)
 
     async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again, and report, what a store or the service fails at. :raises ServiceError: refused for good."""
+        """Try again, and report, what a store or the service fails at.
+
+        Raises:
+            ServiceError: Refused for good.
+        """
 
         def report(error: Exception, _: float) -> None:
             if isinstance(error, StoreError):

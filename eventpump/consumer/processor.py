@@ -53,7 +53,8 @@ class EventProcessor(ABC):
         and `raw` can be read, and what else is asked for raises `EventError`. Catch that error where such events are to
         be passed: a checkpoint past them is stored as past others. Raised from here, the batch comes again.
 
-        :param events: one event or more, in order; none only with `call_when_idle`.
+        Args:
+            events: One event or more, in order; none only with `call_when_idle`.
         """
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:  # noqa: B027 - as above
@@ -191,11 +192,14 @@ class PartitionContext:
         Calls while a write is in flight become one further write, of the latest. An event at or before what is stored
         changes nothing. Cancelled, the checkpoint is still written.
 
-        :param event: one that this partition delivered here, processed or not; None as said above.
-        :raises OwnershipLostError: the partition is not ours any more; the next owner gets the events again.
-        :raises ConfigurationError: the event was not delivered by this partition: it came from another partition, hub
-            or consumer group, was not received by a host, or lies beyond what was delivered since `open`.
-        :raises StoreError: the store failed several times; it is tried again behind the scenes.
+        Args:
+            event: One that this partition delivered here, processed or not; None as said above.
+
+        Raises:
+            OwnershipLostError: The partition is not ours any more; the next owner gets the events again.
+            ConfigurationError: The event was not delivered by this partition: it came from another partition, hub or
+                consumer group, was not received by a host, or lies beyond what was delivered since `open`.
+            StoreError: The store failed several times; it is tried again behind the scenes.
         """
         stored = self._checkpoint(event)
         if stored is not None:
@@ -209,14 +213,19 @@ class PartitionContext:
 class ProcessorSource:
     """Where the processor of an ownership comes from.
 
-    :param make: gives it.
+    Args:
+        make: Gives it.
     """
 
     make: Callable[[], EventProcessor]
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:
-        """Take an instance, a class or a factory. :raises ConfigurationError: it is none of these."""
+        """Take an instance, a class or a factory.
+
+        Raises:
+            ConfigurationError: It is none of these.
+        """
         if isinstance(processor, EventProcessor):
             return cls(lambda: processor)
         if isinstance(processor, type):

@@ -46,9 +46,10 @@ class PartitionReader:
 
     Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
 
-    :param transport_factory: makes the way to the namespace, on entering.
-    :param rng: spreads load; None for an unseeded one.
-    :param on_loss: is called with what is gone where reading goes on all the same; None to log it.
+    Args:
+        transport_factory: Makes the way to the namespace, on entering.
+        rng: Spreads load; None for an unseeded one.
+        on_loss: Is called with what is gone where reading goes on all the same; None to log it.
     """
 
     def __init__(
@@ -98,7 +99,11 @@ class PartitionReader:
         return None if newest is None else ReceivedEvent(newest).last_enqueued
 
     async def __aenter__(self) -> Self:
-        """Connect, and find the end of the range. :raises ServiceError: the partition cannot be read."""
+        """Connect, and find the end of the range.
+
+        Raises:
+            ServiceError: The partition cannot be read.
+        """
         if self._is_closed or self._feed is not None:
             raise ClosedError("partition reader")
         transport = self._transport = self._transport_factory()
@@ -136,10 +141,15 @@ class PartitionReader:
 
         Cancelled, nothing is lost.
 
-        :param max_wait_time: seconds to wait for the first; None for as long as it takes.
-        :returns: empty where the time ran out or the range is read; see `is_at_end`.
-        :raises ServiceError: the link ended for a reason that trying again does not cure.
-        :raises DataLossError: events are gone, and `on_data_loss` says to fail. What was given before is not affected.
+        Args:
+            max_wait_time: Seconds to wait for the first; None for as long as it takes.
+
+        Returns:
+            Empty where the time ran out or the range is read; see `is_at_end`.
+
+        Raises:
+            ServiceError: The link ended for a reason that trying again does not cure.
+            DataLossError: Events are gone, and `on_data_loss` says to fail. What was given before is not affected.
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
@@ -200,7 +210,11 @@ class PartitionReader:
         return True
 
     def _rest_lost(self) -> None:
-        """Report what retention has removed of the rest of the range. :raises DataLossError: by the settings."""
+        """Report what retention has removed of the rest of the range.
+
+        Raises:
+            DataLossError: By the settings.
+        """
         expected, kept_from, end = self._numbers.expected, self._kept_from, self._end
         assert end is not None
         if expected is None or expected >= kept_from:
@@ -339,7 +353,8 @@ class PartitionReader:
     async def _judge_gap(self, messages: list[bytes]) -> None:
         """Find out whether missing numbers are lost, and do what the settings say.
 
-        :raises DataLossError: which is what every later read raises too.
+        Raises:
+            DataLossError: Which is what every later read raises too.
         """
         numbers, settings, transport = self._numbers, self._settings, self._transport
         assert transport is not None

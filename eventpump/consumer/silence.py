@@ -30,10 +30,11 @@ _ENOUGH = 0.9
 class _Watched:
     """What is known of one feed.
 
-    :ivar batches: how many times it had received something when it was looked at last.
-    :ivar check: the check under way.
-    :ivar next_at: when the next check may begin, on the loop's clock.
-    :ivar withheld: up to which sequence number the hub held events when the connection was dropped for them.
+    Attributes:
+        batches: How many times it had received something when it was looked at last.
+        check: The check under way.
+        next_at: When the next check may begin, on the loop's clock.
+        withheld: Up to which sequence number the hub held events when the connection was dropped for them.
     """
 
     patience: Patience
@@ -47,9 +48,10 @@ class _Watched:
 class SilentLink:
     """A link that is judged dead.
 
-    :param evidence: what showed it, in words.
-    :param silent_for: how long it has brought nothing, in seconds.
-    :param drops_connection: whether its connection is dropped; otherwise another link is opened on it.
+    Args:
+        evidence: What showed it, in words.
+        silent_for: How long it has brought nothing, in seconds.
+        drops_connection: Whether its connection is dropped; otherwise another link is opened on it.
     """
 
     evidence: str
@@ -63,8 +65,9 @@ class SilenceWatch:
     A check is a task, one per feed at most. Only a link that stays silent from its beginning to its end is opened
     again, after the last message received: nothing is lost.
 
-    :param max_silence: seconds after which a silent link is checked, and again; 1 at the least.
-    :param on_unexpected: is called with what a check failed with that should not.
+    Args:
+        max_silence: Seconds after which a silent link is checked, and again; 1 at the least.
+        on_unexpected: Is called with what a check failed with that should not.
     """
 
     def __init__(
@@ -84,7 +87,8 @@ class SilenceWatch:
     def waited(self, feed: PartitionFeed, partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
         """Begin a check where one is due: somebody has waited for events of a feed, and there were none.
 
-        :param on_silent: is called when a link is found dead, before anything is done about it.
+        Args:
+            on_silent: Is called when a link is found dead, before anything is done about it.
         """
         watched = self._watched.get(feed)
         if watched is None:

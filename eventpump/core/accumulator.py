@@ -17,9 +17,10 @@ E = TypeVar("E")
 class Batch(Generic[E]):
     """Events for one message.
 
-    :ivar events: in the order they were added.
-    :ivar size: what they take in the message, with its head, in bytes.
-    :ivar outcome: what the accumulator's user keeps with the batch; None at first.
+    Attributes:
+        events: In the order they were added.
+        size: What they take in the message, with its head, in bytes.
+        outcome: What the accumulator's user keeps with the batch; None at first.
     """
 
     __slots__ = ("events", "is_due", "outcome", "size")
@@ -46,11 +47,14 @@ class _Partition(Generic[E]):
 class BatchAccumulator(Generic[E]):
     """Fills a batch for each partition.
 
-    :param max_events: a batch with so many is full.
-    :param max_bytes: what a message may take, in bytes.
-    :param max_wait_time: how long the first event of a batch waits for others, in seconds.
-    :param head_size: what a message takes without events, in bytes.
-    :ivar newest: the batch that the last event went into; None before the first.
+    Args:
+        max_events: A batch with so many is full.
+        max_bytes: What a message may take, in bytes.
+        max_wait_time: How long the first event of a batch waits for others, in seconds.
+        head_size: What a message takes without events, in bytes.
+
+    Attributes:
+        newest: The batch that the last event went into; None before the first.
     """
 
     __slots__ = ("_head_size", "_max_bytes", "_max_events", "_max_wait_time", "_partitions", "_waiting", "newest")
@@ -77,10 +81,13 @@ class BatchAccumulator(Generic[E]):
     def add(self, partition_id: str, event: E, size: int, now: float) -> bool:
         """Add an event.
 
-        :param size: what it adds to a message, in bytes. One too large for any message is the caller's to refuse.
-        :param now: never less than before.
-        :returns: whether the partition has a batch to take that it had not before. Where it has not, `deadline` may be
-            new: it is at most `max_wait_time` away.
+        Args:
+            size: What it adds to a message, in bytes. One too large for any message is the caller's to refuse.
+            now: Never less than before.
+
+        Returns:
+            Whether the partition has a batch to take that it had not before. Where it has not, `deadline` may be new:
+            it is at most `max_wait_time` away.
         """
         partition = self._partitions.get(partition_id)
         if partition is None:
@@ -114,9 +121,13 @@ class BatchAccumulator(Generic[E]):
         return due
 
     def flush(self, partition_id: str | None = None) -> list[str]:
-        """Make everything ready that waits. :returns: the partitions concerned.
+        """Make everything ready that waits.
 
-        :param partition_id: only this one; None for all.
+        Args:
+            partition_id: Only this one; None for all.
+
+        Returns:
+            The partitions concerned.
         """
         due = [each for each in self._waiting if partition_id in (None, each)]
         for each in due:
@@ -167,11 +178,12 @@ class BufferRoom:
     other half is common, up to each partition's limit. A partition that holds nothing is let have one event, however
     large: by what such events exceed their partitions' own parts, the bytes held may exceed the bound.
 
-    :param partition_ids: those that share it.
-    :param max_events: overall; one per partition at least.
-    :param max_bytes: overall, in bytes.
-    :param max_partition_events: per partition; None for no limit but the overall one.
-    :param max_partition_bytes: per partition, in bytes; None likewise.
+    Args:
+        partition_ids: Those that share it.
+        max_events: Overall; one per partition at least.
+        max_bytes: Overall, in bytes.
+        max_partition_events: Per partition; None for no limit but the overall one.
+        max_partition_bytes: Per partition, in bytes; None likewise.
     """
 
     __slots__ = (
@@ -214,10 +226,16 @@ class BufferRoom:
         """What they take."""
 
     def reserve(self, partition_id: str, size: int) -> bool:
-        """Take room for an event. :returns: False, and nothing taken, where there is none now.
+        """Take room for an event.
 
-        :param size: in bytes.
-        :raises KeyError: no such partition.
+        Args:
+            size: In bytes.
+
+        Returns:
+            False, and nothing taken, where there is none now.
+
+        Raises:
+            KeyError: No such partition.
         """
         held = self._held[partition_id]
         events, before = held
@@ -243,9 +261,12 @@ class BufferRoom:
     def release(self, partition_id: str, events: int, size: int) -> bool:
         """Give room back, for the events of a batch whose outcome is known.
 
-        :param events: how many.
-        :param size: what was reserved for them together.
-        :returns: whether other partitions have more room now too.
+        Args:
+            events: How many.
+            size: What was reserved for them together.
+
+        Returns:
+            Whether other partitions have more room now too.
         """
         held = self._held[partition_id]
         if events > held[0] or size > held[1]:

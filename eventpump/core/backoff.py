@@ -35,7 +35,11 @@ class Unlimited(NamedTuple):
 
 
 def is_used_up(policy: RetryPolicy, failures: int) -> bool:
-    """Return whether no further attempt may follow. :param failures: how many retries there were already."""
+    """Return whether no further attempt may follow.
+
+    Args:
+        failures: How many retries there were already.
+    """
     return policy.max_retries is not None and failures >= policy.max_retries
 
 
@@ -57,8 +61,9 @@ def least_delay(error: BaseException) -> float:
 class Backoff:
     """Exponential back-off with full jitter: wait anything up to a ceiling that doubles with every failure.
 
-    :param base: the first ceiling, in seconds.
-    :param maximum: the highest ceiling, in seconds.
+    Args:
+        base: The first ceiling, in seconds.
+        maximum: The highest ceiling, in seconds.
     """
 
     __slots__ = ("_base", "_ceiling", "_maximum", "failures")
@@ -74,7 +79,8 @@ class Backoff:
     def next(self, rng: random.Random, *, at_least: float = 0.0) -> float:
         """Count a failure, and say how long to wait, in seconds.
 
-        :param at_least: what the peer asked for (a throttling service wants its clients to wait); jitter comes on top.
+        Args:
+            at_least: What the peer asked for (a throttling service wants its clients to wait); jitter comes on top.
         """
         ceiling = self._ceiling
         self.failures += 1
@@ -100,8 +106,9 @@ class TryPace:
 
     A link that is attached early, and fails, fails once; then the rest of the delay is waited for.
 
-    :param base: the first ceiling of the delays, in seconds.
-    :param maximum: the highest, in seconds.
+    Args:
+        base: The first ceiling of the delays, in seconds.
+        maximum: The highest, in seconds.
     """
 
     __slots__ = ("_backoff", "_due")
@@ -116,7 +123,11 @@ class TryPace:
         return self._backoff.failures
 
     def counts(self, began: float) -> bool:
-        """Return whether a try that failed counts. :param began: when it began, in seconds."""
+        """Return whether a try that failed counts.
+
+        Args:
+            began: When it began, in seconds.
+        """
         return began >= self._due
 
     def next(
@@ -131,10 +142,11 @@ class TryPace:
     ) -> float:
         """Go on after a failed try, and return how long to wait, in seconds.
 
-        :param began: when it began.
-        :param is_connection_lost: whether it failed because there is no connection any more.
-        :param was_attached: whether there was a link.
-        :param at_least: as of `Backoff.next`.
+        Args:
+            began: When it began.
+            is_connection_lost: Whether it failed because there is no connection any more.
+            was_attached: Whether there was a link.
+            at_least: As of `Backoff.next`.
         """
         has_counted = self.counts(began)
         if has_counted:
@@ -154,9 +166,9 @@ class Retries:
     """Decides on the attempts of one operation: whether another one follows a failure, and after how long.
 
     Args:
-        policy: the number of attempts and the delays between them.
-        until: the time, in seconds, at which no further attempt begins.
-        allows_early: attempts that failed with their connection are repeated early, and then do not count (`TryPace`).
+        policy: The number of attempts and the delays between them.
+        until: The time, in seconds, at which no further attempt begins.
+        allows_early: Attempts that failed with their connection are repeated early, and then do not count (`TryPace`).
             Only for operations on links, because the transport spaces attempts to connect by itself.
     """
 
@@ -176,11 +188,11 @@ class Retries:
         Whether the error itself is final is for the caller to know (`gives_up`).
 
         Args:
-            error: what the attempt failed with.
-            rng: spreads the delays.
-            began: when the attempt began, in seconds.
-            now: when it failed, on the same clock.
-            was_attached: whether the attempt had a link.
+            error: What the attempt failed with.
+            rng: Spreads the delays.
+            began: When the attempt began, in seconds.
+            now: When it failed, on the same clock.
+            was_attached: Whether the attempt had a link.
         """
         if not self._allows_early:
             began = math.inf  # a timer may fire a moment too soon, and each attempt counts

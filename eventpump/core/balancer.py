@@ -24,10 +24,11 @@ SPARES = 16
 class LeasePlan:
     """What a host does about leases in one cycle. Calls may overlap; a lost race needs no answer but `spare`.
 
-    :param acquire: partitions nobody holds, in the order to try them.
-    :param steal: leases to take from a live owner, as the listing showed them, in the order to try them.
-    :param spare: leases to steal one after another, until one is won, where the host holds nothing and nothing of
-        `acquire` and `steal` was won: a host that owns nothing is not seen by the others.
+    Args:
+        acquire: Partitions nobody holds, in the order to try them.
+        steal: Leases to take from a live owner, as the listing showed them, in the order to try them.
+        spare: Leases to steal one after another, until one is won, where the host holds nothing and nothing of
+            `acquire` and `steal` was won: a host that owns nothing is not seen by the others.
     """
 
     acquire: tuple[str, ...] = ()
@@ -51,15 +52,16 @@ def plan_leases(
     in `held` (an earlier run's, or one whose acquisition got no answer) counts as the host's own, as every other host
     counts it, and is left alone until it dies; dead, it is the first this host takes.
 
-    :param snapshots: every lease of the consumer group, as just listed.
-    :param host: the name of the planning host.
-    :param held: the partitions whose leases this process holds, by its own knowledge; also where the listing gives
-        them to nobody or to another, as only a renewal tells which of the two is older.
-    :param taking: the partitions whose acquisition or steal, begun in an earlier cycle, has not ended; they count as
-        the host's own already.
-    :param rng: where a host that nobody sees draws from, so that its rivals, seeing the same, choose otherwise.
-    :param avoid: partitions this host must not take now. One that died under it is left to the others: it takes
-        another for it. One that it or another released stays free for it.
+    Args:
+        snapshots: Every lease of the consumer group, as just listed.
+        host: The name of the planning host.
+        held: The partitions whose leases this process holds, by its own knowledge; also where the listing gives them to
+            nobody or to another, as only a renewal tells which of the two is older.
+        taking: The partitions whose acquisition or steal, begun in an earlier cycle, has not ended; they count as the
+            host's own already.
+        rng: Where a host that nobody sees draws from, so that its rivals, seeing the same, choose otherwise.
+        avoid: Partitions this host must not take now. One that died under it is left to the others: it takes another
+            for it. One that it or another released stays free for it.
     """
     mine = frozenset(held).union(taking)
     picture = _Picture(snapshots, host, mine)
@@ -87,8 +89,9 @@ def first_step(
     half of all leases, the second a third, and most of it would move again. With one lease each they see each other,
     and what they are then appointed to is the fewest moves.
 
-    :param plan: what `plan_leases` returned for these snapshots.
-    :param taking: as given to `plan_leases`.
+    Args:
+        plan: What `plan_leases` returned for these snapshots.
+        taking: As given to `plan_leases`.
     """
     if not plan.steal or any(lease.is_held and lease.owner == host for lease in snapshots):
         return None

@@ -6,8 +6,9 @@ from __future__ import annotations
 class TokenBucket:
     """Spaces requests: in any second at most `rate + burst` begin.
 
-    :param rate: requests per second in the long run.
-    :param burst: requests that may begin at once after a pause.
+    Args:
+        rate: Requests per second in the long run.
+        burst: Requests that may begin at once after a pause.
     """
 
     def __init__(self, rate: float, burst: int) -> None:
@@ -20,7 +21,8 @@ class TokenBucket:
     def take(self, now: float) -> float:
         """Count a request, and return how many seconds it has to wait, 0 where it may begin now.
 
-        :param now: on a clock that never goes back, in seconds.
+        Args:
+            now: On a clock that never goes back, in seconds.
         """
         due = max(self._next, now - self._ahead)
         self._next = due + self._gap

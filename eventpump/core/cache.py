@@ -34,7 +34,8 @@ class EventCache:
     def append(self, batch: list[bytes], size: int) -> None:
         """Take over a batch. The list is the cache's from now on.
 
-        :param size: the sum of its messages' lengths, in bytes.
+        Args:
+            size: The sum of its messages' lengths, in bytes.
         """
         count = len(batch)
         if not count:

@@ -25,9 +25,10 @@ class Positioned(Protocol):
 class CheckpointPolicy:
     """When checkpoints are written without being asked for, always of batches whose `process_events` returned.
 
-    :param every_events: after so many events.
-    :param every_seconds: so long after an event that is not in a checkpoint yet, in seconds.
-    :param on_close: before the partition is given up.
+    Args:
+        every_events: After so many events.
+        every_seconds: So long after an event that is not in a checkpoint yet, in seconds.
+        on_close: Before the partition is given up.
     """
 
     every_events: int | None = None
@@ -52,7 +53,8 @@ class CheckpointTracker:
     One write is in flight at most; of several wishes the latest wins; nothing goes backwards, and nothing beyond what
     was delivered is taken.
 
-    :param stored: the checkpoint the store held at the start.
+    Args:
+        stored: The checkpoint the store held at the start.
     """
 
     __slots__ = (
@@ -98,7 +100,8 @@ class CheckpointTracker:
     def events_handled(self, last: Positioned, count: int, now: float) -> None:
         """Record a batch that was processed, and want it stored where the policy says so.
 
-        :param now: seconds on any clock that `due` is asked with too.
+        Args:
+            now: Seconds on any clock that `due` is asked with too.
         """
         self._handled, self._running = last, None
         if not self._unsaved:
@@ -132,9 +135,14 @@ class CheckpointTracker:
         """Want an event stored as processed. None stands for the last event of the running batch where the wish comes
         from its handler, and for the last event that was handled where it does not.
 
-        :param is_in_batch: whether the wish comes from the call that processes the running batch.
-        :returns: the checkpoint to wait for; None where it or a later one is stored, or nothing was handled.
-        :raises ConfigurationError: the event lies beyond what was delivered.
+        Args:
+            is_in_batch: Whether the wish comes from the call that processes the running batch.
+
+        Returns:
+            The checkpoint to wait for; None where it or a later one is stored, or nothing was handled.
+
+        Raises:
+            ConfigurationError: The event lies beyond what was delivered.
         """
         if event is None:
             event = self._running if is_in_batch and self._running is not None else self._handled

@@ -86,11 +86,12 @@ class OnStateLost(enum.StrEnum):
 class PublisherIntent:
     """A level that is being taken.
 
-    :param owner_level: the level.
-    :param tail: the sequence number of the partition's last event, before `number` was read; None where it is not read
-        or not needed.
-    :param number: the last number published under the state's own level; None as long as it is not read. No level was
-        raised before it is stored.
+    Args:
+        owner_level: The level.
+        tail: The sequence number of the partition's last event, before `number` was read; None where it is not read or
+            not needed.
+        number: The last number published under the state's own level; None as long as it is not read. No level was
+            raised before it is stored.
     """
 
     owner_level: int
@@ -102,16 +103,17 @@ class PublisherIntent:
 class PublisherState:
     """What an idempotent publisher of one partition needs to go on after its process ended.
 
-    :param producer_id: the id the service knows it by.
-    :param owner_level: its epoch; of two publishers with one id the higher level keeps the other out.
-    :param start: the published number up to which `published` counts.
-    :param published: how many events the application had published under its name by then, under former ids and levels
-        too.
-    :param has_published: whether the service has accepted something under this id and level.
-    :param is_clean: whether the process of this level has closed with nothing in doubt.
-    :param is_stamped: whether every event of this level was sent with a stamp.
-    :param claim: random text of the start that took this level, by which it knows its own writes.
-    :param intent: the level that a later start is taking; None where none is.
+    Args:
+        producer_id: The id the service knows it by.
+        owner_level: Its epoch; of two publishers with one id the higher level keeps the other out.
+        start: The published number up to which `published` counts.
+        published: How many events the application had published under its name by then, under former ids and levels
+            too.
+        has_published: Whether the service has accepted something under this id and level.
+        is_clean: Whether the process of this level has closed with nothing in doubt.
+        is_stamped: Whether every event of this level was sent with a stamp.
+        claim: Random text of the start that took this level, by which it knows its own writes.
+        intent: The level that a later start is taking; None where none is.
     """
 
     producer_id: int
@@ -129,7 +131,8 @@ class PublisherState:
 class StoredPublisherState:
     """A publisher's state as it was read or written.
 
-    :param version: identifies this state to its store; opaque.
+    Args:
+        version: Identifies this state to its store; opaque.
     """
 
     state: PublisherState
@@ -150,7 +153,8 @@ def published_since(state: PublisherState, number: int) -> int | None:
 def is_below(number: int, known: int, *, has_published: bool) -> bool:
     """Whether a number that the service answers lies below one that is known to be published.
 
-    :param has_published: whether something was accepted under this id and level; otherwise it may answer for nothing.
+    Args:
+        has_published: Whether something was accepted under this id and level; otherwise it may answer for nothing.
     """
     return published_since(PublisherState(0, 0, known, has_published=has_published), number) is None
 
@@ -209,7 +213,8 @@ class ProducerAnswer:
 class AttachRefused:
     """The service refused an attach.
 
-    :param is_stolen: for a higher level; otherwise, because it does not know the producer.
+    Args:
+        is_stolen: For a higher level; otherwise, because it does not know the producer.
     """
 
     is_stolen: bool
@@ -224,10 +229,11 @@ Procedure: TypeAlias = Generator[Request, object, T]
 class Started:
     """A start that may publish.
 
-    :param stored: the state it publishes under.
-    :param number: the last number published, as the service answered it to the last attach.
-    :param published: how many events of the application are published.
-    :param is_claimed: whether the last attach gave the number. The service may then answer that nothing is published.
+    Args:
+        stored: The state it publishes under.
+        number: The last number published, as the service answered it to the last attach.
+        published: How many events of the application are published.
+        is_claimed: Whether the last attach gave the number. The service may then answer that nothing is published.
     """
 
     stored: StoredPublisherState
@@ -256,13 +262,16 @@ class StartPolicy:
 def start(partition_id: str, policy: StartPolicy, claim: str, first: AttachRequest) -> Procedure[Started]:
     """Start a publisher.
 
-    :param claim: random text, different for every start.
-    :param first: what to attach with where no state is stored.
-    :raises ProducerDisconnectedError: another start has superseded this one.
-    :raises PublishOutcomeUnknownError: the start is in doubt, and the policy does not settle it.
-    :raises ProducerStateLostError: the service has forgotten the publisher, and the policy is to fail.
-    :raises InvalidClientStateError: the service answered what cannot be.
-    :raises RequestRefusedError: the service does not know the producer of `first`.
+    Args:
+        claim: Random text, different for every start.
+        first: What to attach with where no state is stored.
+
+    Raises:
+        ProducerDisconnectedError: Another start has superseded this one.
+        PublishOutcomeUnknownError: The start is in doubt, and the policy does not settle it.
+        ProducerStateLostError: The service has forgotten the publisher, and the policy is to fail.
+        InvalidClientStateError: The service answered what cannot be.
+        RequestRefusedError: The service does not know the producer of `first`.
     """
     return (yield from _Start(partition_id, policy, claim, first).run())
 

@@ -28,9 +28,10 @@ class CreditWindow:
 
     Credit is topped up when at least half the window can be added, so never message by message.
 
-    :param max_events: the room, in events.
-    :param max_bytes: the room, in bytes.
-    :param left: the messages still wanted; None for no end.
+    Args:
+        max_events: The room, in events.
+        max_bytes: The room, in bytes.
+        left: The messages still wanted; None for no end.
     """
 
     __slots__ = (
@@ -72,7 +73,8 @@ class CreditWindow:
     def link_opened(self, max_message_size: int) -> None:
         """Begin on a new link, which has no credit. What is known of sizes stays.
 
-        :param max_message_size: in bytes; 0 where the link has no limit.
+        Args:
+            max_message_size: In bytes; 0 where the link has no limit.
         """
         self._max_message_size = max_message_size or self._max_bytes
         self.credit = self.allowance = 0
@@ -105,8 +107,9 @@ class CreditWindow:
     def grant(self, events_held: int, bytes_held: int) -> int | None:
         """Say to which number the link's credit must be set now; None to leave it as it is.
 
-        :param events_held: events in the cache.
-        :param bytes_held: bytes in the cache.
+        Args:
+            events_held: Events in the cache.
+            bytes_held: Bytes in the cache.
         """
         if bytes_held >= self._max_bytes:
             if not self.credit:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 class LeaseSnapshot:
     """A partition's lease as a listing showed it.
 
-    :param owner: the host named by the lease; None where it was released or never taken.
-    :param is_held: whether the lease was alive at the listing. A dead one keeps its last owner's name.
-    :param token: what the store needs, beside the owner, to steal this lease and no later owner's; opaque.
+    Args:
+        owner: The host named by the lease; None where it was released or never taken.
+        is_held: Whether the lease was alive at the listing. A dead one keeps its last owner's name.
+        token: What the store needs, beside the owner, to steal this lease and no later owner's; opaque.
     """
 
     partition_id: str
@@ -24,9 +25,10 @@ class LeaseSnapshot:
 class PartitionLease:
     """A lease this host holds.
 
-    :param epoch: grows by one with every acquisition; the owner level of the receive link.
-    :param token: proves the holding to the store; opaque.
-    :param expires_at: on the monotonic clock; from then on nothing may be delivered or written under it.
+    Args:
+        epoch: Grows by one with every acquisition; the owner level of the receive link.
+        token: Proves the holding to the store; opaque.
+        expires_at: On the monotonic clock; from then on nothing may be delivered or written under it.
     """
 
     partition_id: str

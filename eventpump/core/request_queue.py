@@ -9,9 +9,10 @@ from collections.abc import Sequence
 class RequestQueue:
     """Requests that wait for their turn. A request is known by the number that `ask` returns.
 
-    :param limit: how many may run at a time.
-    :param shares: for each priority, the most urgent first, how many of that priority may run at a time. Where those of
-        the lower ones together are below the limit, the most urgent requests never wait for lower ones only.
+    Args:
+        limit: How many may run at a time.
+        shares: For each priority, the most urgent first, how many of that priority may run at a time. Where those of
+            the lower ones together are below the limit, the most urgent requests never wait for lower ones only.
     """
 
     def __init__(self, limit: int, shares: Sequence[int]) -> None:
@@ -38,8 +39,9 @@ class RequestQueue:
     def ask(self, priority: int, order: float = 0.0) -> int:
         """Add a request.
 
-        :param priority: 0 for the most urgent.
-        :param order: of two with the same priority the lower comes first; the earlier, where it is the same.
+        Args:
+            priority: 0 for the most urgent.
+            order: Of two with the same priority the lower comes first; the earlier, where it is the same.
         """
         self._last += 1
         self._priorities[self._last] = priority

@@ -17,17 +17,21 @@ class PartitionRouter(Protocol):
         Events of one key have to go to one partition for as long as the partitions are the same, or their order is
         lost.
 
-        :param partition_key: None for an event without key.
-        :param partition_ids: the hub's partitions, in the service's order; one at least.
-        :returns: one of them.
+        Args:
+            partition_key: None for an event without key.
+            partition_ids: The hub's partitions, in the service's order; one at least.
+
+        Returns:
+            One of them.
         """
 
 
 class HashRouter:
     """Routes keys as the service does, and events without key round robin.
 
-    :param partition_for_key: the service's hash, from key and number of partitions to an index
-        (`eventhubs.hashing.partition_for_key`).
+    Args:
+        partition_for_key: The service's hash, from key and number of partitions to an index
+            (`eventhubs.hashing.partition_for_key`).
     """
 
     __slots__ = ("_next", "_partition_for_key")

@@ -241,10 +241,11 @@ class AttachRequest:
 class Publication(Generic[B]):
     """A batch, from its offer on. Only its sequencer writes to it.
 
-    :ivar batch: whatever was offered.
-    :ivar count: how many events it has.
-    :ivar first: the number of its first event; None as long as, and as soon as, it has none.
-    :ivar outcome: what is known of it.
+    Attributes:
+        batch: Whatever was offered.
+        count: How many events it has.
+        first: The number of its first event; None as long as, and as soon as, it has none.
+        outcome: What is known of it.
     """
 
     __slots__ = ("batch", "count", "first", "outcome")
@@ -267,20 +268,24 @@ class Publication(Generic[B]):
 class PartitionSequencer(Generic[B]):
     """Decides which numbers a partition's batches get, and settles those whose outcome is not known.
 
-    :param partition_id: for messages only.
-    :param producer_id: the id to publish with; None to be given one.
-    :param owner_level: the level to publish with; None for the service's.
-    :param starting_number: the number before the first to use, given to the service at the first attach instead of
-        asking it.
-    :raises ValueError: a value outside the service's range.
+    Args:
+        partition_id: For messages only.
+        producer_id: The id to publish with; None to be given one.
+        owner_level: The level to publish with; None for the service's.
+        starting_number: The number before the first to use, given to the service at the first attach instead of asking
+            it.
 
-    :ivar state: see the module.
-    :ivar head: the batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
-    :ivar producer_id: the id, as given and then as answered.
-    :ivar owner_level: the level, as given and then as answered.
-    :ivar last_number: the last number known to be published (-1 or 0 where none is), None before the first attach.
-    :ivar failure: why the state is FAILED; None in every other.
-    :ivar problem: the failure in words.
+    Attributes:
+        state: See the module.
+        head: The batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
+        producer_id: The id, as given and then as answered.
+        owner_level: The level, as given and then as answered.
+        last_number: The last number known to be published (-1 or 0 where none is), None before the first attach.
+        failure: Why the state is FAILED; None in every other.
+        problem: The failure in words.
+
+    Raises:
+        ValueError: A value outside the service's range.
     """
 
     __slots__ = (
@@ -348,8 +353,11 @@ class PartitionSequencer(Generic[B]):
     def offer(self, batch: B, count: int) -> Publication[B]:
         """Put a batch at the head, which must be free. It has its numbers now, or at the first attach.
 
-        :param count: how many events it has, at least 1.
-        :raises EventPumpError: the partition has failed: `error()`.
+        Args:
+            count: How many events it has, at least 1.
+
+        Raises:
+            EventPumpError: The partition has failed: `error()`.
         """
         if self.failure is not None:
             raise self.error()
@@ -364,7 +372,8 @@ class PartitionSequencer(Generic[B]):
     def withdraw(self, publication: Publication[B]) -> Outcome:
         """Record that its caller stops trying: cancelled, or out of retries. Always allowed.
 
-        :returns: REFUSED where nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays
+        Returns:
+            REFUSED where nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays
             there, to be settled. What became of it already, where it did.
         """
         if publication is not self.head:
@@ -379,7 +388,11 @@ class PartitionSequencer(Generic[B]):
         return Outcome.UNKNOWN
 
     def sending(self) -> int:
-        """Record that the head goes out on the link now. :returns: the number of its first event."""
+        """Record that the head goes out on the link now.
+
+        Returns:
+            The number of its first event.
+        """
         self._move(SequencerInput.SENDING)
         assert self.head is not None
         assert self.head.first is not None
@@ -447,16 +460,18 @@ class PartitionSequencer(Generic[B]):
     def fenced(self, description: str, *, transfer_refused: bool) -> None:
         """Record that a publisher with a higher level took over: final.
 
-        :param description: the service's words.
-        :param transfer_refused: whether the transfer that is out was refused for it; False where an attach was, or
-            where the link ended.
+        Args:
+            description: The service's words.
+            transfer_refused: Whether the transfer that is out was refused for it; False where an attach was, or where
+                the link ended.
         """
         self._shut_out(Failure.FENCED, description, transfer_refused=transfer_refused)
 
     def state_lost(self, problem: str) -> None:
         """Record that the service, asked by an attach, has forgotten the publisher: final. A batch in doubt stays so.
 
-        :param problem: how that shows.
+        Args:
+            problem: How that shows.
         """
         self._shut_out(Failure.STATE_LOST, problem, transfer_refused=False)
 

@@ -65,7 +65,8 @@ class Patience:
     A link must be silent for so long before it is checked: a hub can be ahead of one with nothing to bring, such as a
     compacted one whose newest events are gone. So long lies between two drops of a connection.
 
-    :param first: seconds.
+    Args:
+        first: Seconds.
     """
 
     __slots__ = ("_factor", "_first")
@@ -101,7 +102,8 @@ class Patience:
 class Peer:
     """What is known of the service at the other end of a transport.
 
-    :ivar answers_echo: whether it has ever answered a probe.
+    Attributes:
+        answers_echo: Whether it has ever answered a probe.
     """
 
     __slots__ = ("_dropped_at", "_drops", "_was_mute", "answers_echo")
@@ -113,13 +115,18 @@ class Peer:
         self._dropped_at = -math.inf
 
     def may_drop(self, now: float) -> bool:
-        """Return whether a connection to it may be dropped. :param now: seconds, as in the other calls."""
+        """Return whether a connection to it may be dropped.
+
+        Args:
+            now: Seconds, as in the other calls.
+        """
         return now - self._dropped_at >= self._drops.seconds
 
     def dropped(self, now: float, *, was_mute: bool) -> None:
         """Go on after a connection was dropped: the next may be dropped after twice the time.
 
-        :param was_mute: whether because probes had no answer.
+        Args:
+            was_mute: Whether because probes had no answer.
         """
         self._was_mute = was_mute
         if now - self._dropped_at > 2 * self._drops.longest:
@@ -143,11 +150,14 @@ class Peer:
 class SilenceCheck:
     """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
 
-    :param was_reopened: whether an earlier check opened the link again, or dropped its connection, and nothing was
-        received since.
-    :param may_drop: whether the connection may be dropped.
-    :ivar step: what to do now.
-    :ivar is_ahead: whether the hub was seen ahead twice; then that is why the link is opened again.
+    Args:
+        was_reopened: Whether an earlier check opened the link again, or dropped its connection, and nothing was
+            received since.
+        may_drop: Whether the connection may be dropped.
+
+    Attributes:
+        step: What to do now.
+        is_ahead: Whether the hub was seen ahead twice; then that is why the link is opened again.
     """
 
     __slots__ = ("_is_second_link", "_may_drop", "_peer", "_was_ahead", "_was_reopened", "is_ahead", "step")
@@ -162,7 +172,11 @@ class SilenceCheck:
         self.step = Step.PROBE
 
     def probed(self, answer: bool | None) -> None:
-        """Go on after a probe. :param answer: as `ReceiveLink.probe` returned it."""
+        """Go on after a probe.
+
+        Args:
+            answer: As `ReceiveLink.probe` returned it.
+        """
         assert self.step is Step.PROBE
         if answer:
             self._peer.answered()
@@ -172,7 +186,11 @@ class SilenceCheck:
             self.step = Step.REST if self._was_reopened else Step.ASK
 
     def looked(self, is_ahead: bool | None) -> None:
-        """Go on after management was asked. :param is_ahead: None where that is not known."""
+        """Go on after management was asked.
+
+        Args:
+            is_ahead: None where that is not known.
+        """
         assert self.step is Step.ASK
         if not is_ahead:
             self.step = Step.REST
@@ -186,8 +204,9 @@ class SilenceCheck:
     def reopened(self, is_attached: bool | None) -> None:
         """Go on after the link was ended.
 
-        :param is_attached: True where another is attached, False where the attach had no answer; None where it failed
-            otherwise.
+        Args:
+            is_attached: True where another is attached, False where the attach had no answer; None where it failed
+                otherwise.
         """
         assert self.step is Step.REOPEN
         self._was_reopened = True
@@ -204,9 +223,10 @@ class SilenceCheck:
 class Look:
     """What management said of a partition.
 
-    :param at: when it was asked, on the loop's clock.
-    :param last: the sequence number of the newest event; -1 where there never was one.
-    :param is_ahead: whether the hub holds events beyond what was received.
+    Args:
+        at: When it was asked, on the loop's clock.
+        last: The sequence number of the newest event; -1 where there never was one.
+        is_ahead: Whether the hub holds events beyond what was received.
     """
 
     at: float
@@ -225,11 +245,12 @@ def is_ahead(
 ) -> bool:
     """Return whether a partition holds events beyond what was received of it.
 
-    :param received: the sequence number of the last event received; None where none was.
-    :param position: where the link began, which counts where nothing was received; never "@latest".
-    :param last: the sequence number of the partition's newest event; the next two are its offset and when it was
-        enqueued, in seconds since the Unix epoch.
-    :param is_empty: whether the partition holds no event now.
+    Args:
+        received: The sequence number of the last event received; None where none was.
+        position: Where the link began, which counts where nothing was received; never "@latest".
+        last: The sequence number of the partition's newest event; the next two are its offset and when it was enqueued,
+            in seconds since the Unix epoch.
+        is_empty: Whether the partition holds no event now.
     """
     if is_empty:
         return False
@@ -261,10 +282,11 @@ def lag(
     to deliver; its silence begins with the last message, on whichever link that came. Where nothing was delivered yet,
     it is 0 if a look confirms that there is nothing to deliver.
 
-    :param delivered: the sequence number of the last event delivered.
-    :param told: that of the newest event, as the last one received told it.
-    :param look: the last look, where nothing was received since.
-    :param silent_for: how many seconds the link has been silent; None where it is not.
+    Args:
+        delivered: The sequence number of the last event delivered.
+        told: That of the newest event, as the last one received told it.
+        look: The last look, where nothing was received since.
+        silent_for: How many seconds the link has been silent; None where it is not.
     """
     if not is_attached:
         return None

@@ -41,7 +41,11 @@ def position_text(position: EventPosition) -> str:
 
 
 def parse_position(text: str) -> EventPosition:
-    """Read what `position_text` wrote. :raises ValueError: it did not write this."""
+    """Read what `position_text` wrote.
+
+    Raises:
+        ValueError: It did not write this.
+    """
     kind, operator, value = text.partition(">")
     inclusive = value.startswith("=")
     if inclusive:
@@ -99,7 +103,8 @@ class Record(Protocol):
 def start_of(record: Record, partition_id: str) -> EventPosition:
     """Return where a partition without a checkpoint begins: one that was added later, at its beginning.
 
-    :raises ValueError: the record holds something else than starts.
+    Raises:
+        ValueError: The record holds something else than starts.
     """
     if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
@@ -132,8 +137,9 @@ def entered(
     Call it only with a record that was read before the service was asked when the hub was created: a newer hub that
     the record speaks of would be forgotten.
 
-    :param known: every partition that may have a checkpoint: those of the leases and those of the hub.
-    :param partition_count: of the hub now.
+    Args:
+        known: Every partition that may have a checkpoint: those of the leases and those of the hub.
+        partition_count: Of the hub now.
     """
     if all(hub_of(record, each) == created_at for each in partition_ids):
         return None
@@ -183,8 +189,9 @@ class LossKind(enum.Enum):
 class Loss:
     """Events that were to be read and are gone.
 
-    :param first_missing: the sequence number of the first of them.
-    :param last_missing: that of the last; None where nobody knows, because their hub is gone.
+    Args:
+        first_missing: The sequence number of the first of them.
+        last_missing: That of the last; None where nobody knows, because their hub is gone.
     """
 
     kind: LossKind
@@ -206,7 +213,11 @@ class Loss:
         return f"the position lies beyond the partition's end: sequence {numbers} not there"
 
     def action(self, configured: OnDataLoss | None) -> OnDataLoss:
-        """Return what follows. :param configured: None for the default of this kind of loss."""
+        """Return what follows.
+
+        Args:
+            configured: None for the default of this kind of loss.
+        """
         if configured is not None:
             return configured
         return "earliest" if self.kind is LossKind.RETENTION else "fail"
@@ -220,7 +231,8 @@ def retained_from(facts: PartitionFacts) -> int:
 def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hub: bool) -> Loss | None:
     """Return what a reader that goes on after a checkpoint would miss; None where nothing.
 
-    :param facts: what the service says of the partition now; not needed where the checkpoint is of another hub.
+    Args:
+        facts: What the service says of the partition now; not needed where the checkpoint is of another hub.
     """
     if not is_of_this_hub:
         return Loss(LossKind.RECREATED, stored.sequence_number + 1, None)
@@ -266,7 +278,8 @@ class NumberWatch:
     behind them now. In a partition whose gaps were no loss that is asked less and less often, and gaps that come
     between two questions are judged together.
 
-    :param expected: the number of the next event; None where that is not known.
+    Args:
+        expected: The number of the next event; None where that is not known.
     """
 
     __slots__ = ("_ask_at", "_pause", "expected", "first_missing", "last_missing")
@@ -299,7 +312,11 @@ class NumberWatch:
             before = number
 
     def is_due(self, now: float) -> bool:
-        """Return whether the service should be asked now. :param now: seconds on any steady clock."""
+        """Return whether the service should be asked now.
+
+        Args:
+            now: Seconds on any steady clock.
+        """
         return self.first_missing is not None and now >= self._ask_at
 
     def not_answered(self, now: float) -> None:

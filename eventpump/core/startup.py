@@ -18,7 +18,8 @@ class HostStart:
     The partitions counted are those tried when the first refusal arrives: with a thousand of them there is always one
     whose attempt has just begun.
 
-    :param until: when the start is over, on the clock whose time `verdict` takes, in seconds.
+    Args:
+        until: When the start is over, on the clock whose time `verdict` takes, in seconds.
     """
 
     def __init__(self, until: float) -> None:

@@ -43,8 +43,11 @@ class TurnLedger:
     def stepped(self, began: float) -> bool:
         """Record a step of a handler that took more than `NOTED_STEP`.
 
-        :param began: when the step began.
-        :returns: whether it is the turn's first: `turned` must then be called in the next turn.
+        Args:
+            began: When the step began.
+
+        Returns:
+            Whether it is the turn's first: `turned` must then be called in the next turn.
         """
         if self._began is not None:
             return False
@@ -69,7 +72,14 @@ class TurnLedger:
         self._due.pop(partition_id, None)
 
     def call_begun(self, ends_at: float) -> int:
-        """Record a call of the store. :param ends_at: when it is cut off. :returns: what `call_ended` wants."""
+        """Record a call of the store.
+
+        Args:
+            ends_at: When it is cut off.
+
+        Returns:
+            What `call_ended` wants.
+        """
         key = next(self._keys)
         self._calls[key] = ends_at
         return key

@@ -20,9 +20,10 @@ BarKey = tuple[int, str]
 class Bar:
     """What a symbol's trades of one window come to.
 
-    :param start: of the window, milliseconds since the Unix epoch.
-    :param volume: shares.
-    :param turnover: cents.
+    Args:
+        start: Of the window, milliseconds since the Unix epoch.
+        volume: Shares.
+        turnover: Cents.
     """
 
     symbol: str
@@ -42,7 +43,11 @@ class Bar:
 
     @classmethod
     def decode(cls, body: bytes) -> Bar:
-        """Read a bar from JSON. :raises ValueError: it is none."""
+        """Read a bar from JSON.
+
+        Raises:
+            ValueError: It is none.
+        """
         try:
             return cls(**json.loads(body))
         except TypeError as error:
@@ -52,7 +57,8 @@ class Bar:
 class ExpectedBars:
     """The bars of published trades, made without Spark.
 
-    :param window: milliseconds.
+    Args:
+        window: Milliseconds.
     """
 
     def __init__(self, window: int) -> None:
@@ -107,15 +113,16 @@ class ExpectedBars:
 class BarsVerdict:
     """What came of a run. Counts are of bars, but for `trades`.
 
-    :param trades: published.
-    :param expected: what the trades make.
-    :param stored: found in the hub at the end.
-    :param lost: expected, and not there.
-    :param duplicates: there more than once, counted each further time.
-    :param wrong: there with other figures than the trades make, or not expected at all.
-    :param disorder: there behind a later one of their partition.
-    :param cut: of the batch that the kill broke off: stored before it, and after the restart; None where it broke none.
-    :param recovery: seconds from the kill to the next bar.
+    Args:
+        trades: Published.
+        expected: What the trades make.
+        stored: Found in the hub at the end.
+        lost: Expected, and not there.
+        duplicates: There more than once, counted each further time.
+        wrong: There with other figures than the trades make, or not expected at all.
+        disorder: There behind a later one of their partition.
+        cut: Of the batch that the kill broke off: stored before it, and after the restart; None where it broke none.
+        recovery: Seconds from the kill to the next bar.
     """
 
     trades: int
@@ -170,8 +177,9 @@ def judge_bars(
 ) -> BarsVerdict:
     """Compare.
 
-    :param expected: the bars of all published trades.
-    :param stored: what each partition of the hub holds, in its order.
+    Args:
+        expected: The bars of all published trades.
+        stored: What each partition of the hub holds, in its order.
     """
     found = [bar for bars in stored.values() for bar in bars]
     counted = Counter(bar.key for bar in found)

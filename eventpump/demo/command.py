@@ -50,14 +50,28 @@ class Play(Protocol):
         """What there is to see."""
 
     async def play(self, view: View) -> Verdict:
-        """Play it. :returns: what came of it. :raises EventPumpError: it could not be played."""
+        """Play it.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            EventPumpError: It could not be played.
+        """
 
     async def stop(self) -> None:
         """End all its processes."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. :returns: 0 where every promise was kept, else 1. :raises EventPumpError: it could not be run."""
+    """Run the demo.
+
+    Returns:
+        0 where every promise was kept, else 1.
+
+    Raises:
+        EventPumpError: It could not be run.
+    """
     for name, low, high in (("events", 100, 50_000_000), ("partitions", 1, 32), ("seconds", 1, 3600)):
         if not low <= getattr(args, name) <= high:
             raise ConfigurationError(f"--{name}", f"must lie between {low} and {high}")

@@ -20,8 +20,11 @@ async def publish(producer: EventProducer, seed: int, total: int, seconds: float
     All of one step are stored before the next is begun, and no step takes more than a fortieth of the whole: no
     partition gets ahead of another by more.
 
-    :param seconds: to take for all of them.
-    :returns: an iterator over the bodies that each step published.
+    Args:
+        seconds: To take for all of them.
+
+    Returns:
+        An iterator over the bodies that each step published.
     """
     loop = asyncio.get_running_loop()
     stream = itertools.islice(trades(seed), total)
@@ -36,7 +39,11 @@ async def publish(producer: EventProducer, seed: int, total: int, seconds: float
 
 
 async def send(producer: EventProducer, step: list[Trade]) -> list[bytes]:
-    """Publish trades, and wait until all are stored. :returns: their bodies."""
+    """Publish trades, and wait until all are stored.
+
+    Returns:
+        Their bodies.
+    """
     by_symbol: dict[str, list[bytes]] = {}
     for trade in step:
         by_symbol.setdefault(trade.symbol, []).append(trade.encode())

@@ -61,10 +61,13 @@ class LocalService:
     async def start(self, hubs: Mapping[str, int], tls: Sequence[str] = (), *, is_websocket: bool = False) -> None:
         """Start it, and wait until it accepts connections.
 
-        :param hubs: names and partition counts.
-        :param tls: its arguments for TLS.
-        :param is_websocket: whether clients connect by WebSocket.
-        :raises DemoError: it does not.
+        Args:
+            hubs: Names and partition counts.
+            tls: Its arguments for TLS.
+            is_websocket: Whether clients connect by WebSocket.
+
+        Raises:
+            DemoError: It does not.
         """
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
@@ -95,7 +98,8 @@ class LocalService:
 class HostProcess:
     """One processor host and what it last said.
 
-    :param killed_at: when it was killed, seconds since the Unix epoch; None while it was not.
+    Args:
+        killed_at: When it was killed, seconds since the Unix epoch; None while it was not.
     """
 
     name: str
@@ -149,8 +153,9 @@ class HostProcess:
 class Fleet:
     """Everything the demo runs.
 
-    :param folder: where leases, records and logs are kept.
-    :param options: how everybody connects.
+    Args:
+        folder: Where leases, records and logs are kept.
+        options: How everybody connects.
     """
 
     folder: Path
@@ -167,7 +172,11 @@ class Fleet:
         return self._service.connection_string
 
     async def start_service(self) -> None:
-        """Start the local service and wait until it accepts connections. :raises DemoError: it does not."""
+        """Start the local service and wait until it accepts connections.
+
+        Raises:
+            DemoError: It does not.
+        """
         tls = self._certify() if self.options.get("transport") == "uamqp" else []
         is_websocket = self.options.get("transport_type") == "websocket"
         await self._service.start({self.hub: self.partitions}, tls, is_websocket=is_websocket)
@@ -175,7 +184,8 @@ class Fleet:
     def _certify(self) -> list[str]:
         """Make a certificate for the service, which the hosts are told to trust: uamqp speaks TLS only.
 
-        :returns: the service's arguments.
+        Returns:
+            The service's arguments.
         """
         import trustme  # only this needs it
 
@@ -216,7 +226,11 @@ class Fleet:
         return max(claims, key=lambda host: int(host.partitions[partition_id]["epoch"]), default=None)
 
     async def wait(self, what: str, condition: Any, timeout: float) -> None:
-        """Wait until what the hosts say meets a condition. :raises DemoError: not in time, or a host ended."""
+        """Wait until what the hosts say meets a condition.
+
+        Raises:
+            DemoError: Not in time, or a host ended.
+        """
         try:
             async with asyncio.timeout(timeout):
                 while not condition():

@@ -36,9 +36,10 @@ TRADE = "id bigint, symbol string, price double, size bigint, time timestamp"
 def bars(trades: DataFrame, window: int, delay: int) -> DataFrame:
     """Aggregate trades into bars, each an event: `body`, `partitionKey`, and `start` and `symbol` to order them by.
 
-    :param trades: with a `body`.
-    :param window: milliseconds.
-    :param delay: milliseconds of the market's time that a trade may be late.
+    Args:
+        trades: With a `body`.
+        window: Milliseconds.
+        delay: Milliseconds of the market's time that a trade may be late.
     """
     cents = F.round(F.col("price") * 100).cast("bigint")
     return (
@@ -164,7 +165,11 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run the job. :returns: the exit code."""
+    """Run the job.
+
+    Returns:
+        The exit code.
+    """
     parser = argparse.ArgumentParser(prog="eventpump.demo.job", description="The Spark job of the demo.")
     parser.add_argument("--source", required=True, help="the hub of trades")
     parser.add_argument("--target", required=True, help="the hub of bars")

@@ -24,7 +24,8 @@ _VENUES = ("XNAS", "XNYS", "ARCX", "BATS", "IEXG")
 class Trade:
     """One trade.
 
-    :param trade_id: unique in the market; makes every encoded trade unique.
+    Args:
+        trade_id: Unique in the market; makes every encoded trade unique.
     """
 
     trade_id: int

@@ -71,7 +71,8 @@ class SparkJob:
     async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
         """Take in its lines until all its processes ended: the JVM holds the same pipe.
 
-        :param said: is called with what each line says, and with nothing at the end.
+        Args:
+            said: Is called with what each line says, and with nothing at the end.
         """
         assert self.process.stdout is not None
         async for line in self.process.stdout:
@@ -118,7 +119,8 @@ class SparkJob:
 class PipelineScene:
     """Where the job stands, and the latest bars.
 
-    :param total: trades to publish.
+    Args:
+        total: Trades to publish.
     """
 
     title = "eventpump demo --spark"
@@ -212,9 +214,12 @@ def _time(milliseconds: int) -> str:
 class Pipeline:
     """The play.
 
-    :param args: of the command.
-    :param folder: where its processes write.
-    :raises ConfigurationError: there is no pyspark, or no Java for it.
+    Args:
+        args: Of the command.
+        folder: Where its processes write.
+
+    Raises:
+        ConfigurationError: There is no pyspark, or no Java for it.
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
@@ -245,7 +250,14 @@ class Pipeline:
         return self.scene.jobs[-1]
 
     async def play(self, view: View) -> BarsVerdict:
-        """Play it. :returns: what came of it. :raises EventPumpError: it could not be played."""
+        """Play it.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            EventPumpError: It could not be played.
+        """
         partitions = self._args.partitions
         await self._service.start({TRADES: partitions, BARS: partitions})
         view.happened(f"a local service with two hubs of {partitions} partitions is up")
@@ -346,7 +358,11 @@ class Pipeline:
         )
 
     async def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so. :raises DemoError: the job failed, or it takes too long."""
+        """Wait until something is so.
+
+        Raises:
+            DemoError: The job failed, or it takes too long.
+        """
         try:
             async with asyncio.timeout(_PATIENCE):
                 while not is_so():

@@ -24,8 +24,9 @@ _SETTLE_TIMEOUT = 60.0
 class Processing:
     """The play.
 
-    :param args: of the command.
-    :param folder: where its processes write.
+    Args:
+        args: Of the command.
+        folder: Where its processes write.
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
@@ -41,7 +42,14 @@ class Processing:
         self._is_joined = False
 
     async def play(self, view: View) -> Verdict:
-        """Play it. :returns: what came of it. :raises EventPumpError: it could not be played."""
+        """Play it.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            EventPumpError: It could not be played.
+        """
         fleet = self._fleet
         await fleet.start_service()
         view.happened(f"a local service with {fleet.partitions} partitions is up")

@@ -18,7 +18,8 @@ def digest(body: bytes) -> str:
 class Record:
     """One event, processed once.
 
-    :param time: seconds since the Unix epoch.
+    Args:
+        time: Seconds since the Unix epoch.
     """
 
     partition_id: str

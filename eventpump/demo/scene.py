@@ -23,7 +23,8 @@ _HOSTS = (
 class FleetScene:
     """Owners of partitions, and hosts.
 
-    :param total: events to publish.
+    Args:
+        total: Events to publish.
     """
 
     title = "eventpump demo"

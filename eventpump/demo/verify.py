@@ -16,15 +16,16 @@ Event = tuple[str, int, str]
 class Verdict:
     """What came of a run. Counts are of events, but for `shared`.
 
-    :param published: acknowledged by the service.
-    :param stored: found in the hub at the end.
-    :param processed: of those, processed by some host.
-    :param lost: published or stored, and not processed by any host.
-    :param duplicates: processed more than once, counted each further time.
-    :param unknown: written down by a host, and not in the hub.
-    :param shared: ownerships (a partition under one epoch) that more than one host delivered under.
-    :param take_over: seconds from the kill to the first event of the killed host's last partition under a new owner;
-        None where nobody was killed, or it owned nothing.
+    Args:
+        published: Acknowledged by the service.
+        stored: Found in the hub at the end.
+        processed: Of those, processed by some host.
+        lost: Published or stored, and not processed by any host.
+        duplicates: Processed more than once, counted each further time.
+        unknown: Written down by a host, and not in the hub.
+        shared: Ownerships (a partition under one epoch) that more than one host delivered under.
+        take_over: Seconds from the kill to the first event of the killed host's last partition under a new owner; None
+            where nobody was killed, or it owned nothing.
     """
 
     published: int
@@ -74,12 +75,13 @@ def judge(
 ) -> Verdict:
     """Compare.
 
-    :param published: the digests of what the service acknowledged.
-    :param stored: what the hub holds.
-    :param records: what each host wrote, by its name.
-    :param killed: the host that was killed.
-    :param killed_at: when, seconds since the Unix epoch.
-    :param orphans: the partitions it owned then.
+    Args:
+        published: The digests of what the service acknowledged.
+        stored: What the hub holds.
+        records: What each host wrote, by its name.
+        killed: The host that was killed.
+        killed_at: When, seconds since the Unix epoch.
+        orphans: The partitions it owned then.
     """
     wanted, held = set(published), set(stored)
     counted = Counter(record.event for each in records.values() for record in each)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Column:
     """A column of a board.
 
-    :param width: characters it has at least.
+    Args:
+        width: Characters it has at least.
     """
 
     name: str
@@ -84,7 +85,11 @@ class View(AbstractContextManager[object], Protocol):
 
 
 def view_of(scene: Scene, *, is_plain: bool) -> View:
-    """Make what shows a scene. :raises ConfigurationError: the live view cannot be drawn here."""
+    """Make what shows a scene.
+
+    Raises:
+        ConfigurationError: The live view cannot be drawn here.
+    """
     if is_plain:
         return PlainView(scene)
     if util.find_spec("rich") is None:

@@ -37,7 +37,11 @@ class AccessRule:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedToken:
-    """What a `token_verifier` says of a token it accepts. :param expires_at: seconds since the Unix epoch."""
+    """What a `token_verifier` says of a token it accepts.
+
+    Args:
+        expires_at: Seconds since the Unix epoch.
+    """
 
     expires_at: float
     rights: Right = Right.ALL
@@ -49,7 +53,11 @@ TokenVerifier = Callable[[str], VerifiedToken | None]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Rights on an entity. :param expires_at: seconds since the Unix epoch; None never."""
+    """Rights on an entity.
+
+    Args:
+        expires_at: Seconds since the Unix epoch; None never.
+    """
 
     audience: Audience
     rights: Right
@@ -67,10 +75,11 @@ class Denial:
 class KeyRing:
     """Checks credentials against the access rules.
 
-    :param token_verifier: accepts JWTs; without one they are refused.
-    :param hosts: names and addresses that the service answers to, in lower case, all of which mean the same; a
-        signature is for one of these. None where they are not known: the host of a signature is then any, but the host
-        of the audience that it is put for.
+    Args:
+        token_verifier: Accepts JWTs; without one they are refused.
+        hosts: Names and addresses that the service answers to, in lower case, all of which mean the same; a signature
+            is for one of these. None where they are not known: the host of a signature is then any, but the host of the
+            audience that it is put for.
     """
 
     def __init__(
@@ -87,7 +96,8 @@ class KeyRing:
     def replace_key(self, name: str, key: str) -> None:
         """Replace the key of a rule: no token signed with the old one is taken from now on.
 
-        :raises KeyError: there is no such rule.
+        Raises:
+            KeyError: There is no such rule.
         """
         self._rules[name] = AccessRule(name, key, self._rules[name].rights)
 
@@ -158,7 +168,11 @@ class Grants:
         return bool(self._grants)
 
     def allow(self, address: Address, right: Right | None) -> bool:
-        """Return whether a link may stand. :param right: the one it needs; None, any."""
+        """Return whether a link may stand.
+
+        Args:
+            right: The one it needs; None, any.
+        """
         if address.kind is AddressKind.CBS:
             return True
         wanted = Right.ALL if right is None else right
@@ -175,7 +189,11 @@ class Grants:
         return min((grant.expires_at for grant in self._grants.values() if grant.expires_at is not None), default=None)
 
     def expire(self, now: float) -> bool:
-        """Forget the rights that have ended. :returns: whether there were any."""
+        """Forget the rights that have ended.
+
+        Returns:
+            Whether there were any.
+        """
         ended = [
             audience
             for audience, grant in self._grants.items()

@@ -63,7 +63,8 @@ def with_token(max_message_size: int) -> ConnectionLimits:
 
     Kept: 5,000 sessions, as many as the channel-max allows, with a link each.
 
-    :param max_message_size: the largest event or batch the emulator takes.
+    Args:
+        max_message_size: The largest event or batch the emulator takes.
     """
     return ConnectionLimits(unfinished=max(UNFINISHED, _UNFINISHED_LARGEST * max_message_size), kept=64 * _MIB)
 

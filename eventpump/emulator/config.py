@@ -22,10 +22,13 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?"
 class HubSpec:
     """A hub to serve.
 
-    :param name: letters and digits, inside also `_ - . /`.
-    :param partitions: from 1 to 1024.
-    :param consumer_groups: besides `$Default`, which always exists.
-    :raises ConfigurationError: a value that the service would not take either.
+    Args:
+        name: Letters and digits, inside also `_ - . /`.
+        partitions: From 1 to 1024.
+        consumer_groups: Besides `$Default`, which always exists.
+
+    Raises:
+        ConfigurationError: A value that the service would not take either.
     """
 
     name: str
@@ -51,7 +54,11 @@ def _check_name(field: str, name: str) -> None:
 
 
 def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
-    """Read the `hubs` option. :raises ConfigurationError: a bad name or count, no hub, or a hub twice."""
+    """Read the `hubs` option.
+
+    Raises:
+        ConfigurationError: A bad name or count, no hub, or a hub twice.
+    """
     specs = [HubSpec(name, count) for name, count in hubs.items()] if isinstance(hubs, Mapping) else list(hubs)
     seen: set[str] = set()
     for spec in specs:
@@ -62,7 +69,11 @@ def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
 
 
 def parse_hub(text: str) -> HubSpec:
-    """Read `NAME:PARTITIONS`, as the command line gives it. :raises ConfigurationError: it is not that."""
+    """Read `NAME:PARTITIONS`, as the command line gives it.
+
+    Raises:
+        ConfigurationError: It is not that.
+    """
     name, colon, count = text.rpartition(":")
     if not colon or not count.isascii() or not count.isdigit() or len(count) > 9:
         raise ConfigurationError("--hub", f"{text[:80]!r} is not NAME:PARTITIONS, such as telemetry:4")
@@ -104,7 +115,8 @@ class _File(BaseModel):
 def load_config(path: Path) -> list[HubSpec]:
     """Read the official emulator's `Config.json`; its limits on counts are not ours.
 
-    :raises ConfigurationError: it cannot be read, or an entry is wrong; the error names it.
+    Raises:
+        ConfigurationError: It cannot be read, or an entry is wrong; the error names it.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

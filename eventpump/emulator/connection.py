@@ -83,7 +83,11 @@ _ARGUMENT_ERROR = "com.microsoft:argument-error"
 
 
 class _RefusedError(Exception):
-    """The attach is refused. :param error: what the client is told."""
+    """The attach is refused.
+
+    Args:
+        error: What the client is told.
+    """
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(description)
@@ -111,8 +115,9 @@ def service_config(max_message_size: int) -> ConnectionConfig:
 class ServiceConnection:
     """The service's end of one connection.
 
-    :ivar grants: the rights its tokens gave it.
-    :ivar waiting_answers: bytes of the nodes' answers that wait for credit, on all links.
+    Attributes:
+        grants: The rights its tokens gave it.
+        waiting_answers: Bytes of the nodes' answers that wait for credit, on all links.
     """
 
     def __init__(self, service: Service) -> None:
@@ -374,7 +379,11 @@ class ServiceConnection:
             raise _RefusedError("amqp:not-found", entity_not_found(excerpt(text))) from None
 
     def _attach(self, link: Link, address: Address, target: FaultTarget, *, ends_with: AmqpError | None = None) -> None:
-        """Attach a link, or refuse it. :param ends_with: a fault's error, to detach it with at once."""
+        """Attach a link, or refuse it.
+
+        Args:
+            ends_with: A fault's error, to detach it with at once.
+        """
         try:
             if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
                 end = self._attach_node(link, address, target)
@@ -508,7 +517,11 @@ class ServiceConnection:
         offered_capabilities: list[str] | None = None,
         max_request_size: int | None = None,
     ) -> None:
-        """Accept a link. :param max_request_size: for requests; a larger one ends the link."""
+        """Accept a link.
+
+        Args:
+            max_request_size: For requests; a larger one ends the link.
+        """
         remote = link.remote
         assert remote is not None
         source, target = remote.source or Source(), remote.target or Target()
@@ -658,8 +671,9 @@ class ServiceConnection:
 class _AttachTicket:
     """Answers an idempotent producer's attach.
 
-    :param number: the sequence number to answer.
-    :param ends_with: what a fault detaches the link with at once.
+    Args:
+        number: The sequence number to answer.
+        ends_with: What a fault detaches the link with at once.
     """
 
     __slots__ = ("_ends_with", "_number", "_state", "end")

@@ -47,7 +47,8 @@ _GROUP_BYTES = 16 << 20
 class Append:
     """A numbered batch on its way to disk.
 
-    :param ticket: whatever its owner needs to answer for it.
+    Args:
+        ticket: Whatever its owner needs to answer for it.
     """
 
     batch: NumberedBatch
@@ -58,7 +59,8 @@ class Append:
 class LedgerEntry:
     """What is to be kept of an idempotent producer beside events, or (None) only an answer that waits its turn.
 
-    :param ticket: whatever its owner needs to answer for it.
+    Args:
+        ticket: Whatever its owner needs to answer for it.
     """
 
     partition: PartitionLog
@@ -97,12 +99,13 @@ class _AddPartitions:
 class DurableStore:
     """The hubs of one directory. Everything but the thread's own function is called from the event loop.
 
-    :param directory: made where it is missing.
-    :param fsync: survive power loss too, at the price of a disk flush per commit.
-    :param on_committed: called in the loop with every group that is on disk, in order.
-    :param on_failed: called in the loop with every group that was not written, and why.
-    :param take_back: called in the loop once per failure, before anything else is numbered: forget the numbers of
-        all that is not on disk.
+    Args:
+        directory: Made where it is missing.
+        fsync: Survive power loss too, at the price of a disk flush per commit.
+        on_committed: Called in the loop with every group that is on disk, in order.
+        on_failed: Called in the loop with every group that was not written, and why.
+        take_back: Called in the loop once per failure, before anything else is numbered: forget the numbers of all that
+            is not on disk.
     """
 
     def __init__(
@@ -128,7 +131,8 @@ class DurableStore:
     async def open(self, specs: Sequence[HubSpec], now_ms: int) -> list[Hub]:
         """Load every stored hub, after making or growing the declared ones. Once.
 
-        :raises ConfigurationError: the directory or its file cannot be used, or another process uses it.
+        Raises:
+            ConfigurationError: The directory or its file cannot be used, or another process uses it.
         """
         loop = self._loop = asyncio.get_running_loop()
         loaded: asyncio.Future[list[Hub]] = loop.create_future()
@@ -156,7 +160,11 @@ class DurableStore:
         self._inbox.put(_Forget(partition, producer_ids))
 
     async def add_partitions(self, hub: Hub, partitions: list[PartitionLog]) -> None:
-        """Keep new partitions of a hub. :raises StoreError: they could not be written."""
+        """Keep new partitions of a hub.
+
+        Raises:
+            StoreError: They could not be written.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.put(_AddPartitions(hub, partitions, done))
         await done

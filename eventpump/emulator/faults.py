@@ -50,7 +50,11 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Wait, then go on. What follows on the link waits too. :param seconds: how long."""
+    """Wait, then go on. What follows on the link waits too.
+
+    Args:
+        seconds: How long.
+    """
 
     seconds: float
 
@@ -61,7 +65,8 @@ class Hold:
 
     A consumer's link held at a transfer is stalled: open, silent, and its heartbeats go on.
 
-    :param answers_echo: whether a flow with echo is still answered on a link that is held at a transfer.
+    Args:
+        answers_echo: Whether a flow with echo is still answered on a link that is held at a transfer.
     """
 
     answers_echo: bool = True
@@ -69,7 +74,11 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Cut the connection without a word. :param stored: for a producer's message, after storing it."""
+    """Cut the connection without a word.
+
+    Args:
+        stored: For a producer's message, after storing it.
+    """
 
     stored: bool = False
 
@@ -197,10 +206,13 @@ class Faults:
     ) -> Fault:
         """Add a fault.
 
-        :param role: with the next three, the links it concerns; None is any.
-        :param after: how many matching performatives pass before it fires.
-        :param count: how often it fires; None is every time, until it is removed.
-        :raises ValueError: the action cannot be done at that performative.
+        Args:
+            role: With the next three, the links it concerns; None is any.
+            after: How many matching performatives pass before it fires.
+            count: How often it fires; None is every time, until it is removed.
+
+        Raises:
+            ValueError: The action cannot be done at that performative.
         """
         if isinstance(action, Refuse) and on is not Performative.ATTACH:
             raise ValueError("an attach is what can be refused")
@@ -241,8 +253,11 @@ class Faults:
     def allowance(self, on: Performative, target: FaultTarget, wanted: int) -> tuple[int, Fault | None]:
         """Count performatives of a link up to the first that a fault fires on.
 
-        :param wanted: how many are about to happen.
-        :returns: how many happen undisturbed, and the fault that fires on the one after them.
+        Args:
+            wanted: How many are about to happen.
+
+        Returns:
+            How many happen undisturbed, and the fault that fires on the one after them.
         """
         if not self._faults:
             return wanted, None

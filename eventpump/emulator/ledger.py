@@ -53,7 +53,8 @@ class Claim:
 class Run:
     """The events of one message, by their annotations.
 
-    :param first: the first one's sequence number; the others follow, with the wrap.
+    Args:
+        first: The first one's sequence number; the others follow, with the wrap.
     """
 
     producer_id: int
@@ -71,9 +72,10 @@ class Run:
 class ProducerState:
     """One producer in one partition.
 
-    :param last: the last number published, or the one it said it stands at, or `NOTHING_PUBLISHED`.
-    :param is_fresh: nothing was published in this epoch, so that any number may come first.
-    :param recent: first number and count of the newest batches, oldest first.
+    Args:
+        last: The last number published, or the one it said it stands at, or `NOTHING_PUBLISHED`.
+        is_fresh: Nothing was published in this epoch, so that any number may come first.
+        recent: First number and count of the newest batches, oldest first.
     """
 
     producer_id: int
@@ -89,8 +91,9 @@ class ProducerRetention:
 
     What the service does is not known (protocol.md 8.5). A day is what Kafka takes.
 
-    :param seconds: since a producer attached or published last. A restart counts as a use.
-    :param count: how many at most; one more, and the one whose use is longest ago is forgotten.
+    Args:
+        seconds: Since a producer attached or published last. A restart counts as a use.
+        count: How many at most; one more, and the one whose use is longest ago is forgotten.
     """
 
     seconds: float = 86_400.0
@@ -106,8 +109,9 @@ class ProducerRetention:
 class Admission(NamedTuple):
     """An attach that is taken.
 
-    :param state: where the producer stands; to be kept before the attach is answered.
-    :param number: the number to answer: its own where it gave one (8.2), else the last published.
+    Args:
+        state: Where the producer stands; to be kept before the attach is answered.
+        number: The number to answer: its own where it gave one (8.2), else the last published.
     """
 
     state: ProducerState
@@ -126,8 +130,9 @@ class PublishingLedger:
 
     A state that nobody uses expires, or is forgotten on request; its producer is then refused as one never heard of.
 
-    :ivar retention: when states expire.
-    :ivar expired: ids of those that did, for the store to remove.
+    Attributes:
+        retention: When states expire.
+        expired: Ids of those that did, for the store to remove.
     """
 
     __slots__ = ("_committed", "_now", "_states", "_takes_strangers", "_used", "expired", "retention")
@@ -151,9 +156,10 @@ class PublishingLedger:
     ) -> Admission | Refusal:
         """Answer a link that wants to publish, and remember what it raises or begins.
 
-        :param rng: makes the ids of new producers.
-        :param nothing_published: the number a producer without any stands at.
-        :param now: seconds on any clock, the same for all calls.
+        Args:
+            rng: Makes the ids of new producers.
+            nothing_published: The number a producer without any stands at.
+            now: Seconds on any clock, the same for all calls.
         """
         self._now = now
         self._expire()
@@ -185,7 +191,8 @@ class PublishingLedger:
     def judge(self, run: Run, *, now: float = 0.0) -> ProducerState | Repeat | Refusal:
         """Return the state after storing a run, for `advance`; or why it is not to be stored.
 
-        :param now: as of `attach`.
+        Args:
+            now: As of `attach`.
         """
         self._now = now
         self._expire()
@@ -237,8 +244,9 @@ class PublishingLedger:
     def forget(self, *, takes_strangers: bool) -> None:
         """Forget every producer.
 
-        :param takes_strangers: whether, from now on, one that is not known counts as new, with the id and epoch it
-            says, instead of being refused.
+        Args:
+            takes_strangers: Whether, from now on, one that is not known counts as new, with the id and epoch it says,
+                instead of being refused.
         """
         self._states.clear()
         self._committed.clear()
@@ -293,9 +301,14 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
 
     Events without them are refused, as nothing is known of what the service does with them on such a link.
 
-    :param events: encoded messages, one at least.
-    :returns: the run, and the events, without their annotations where these are nothing but the run's.
-    :raises DecodeError: one of them is no AMQP message, or their annotations are too many.
+    Args:
+        events: Encoded messages, one at least.
+
+    Returns:
+        The run, and the events, without their annotations where these are nothing but the run's.
+
+    Raises:
+        DecodeError: One of them is no AMQP message, or their annotations are too many.
     """
     left = bounds.ANNOTATION_ITEMS
     first, left = _annotations_of(events[0], left)
@@ -337,8 +350,11 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
 def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refusal, int]:
     """Read the id, epoch and sequence number of one event.
 
-    :param left: how many values its annotations may hold.
-    :returns: them, or why it is refused; and how many values are left for the other events of the message.
+    Args:
+        left: How many values its annotations may hold.
+
+    Returns:
+        Them, or why it is refused; and how many values are left for the other events of the message.
     """
     annotations: Mapping[Any, Any] = {}
     for code, start, end in section_spans(raw):
@@ -365,11 +381,12 @@ def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refus
 class _Layout(NamedTuple):
     """Where an event's number lies.
 
-    :param split: where its four bytes begin; 0 where it is not encoded in four.
-    :param head: the bytes before them.
-    :param tail: the bytes after them, up to `end`.
-    :param end: where the annotations end.
-    :param is_bare: the annotations come first and hold the producer's three only.
+    Args:
+        split: Where its four bytes begin; 0 where it is not encoded in four.
+        head: The bytes before them.
+        tail: The bytes after them, up to `end`.
+        end: Where the annotations end.
+        is_bare: The annotations come first and hold the producer's three only.
     """
 
     split: int

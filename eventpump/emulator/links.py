@@ -85,7 +85,11 @@ class LinkEnd:
         """Called when more may be sent."""
 
     def strike(self, fault: Fault) -> bool:
-        """Commit a fault that does the same on every link. :returns: whether the link goes on, later."""
+        """Commit a fault that does the same on every link.
+
+        Returns:
+            Whether the link goes on, later.
+        """
         match fault.action:
             case Delay(seconds):
                 asyncio.get_running_loop().call_later(seconds, self.connection.guard, self.resume)
@@ -111,7 +115,11 @@ class LinkEnd:
 
 
 class Incoming(NamedTuple):
-    """A message that arrived. :param delivery_id: None where it came settled."""
+    """A message that arrived.
+
+    Args:
+        delivery_id: None where it came settled.
+    """
 
     payload: bytes
     delivery_id: int | None
@@ -181,7 +189,11 @@ class ReceivingEnd(LinkEnd):
             self.worked()
 
     def take(self, item: Incoming, *, drops: bool = False) -> None:
-        """Do what the message asks. :param drops: cut the connection instead of answering."""
+        """Do what the message asks.
+
+        Args:
+            drops: Cut the connection instead of answering.
+        """
         raise NotImplementedError
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
@@ -226,7 +238,8 @@ class MessageTicket:
 class ProducerEnd(ReceivingEnd):
     """A link that a producer sends on: to one partition, or (None) to the gateway.
 
-    :param is_idempotent: its events are numbered, and judged by their partition's ledger.
+    Args:
+        is_idempotent: Its events are numbered, and judged by their partition's ledger.
     """
 
     def __init__(
@@ -412,7 +425,11 @@ class ConsumerEnd(LinkEnd):
             self.on_credit()
 
     def deliver(self) -> bool:
-        """Send one run of events. :returns: whether there may be more to send at once."""
+        """Send one run of events.
+
+        Returns:
+            Whether there may be more to send at once.
+        """
         if not self.is_open or self._is_blocked or not self.link.is_attached:
             return False
         log = self._partition

@@ -25,7 +25,11 @@ _MOST_DIGITS = 9
 
 
 class OffsetBeyondEndError(Exception):
-    """A reader asked for an offset behind the last event. :param last_offset: the last one given."""
+    """A reader asked for an offset behind the last event.
+
+    Args:
+        last_offset: The last one given.
+    """
 
     def __init__(self, offset: str, last_offset: int) -> None:
         super().__init__(
@@ -41,7 +45,8 @@ class InvalidPositionError(Exception):
 class NumberedBatch:
     """A batch with its numbers, not visible yet.
 
-    :param producer: where the idempotent producer that sent it stands after it.
+    Args:
+        producer: Where the idempotent producer that sent it stands after it.
     """
 
     partition: PartitionLog
@@ -63,8 +68,9 @@ class NumberedBatch:
 class LogEnd:
     """Where a partition's numbers stand.
 
-    :param last_offset: the offset of the last event there ever was, -1 before the first.
-    :param last_enqueued_ms: its enqueued time, in milliseconds since the Unix epoch.
+    Args:
+        last_offset: The offset of the last event there ever was, -1 before the first.
+        last_enqueued_ms: Its enqueued time, in milliseconds since the Unix epoch.
     """
 
     next_sequence_number: int = 0
@@ -78,8 +84,11 @@ class PartitionLog:
 
     `payloads` holds what is retained; the one at index `i` has the sequence number `beginning + i`.
 
-    :param resume: where the numbers of an earlier life of it stopped.
-    :ivar publishing: its idempotent producers.
+    Args:
+        resume: Where the numbers of an earlier life of it stopped.
+
+    Attributes:
+        publishing: Its idempotent producers.
     """
 
     def __init__(self, hub: str, partition_id: str, *, resume: LogEnd | None = None) -> None:
@@ -125,8 +134,11 @@ class PartitionLog:
     ) -> NumberedBatch:
         """Give a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
 
-        :param producer: where its idempotent producer stands after it.
-        :raises DecodeError: one event is no AMQP message; no number was given.
+        Args:
+            producer: Where its idempotent producer stands after it.
+
+        Raises:
+            DecodeError: One event is no AMQP message; no number was given.
         """
         time_ms = max(now_ms, self._clock_ms)
         stamped = stamp(events, self._next_number, self._next_offset, time_ms, batch_key)
@@ -178,7 +190,11 @@ class PartitionLog:
             self._next_offset = self._last_offset + len(self.payloads[-1])
 
     def drop_oldest(self, count: int) -> int:
-        """Drop the oldest events. :returns: how many bytes that freed."""
+        """Drop the oldest events.
+
+        Returns:
+            How many bytes that freed.
+        """
         count = min(count, len(self.payloads))
         freed = sum(map(len, self.payloads[:count]))
         del self.payloads[:count]
@@ -209,8 +225,9 @@ class PartitionLog:
 
         A sequence number or time beyond the end waits for it there.
 
-        :raises OffsetBeyondEndError: the offset lies behind the last event.
-        :raises InvalidPositionError: the offset is no number.
+        Raises:
+            OffsetBeyondEndError: The offset lies behind the last event.
+            InvalidPositionError: The offset is no number.
         """
         if position is None:
             return self.beginning
@@ -240,9 +257,10 @@ class PartitionLog:
 class Hub:
     """A hub: its consumer groups and partitions.
 
-    :param name: as declared; names compare case-insensitively.
-    :param created_ms: milliseconds since the Unix epoch.
-    :param groups: consumer group names as declared, by their lower case.
+    Args:
+        name: As declared; names compare case-insensitively.
+        created_ms: Milliseconds since the Unix epoch.
+        groups: Consumer group names as declared, by their lower case.
     """
 
     name: str
@@ -283,8 +301,9 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 class Retention:
     """How much is kept, over all partitions, and for how long.
 
-    :param size: bytes of stored events.
-    :param seconds: since an event came.
+    Args:
+        size: Bytes of stored events.
+        seconds: Since an event came.
     """
 
     size: int = 1 << 30
@@ -298,7 +317,8 @@ DURABLE_RETENTION = Retention(seconds=7 * 86_400.0)
 def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
     """Drop what retention does not keep: first what is too old, then the oldest events of the largest partitions.
 
-    :returns: the partitions that dropped something.
+    Returns:
+        The partitions that dropped something.
     """
     dropped: dict[int, PartitionLog] = {}
     horizon = now_ms - int(retention.seconds * 1000)

@@ -32,7 +32,8 @@ class LongKeys:
     def hash(self, key: str, done: Callable[[int], None]) -> None:
         """Begin to hash a key.
 
-        :param done: is called with the hash, in a later turn.
+        Args:
+            done: Is called with the hash, in a later turn.
         """
         self._waiting.append((KeyHash(key), done))
         if len(self._waiting) == 1:

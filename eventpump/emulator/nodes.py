@@ -38,7 +38,11 @@ _STATUS = {
 
 
 def _request_of(payload: bytes) -> Message:
-    """Decode a request. :raises DecodeError: it is none, or has a message id that no answer could repeat (3.2.4)."""
+    """Decode a request.
+
+    Raises:
+        DecodeError: It is none, or has a message id that no answer could repeat (3.2.4).
+    """
     count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
     request = Message.decode(payload)
     name = message_id(request)

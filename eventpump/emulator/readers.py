@@ -19,9 +19,10 @@ LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
 class Reader:
     """A reader of a partition.
 
-    :param key: what identifies its link.
-    :param name: the receiver name it gave, shown in other readers' texts.
-    :param epoch: its owner level; None shares the partition.
+    Args:
+        key: What identifies its link.
+        name: The receiver name it gave, shown in other readers' texts.
+        epoch: Its owner level; None shares the partition.
     """
 
     key: Hashable

@@ -40,32 +40,35 @@ class Emulator:
 
     Everything but making it is called from its event loop.
 
-    :param hubs: names and partition counts, or `HubSpec`s with consumer groups too. What `data` holds is there as well.
-    :param host: the address to listen on.
-    :param port: the port; 0 takes a free one.
-    :param ws_port: a port for AMQP over WebSockets, beside the other; 0 takes a free one, None serves none.
-    :param key_name: the name of the access rule with all rights.
-    :param key: its key, really checked.
-    :param rules: further access rules.
-    :param token_verifier: accepts JWTs; without one they are refused.
-    :param data: a directory that keeps the hubs over restarts; None keeps them in memory.
-    :param fsync: survive power loss too, not only a killed process.
-    :param tls: the certificate to serve with; None is plain TCP, as the official emulator.
-    :param retention: how much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions,
-        for an hour, or with `data` seven days. Durable hubs are held in memory too.
-    :param max_message_size: the largest event or batch taken, in bytes.
-    :param deadlines: how long idle connections and links are put up with.
-    :param now: the time in seconds since the Unix epoch, for enqueued times and tokens.
-    :param nothing_published: the last sequence number an idempotent producer is told before its first event. Of the
-        real service both are reported; a client should bear both.
-    :param refuse_long_keys: refuse partition keys of more than 128 characters, as the clients here and the JavaScript
-        client do; what the real service does is not known. By default a key may be as long as a message allows.
-    :param names: further host names that clients reach it by, such as a namespace's or a container's. Signatures must
-        be for one of them, for `host`, or for localhost, 127.0.0.1 or ::1. Where it listens on all interfaces and no
-        name is given, a signature may be for any host, as long as the token is put for the same.
-    :param producer_retention: how long a partition remembers idempotent producers that nobody uses; by default a day,
-        and 10,000 of them. What the real service does is not known.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        hubs: Names and partition counts, or `HubSpec`s with consumer groups too. What `data` holds is there as well.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        ws_port: A port for AMQP over WebSockets, beside the other; 0 takes a free one, None serves none.
+        key_name: The name of the access rule with all rights.
+        key: Its key, really checked.
+        rules: Further access rules.
+        token_verifier: Accepts JWTs; without one they are refused.
+        data: A directory that keeps the hubs over restarts; None keeps them in memory.
+        fsync: Survive power loss too, not only a killed process.
+        tls: The certificate to serve with; None is plain TCP, as the official emulator.
+        retention: How much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions, for
+            an hour, or with `data` seven days. Durable hubs are held in memory too.
+        max_message_size: The largest event or batch taken, in bytes.
+        deadlines: How long idle connections and links are put up with.
+        now: The time in seconds since the Unix epoch, for enqueued times and tokens.
+        nothing_published: The last sequence number an idempotent producer is told before its first event. Of the real
+            service both are reported; a client should bear both.
+        refuse_long_keys: Refuse partition keys of more than 128 characters, as the clients here and the JavaScript
+            client do; what the real service does is not known. By default a key may be as long as a message allows.
+        names: Further host names that clients reach it by, such as a namespace's or a container's. Signatures must be
+            for one of them, for `host`, or for localhost, 127.0.0.1 or ::1. Where it listens on all interfaces and no
+            name is given, a signature may be for any host, as long as the token is put for the same.
+        producer_retention: How long a partition remembers idempotent producers that nobody uses; by default a day, and
+            10,000 of them. What the real service does is not known.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
 
     def __init__(
@@ -126,7 +129,8 @@ class Emulator:
     async def start(self) -> None:
         """Load the hubs and listen. Cancelled or failed, nothing is left.
 
-        :raises ConfigurationError: the address cannot be listened on, or the data directory not be used.
+        Raises:
+            ConfigurationError: The address cannot be listened on, or the data directory not be used.
         """
         await self._start(*self._requested_ports)
 
@@ -222,7 +226,8 @@ class Emulator:
 
         Faults are gone. Cancelled or failed, it is stopped.
 
-        :raises ConfigurationError: the port is somebody else's by now, or the data directory cannot be used.
+        Raises:
+            ConfigurationError: The port is somebody else's by now, or the data directory cannot be used.
         """
         self._running()
         ports = self._port, self._ws_port
@@ -291,32 +296,40 @@ class Emulator:
     async def add_partitions(self, hub: str, count: int) -> None:
         """Let a hub grow, as its owner may at any time.
 
-        :raises ConfigurationError: there is no such hub, or it would have too many partitions.
-        :raises StoreError: the data directory could not be written.
+        Raises:
+            ConfigurationError: There is no such hub, or it would have too many partitions.
+            StoreError: The data directory could not be written.
         """
         await self._running().add_partitions(hub, count)
 
     def drop_events(self, hub: str, partition_id: str, before: int) -> None:
         """Drop a partition's oldest events, as retention does: those with sequence numbers below `before`.
 
-        :raises ConfigurationError: there is no such hub or partition.
+        Raises:
+            ConfigurationError: There is no such hub or partition.
         """
         self._running().drop_events(hub, partition_id, before)
 
     def recreate_hub(self, hub: str, partitions: int | None = None) -> None:
         """Delete a hub and create it anew: its links end, its events are gone, and numbers begin at 0 again.
 
-        :param partitions: how many the new one has; None for as many as the old one.
-        :raises ConfigurationError: there is no such hub, it lies on disk, or the count cannot be.
+        Args:
+            partitions: How many the new one has; None for as many as the old one.
+
+        Raises:
+            ConfigurationError: There is no such hub, it lies on disk, or the count cannot be.
         """
         self._running().recreate_hub(hub, partitions)
 
     def forget_producers(self, hub: str, *, takes_strangers: bool = False) -> None:
         """Forget a hub's idempotent producers, as a service may that has not heard of them for long.
 
-        :param takes_strangers: what the service does with one it does not know any more is not known: by default it is
-            refused; otherwise it counts as new, with the id and epoch it says, and nothing published.
-        :raises ConfigurationError: there is no such hub, or it lies on disk.
+        Args:
+            takes_strangers: What the service does with one it does not know any more is not known: by default it is
+                refused; otherwise it counts as new, with the id and epoch it says, and nothing published.
+
+        Raises:
+            ConfigurationError: There is no such hub, or it lies on disk.
         """
         self._running().forget_producers(hub, takes_strangers=takes_strangers)
 
@@ -325,7 +338,8 @@ class Emulator:
 
         What was put with the old key stays until it ends.
 
-        :raises ConfigurationError: there is no such rule, or the key cannot be one.
+        Raises:
+            ConfigurationError: There is no such rule, or the key cannot be one.
         """
         name = self._key_name if key_name is None else key_name
         _check_key(name, key)

@@ -33,11 +33,12 @@ _logger = logging.getLogger("eventpump.emulator")
 class Deadlines:
     """How long the service puts up with idleness, in seconds (protocol.md 2.4); None for ever.
 
-    :param no_token: a connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket
-        after that time is, too.
-    :param no_link: a connection that never had a link is closed.
-    :param idle_connection: a connection whose links are all gone is closed.
-    :param idle_producer: a producer's link without a transfer is detached.
+    Args:
+        no_token: A connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket after
+            that time is, too.
+        no_link: A connection that never had a link is closed.
+        idle_connection: A connection whose links are all gone is closed.
+        idle_producer: A producer's link without a transfer is detached.
     """
 
     no_token: float | None = 20.0
@@ -49,8 +50,9 @@ class Deadlines:
 class Service:
     """The state of one emulator, apart from its sockets. Used from its event loop only.
 
-    :ivar refuses_long_keys: whether a partition key that the clients here would not send is refused.
-    :ivar connections: those that are up.
+    Attributes:
+        refuses_long_keys: Whether a partition key that the clients here would not send is refused.
+        connections: Those that are up.
     """
 
     def __init__(
@@ -87,7 +89,11 @@ class Service:
         self._is_closed = False
 
     async def open(self, specs: Sequence[HubSpec], *, data: Path | None, fsync: bool) -> None:
-        """Make the hubs, or load them. :raises ConfigurationError: the data directory cannot be used."""
+        """Make the hubs, or load them.
+
+        Raises:
+            ConfigurationError: The data directory cannot be used.
+        """
         if data is None:
             hubs = [
                 Hub(
@@ -161,10 +167,15 @@ class Service:
     ) -> Refusal | None:
         """Store events, all or none, and answer for them by the ticket: at once, or when they are on disk.
 
-        :param run: what an idempotent producer's events say of themselves. Those that are stored already are answered
-            for as if they were stored now, and no earlier than they really are.
-        :returns: why they are not stored, where the partition's ledger does not take them.
-        :raises DecodeError: one of them is no AMQP message; nothing is stored.
+        Args:
+            run: What an idempotent producer's events say of themselves. Those that are stored already are answered for
+                as if they were stored now, and no earlier than they really are.
+
+        Returns:
+            Why they are not stored, where the partition's ledger does not take them.
+
+        Raises:
+            DecodeError: One of them is no AMQP message; nothing is stored.
         """
         producer: ProducerState | None = None
         if run is not None:
@@ -190,8 +201,11 @@ class Service:
     ) -> Refusal | None:
         """Let an idempotent producer's link in, by the ticket, once what it was told will not be lost.
 
-        :param ticket_for: makes the ticket from the producer's state and the number to answer.
-        :returns: why it is not let in.
+        Args:
+            ticket_for: Makes the ticket from the producer's state and the number to answer.
+
+        Returns:
+            Why it is not let in.
         """
         admission = partition.publishing.attach(claim, self._rng, self._nothing_published, now=self.now())
         self._forget_expired(partition)
@@ -209,7 +223,11 @@ class Service:
         ticket.stored()
 
     async def add_partitions(self, name: str, count: int) -> None:
-        """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
+        """Let a hub grow.
+
+        Raises:
+            ConfigurationError: There is no such hub, or it would have too many partitions.
+        """
         hub = self._existing(name)
         first = len(hub.partitions)
         if count < 1 or first + count > MAX_PARTITIONS:
@@ -222,7 +240,11 @@ class Service:
         self._partitions += added
 
     def drop_events(self, name: str, partition_id: str, before: int) -> None:
-        """Drop a partition's events up to a number. :raises ConfigurationError: there is no such hub or partition."""
+        """Drop a partition's events up to a number.
+
+        Raises:
+            ConfigurationError: There is no such hub or partition.
+        """
         partition = self._existing(name).partition(partition_id)
         if partition is None:
             raise ConfigurationError("partition_id", f"hub {name!r} has no partition {partition_id!r}")
@@ -231,7 +253,11 @@ class Service:
             self._durable.drop(partition)
 
     def recreate_hub(self, name: str, partitions: int | None) -> None:
-        """Put a new hub in the place of one. :raises ConfigurationError: there is none, or it cannot be done."""
+        """Put a new hub in the place of one.
+
+        Raises:
+            ConfigurationError: There is none, or it cannot be done.
+        """
         old = self._existing(name)
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} lies on disk, and can be recreated in memory only")
@@ -247,7 +273,11 @@ class Service:
             connection.detach_hub(old.name)
 
     def forget_producers(self, name: str, *, takes_strangers: bool) -> None:
-        """Forget a hub's idempotent producers. :raises ConfigurationError: there is no such hub, or it lies on disk."""
+        """Forget a hub's idempotent producers.
+
+        Raises:
+            ConfigurationError: There is no such hub, or it lies on disk.
+        """
         hub = self._existing(name)
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} lies on disk, and forgets no producer")

@@ -44,10 +44,11 @@ _LARGE_ANNOTATIONS = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xD1))
 class StampedEvents:
     """Events of one batch as a partition keeps them.
 
-    :param payloads: the encoded events.
-    :param offsets: their offsets, aligned.
-    :param next_offset: the first offset free after them.
-    :param size: bytes of all payloads.
+    Args:
+        payloads: The encoded events.
+        offsets: Their offsets, aligned.
+        next_offset: The first offset free after them.
+        size: Bytes of all payloads.
     """
 
     payloads: list[bytes]
@@ -59,12 +60,15 @@ class StampedEvents:
 def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, batch_key: str | None) -> StampedEvents:
     """Give a batch its numbers.
 
-    :param events: encoded messages.
-    :param sequence_number: of the first; the others follow.
-    :param offset: of the first; every event advances it by its stored size.
-    :param time_ms: the enqueued time of all, milliseconds since the Unix epoch.
-    :param batch_key: the envelope's partition key, for events that carry none themselves.
-    :raises DecodeError: one of them is no AMQP message, or their annotations are too many; nothing was numbered then.
+    Args:
+        events: Encoded messages.
+        sequence_number: Of the first; the others follow.
+        offset: Of the first; every event advances it by its stored size.
+        time_ms: The enqueued time of all, milliseconds since the Unix epoch.
+        batch_key: The envelope's partition key, for events that carry none themselves.
+
+    Raises:
+        DecodeError: One of them is no AMQP message, or their annotations are too many; nothing was numbered then.
     """
     left = bounds.ANNOTATION_ITEMS
     out: list[bytes] = []
@@ -124,7 +128,8 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
 
     Delivery annotations are for this hop only and go no further.
 
-    :raises DecodeError: the sections are broken, or one of them is there twice.
+    Raises:
+        DecodeError: The sections are broken, or one of them is there twice.
     """
     sections = check_sections(prefix)
     # Readers decode them, so they are: one broken value there would leave an event without offset.

@@ -29,7 +29,8 @@ class AddressKind(enum.Enum):
 class Address:
     """A link's address, taken apart. Which fields are set follows from the kind.
 
-    :param hub: empty for the `$cbs` and `$management` nodes.
+    Args:
+        hub: Empty for the `$cbs` and `$management` nodes.
     """
 
     kind: AddressKind
@@ -67,8 +68,11 @@ def producer_address(hub: str, partition_id: str | None = None) -> str:
 def parse_address(text: str) -> Address:
     """Take an address apart, in any of its three textual forms and any case of its fixed words.
 
-    :param text: `amqps://host/hub/...`, `/hub/...` or `hub/...`.
-    :raises ValueError: it is none of the forms of protocol.md 1.
+    Args:
+        text: `amqps://host/hub/...`, `/hub/...` or `hub/...`.
+
+    Raises:
+        ValueError: It is none of the forms of protocol.md 1.
     """
     _scheme, separator, rest = text.partition("://")
     path = rest.partition("/")[2] if separator else text
@@ -105,8 +109,9 @@ def parse_address(text: str) -> Address:
 class Audience:
     """What a token is for, taken apart. Without a hub it is for the whole namespace.
 
-    :param host: the namespace's host name, in lower case, without a port.
-    :param is_management: it names the `$management` node.
+    Args:
+        host: The namespace's host name, in lower case, without a port.
+        is_management: It names the `$management` node.
     """
 
     host: str
@@ -155,8 +160,9 @@ def audience(
 ) -> str:
     """Return the audience of a token.
 
-    :param consumer_group: narrows it to what one consumer group reads.
-    :param partition_id: narrows it to one partition of the hub or group.
+    Args:
+        consumer_group: Narrows it to what one consumer group reads.
+        partition_id: Narrows it to one partition of the hub or group.
     """
     host = f"[{fully_qualified_namespace}]" if ":" in fully_qualified_namespace else fully_qualified_namespace
     parts = [f"sb://{host}", hub]
@@ -171,8 +177,9 @@ def audience(
 def parse_audience(text: str) -> Audience:
     """Take an audience, or the resource of a signature, apart. Any scheme will do, or none.
 
-    :raises ValueError: it names no host, or its path is none of the known forms. A bare name, without scheme, dot, port
-        or path, may as well be a hub's, and is no host.
+    Raises:
+        ValueError: It names no host, or its path is none of the known forms. A bare name, without scheme, dot, port or
+            path, may as well be a hub's, and is no host.
     """
     _scheme, separator, rest = text.partition("://")
     authority, slash, path = (rest if separator else text).partition("/")

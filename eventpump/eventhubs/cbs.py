@@ -24,8 +24,9 @@ from eventpump.eventhubs.requests import (
 class PutToken:
     """A put-token request, taken apart.
 
-    :param expires_at: seconds since the Unix epoch; None where the request does not say.
-    :param message_id: what the answer's correlation id must be.
+    Args:
+        expires_at: Seconds since the Unix epoch; None where the request does not say.
+        message_id: What the answer's correlation id must be.
     """
 
     token: str = field(repr=False)
@@ -47,10 +48,11 @@ def put_token_request(
 ) -> Message:
     """Make a put-token request.
 
-    :param token_type: `names.SAS_TOKEN_TYPE` or `names.JWT_TOKEN_TYPE`.
-    :param audience: see `addresses.audience`.
-    :param expires_at: when the token ends, seconds since the Unix epoch.
-    :param reply_to: the target address of the link that the answer is awaited on.
+    Args:
+        token_type: `names.SAS_TOKEN_TYPE` or `names.JWT_TOKEN_TYPE`.
+        audience: See `addresses.audience`.
+        expires_at: When the token ends, seconds since the Unix epoch.
+        reply_to: The target address of the link that the answer is awaited on.
     """
     fields: dict[Any, Any] = {OPERATION: PUT_TOKEN, TYPE: token_type, NAME: audience}
     if expires_at is not None:
@@ -65,7 +67,8 @@ def put_token_request(
 def parse_put_token(message: Message) -> PutToken:
     """Take a request to the `$cbs` node apart.
 
-    :raises BadRequestError: it is no put-token request; the text holds nothing of the token.
+    Raises:
+        BadRequestError: It is no put-token request; the text holds nothing of the token.
     """
     if text_field(message, OPERATION) != PUT_TOKEN:
         raise BadRequestError(f"the only operation of this node is {PUT_TOKEN}")
@@ -99,8 +102,11 @@ def response(request: Message, code: int, description: str, condition: Symbol | 
 def check_response(message: Message, *, entity: str | None = None) -> None:
     """Return where the token was taken.
 
-    :param entity: the audience, for the error.
-    :raises ServiceError: it was not; `AuthenticationError` where the service does not like it.
-    :raises ProtocolError: the answer has no status code.
+    Args:
+        entity: The audience, for the error.
+
+    Raises:
+        ServiceError: It was not; `AuthenticationError` where the service does not like it.
+        ProtocolError: The answer has no status code.
     """
     check_answer(message, entity=entity)

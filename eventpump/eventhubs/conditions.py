@@ -152,11 +152,12 @@ def error_for(
 
     A condition nobody listed is worth another try.
 
-    :param condition: the AMQP error condition; None where the peer gave none.
-    :param description: the peer's words, of which the error keeps an excerpt.
-    :param entity: the address of the link concerned.
-    :param lost: what ended with the error, so what must be rebuilt at least: nothing (`RETRY`) for a rejected
-        message or request, the link (`RELINK`) for a detach or end, the connection (`RECONNECT`) for a close.
+    Args:
+        condition: The AMQP error condition; None where the peer gave none.
+        description: The peer's words, of which the error keeps an excerpt.
+        entity: The address of the link concerned.
+        lost: What ended with the error, so what must be rebuilt at least: nothing (`RETRY`) for a rejected message or
+            request, the link (`RELINK`) for a detach or end, the connection (`RECONNECT`) for a close.
     """
     text = (description or "")[:_READ]
     kind, recovery = _ROWS.get(condition or "", (ServiceError, Recovery.RETRY))
@@ -171,10 +172,11 @@ def error_for_status(
 ) -> ServiceError:
     """Make the error a `$cbs` or `$management` answer stands for.
 
-    :param code: its status code, not 2xx.
-    :param condition: its error condition, where it names one; it weighs more than the code.
-    :param description: its status description.
-    :param entity: the entity asked about.
+    Args:
+        code: Its status code, not 2xx.
+        condition: Its error condition, where it names one; it weighs more than the code.
+        description: Its status description.
+        entity: The entity asked about.
     """
     text = (description or "")[:_READ]
     if code == 404 and condition in {None, NOT_FOUND}:

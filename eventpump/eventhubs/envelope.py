@@ -70,8 +70,9 @@ def envelope_head(partition_key: str | None) -> bytes:
 def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> bytes:
     """Put encoded events into one envelope; to be sent with `names.BATCH_MESSAGE_FORMAT`.
 
-    :param events: one at least.
-    :param partition_key: the key every one of the events was encoded with.
+    Args:
+        events: One at least.
+        partition_key: The key every one of the events was encoded with.
     """
     heads = map(EVENT_HEADS.__getitem__, map(len, events))
     return b"".join(chain((envelope_head(partition_key),), chain.from_iterable(zip(heads, events, strict=True))))
@@ -80,7 +81,8 @@ def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> b
 def decode_batch(payload: bytes) -> list[bytes]:
     """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections.
 
-    :raises DecodeError: it is no envelope, or holds no event.
+    Raises:
+        DecodeError: It is no envelope, or holds no event.
     """
     events: list[bytes] = []
     append = events.append
@@ -112,8 +114,11 @@ def decode_batch(payload: bytes) -> list[bytes]:
 def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
     """Read the partition key a message or envelope is routed by; a key that is no string counts as none.
 
-    :param max_items: how many values its annotations may hold.
-    :raises DecodeError: the bytes before the body are no sections, or the annotations hold more values.
+    Args:
+        max_items: How many values its annotations may hold.
+
+    Raises:
+        DecodeError: The bytes before the body are no sections, or the annotations hold more values.
     """
     pos, end = 0, len(payload)
     while pos < end:

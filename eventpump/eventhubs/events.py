@@ -44,8 +44,9 @@ LATEST_OFFSET = "@latest"
 class EventPosition:
     """A place in a partition to read from. Made by its class methods; exactly one of the first three is set.
 
-    :param offset: opaque text; "-1" is the start of the stream, "@latest" after the newest event at attach.
-    :param inclusive: whether the event at the place itself is read too.
+    Args:
+        offset: Opaque text; "-1" is the start of the stream, "@latest" after the newest event at attach.
+        inclusive: Whether the event at the place itself is read too.
     """
 
     offset: str | None = None
@@ -91,8 +92,9 @@ class EventPosition:
 class Checkpoint:
     """How far a partition is processed: its last processed event.
 
-    :param offset: that event's offset, opaque text.
-    :param sequence_number: that event's sequence number, for comparing.
+    Args:
+        offset: That event's offset, opaque text.
+        sequence_number: That event's sequence number, for comparing.
     """
 
     partition_id: str
@@ -134,12 +136,15 @@ def _datetime(value: Any) -> datetime | None:
 class EventData:
     """An event to send.
 
-    :param body: bytes, or text (encoded as UTF-8); None where `value` or `sequence` is the body.
-    :param properties: application properties; keys are text, values simple AMQP types.
-    :param value: a body that is one AMQP value.
-    :param sequence: a body that is one AMQP list.
-    :param standard: the AMQP standard properties by name: message_id, correlation_id, content_type, subject, ...
-    :ivar published_sequence_number: its number at an idempotent producer, once it is published in a list.
+    Args:
+        body: Bytes, or text (encoded as UTF-8); None where `value` or `sequence` is the body.
+        properties: Application properties; keys are text, values simple AMQP types.
+        value: A body that is one AMQP value.
+        sequence: A body that is one AMQP list.
+        standard: The AMQP standard properties by name: message_id, correlation_id, content_type, subject, ...
+
+    Attributes:
+        published_sequence_number: Its number at an idempotent producer, once it is published in a list.
     """
 
     # Of the many events that are bytes and no more, nothing else is made: body and properties when they are asked for.
@@ -214,8 +219,11 @@ class EventData:
     def encode(self, partition_key: str | None = None) -> bytes:
         """Encode the event as one AMQP message.
 
-        :param partition_key: the key to annotate it with, where it is sent with one.
-        :raises EventError: a property or the body has no AMQP form.
+        Args:
+            partition_key: The key to annotate it with, where it is sent with one.
+
+        Raises:
+            EventError: A property or the body has no AMQP form.
         """
         if partition_key is None and (data := self.data) is not None:
             return encode_data(data)
@@ -264,7 +272,8 @@ class ReceivedEvent:
     does not hold it or cannot be decoded. `offset`, `sequence_number` and `enqueued_time` can be read of a message
     whose body or properties cannot, so that a checkpoint past it is possible.
 
-    :param origin: names the partition that it was received from; None where nobody needs to know.
+    Args:
+        origin: Names the partition that it was received from; None where nobody needs to know.
     """
 
     __slots__ = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
@@ -383,7 +392,11 @@ class ReceivedEvent:
 
     @property
     def body(self) -> bytes:
-        """Its data, several data sections joined. :raises EventError: the body is of another kind; see `value`."""
+        """Its data, several data sections joined.
+
+        Raises:
+            EventError: The body is of another kind; see `value`.
+        """
         if self._offset is None:
             self._scan()
         if self._body is None:

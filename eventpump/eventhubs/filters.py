@@ -45,8 +45,11 @@ def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | No
 
     Three descriptors are in use for one filter, so the map's key tells it, and the descriptor does not matter.
 
-    :returns: None where the map has no selector.
-    :raises ValueError: the selector names no position; the text says why.
+    Returns:
+        None where the map has no selector.
+
+    Raises:
+        ValueError: The selector names no position; the text says why.
     """
     value = None if filters is None else filters.get(SELECTOR_FILTER)
     if isinstance(value, Described):
@@ -59,7 +62,11 @@ def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | No
 
 
 def parse_selector(text: str) -> EventPosition:
-    """Read a selector. :raises ValueError: it names no position; the text says why."""
+    """Read a selector.
+
+    Raises:
+        ValueError: It names no position; the text says why.
+    """
     found = _SELECTOR.fullmatch(text)
     if found is None:
         raise ValueError(f"the selector '{excerpt(text)}' is not of the form amqp.annotation.<field> > '<value>'")

@@ -20,7 +20,11 @@ _LONGEST_SHORT = 4 * MAX_KEY_LENGTH
 
 
 def check_key_length(key: str | None) -> None:
-    """Refuse a partition key that is longer than `MAX_KEY_LENGTH`. :raises ConfigurationError: it is."""
+    """Refuse a partition key that is longer than `MAX_KEY_LENGTH`.
+
+    Raises:
+        ConfigurationError: It is.
+    """
     if key is not None and len(key) > MAX_KEY_LENGTH:
         raise ConfigurationError(
             "partition_key", f"it has {len(key)} characters, and a key may have {MAX_KEY_LENGTH} at most"
@@ -32,8 +36,11 @@ def hash_key(key: str | None) -> int:
 
     It takes some 2 ms for each 10 KiB of a long key: see `KeyHash`.
 
-    :param key: the partition key; None hashes to 0.
-    :returns: a signed 16-bit number.
+    Args:
+        key: The partition key; None hashes to 0.
+
+    Returns:
+        A signed 16-bit number.
     """
     if key is None or len(key) <= MAX_KEY_LENGTH:
         return _remembered(key)
@@ -55,15 +62,22 @@ def _remembered(key: str | None) -> int:
 def partition_for_key(key: str | None, count: int) -> int:
     """Find the partition the gateway routes a key to.
 
-    :param key: the partition key.
-    :param count: how many partitions the hub has, at least 1.
-    :returns: the partition's index, from 0.
+    Args:
+        key: The partition key.
+        count: How many partitions the hub has, at least 1.
+
+    Returns:
+        The partition's index, from 0.
     """
     return partition_for_hash(hash_key(key), count)
 
 
 def partition_for_hash(value: int, count: int) -> int:
-    """Find the partition of a key by the key's hash. :returns: the partition's index, from 0."""
+    """Find the partition of a key by the key's hash.
+
+    Returns:
+        The partition's index, from 0.
+    """
     # The service takes the truncating remainder and drops its sign, which is not Python's floored modulo.
     return abs(value) % count
 
@@ -75,7 +89,8 @@ def _rot(value: int, by: int) -> int:
 class KeyHash:
     """The hash of one key, computed in steps, for keys too long to be hashed at once: lookup3's `hashlittle2`.
 
-    :ivar value: the hash, a signed 16-bit number, once `advance` has returned True.
+    Attributes:
+        value: The hash, a signed 16-bit number, once `advance` has returned True.
     """
 
     __slots__ = ("_at", "_data", "_state", "value")
@@ -90,8 +105,11 @@ class KeyHash:
     def advance(self, size: int) -> bool:
         """Hash some more of the key.
 
-        :param size: about how many bytes.
-        :returns: whether the hash is complete.
+        Args:
+            size: About how many bytes.
+
+        Returns:
+            Whether the hash is complete.
         """
         a, b, c = self._state
         data, at = self._data, self._at
@@ -126,7 +144,11 @@ class KeyHash:
 
 
 def _finalised(a: int, b: int, c: int, block: bytes) -> tuple[int, int]:
-    """Finalise with the last block. :returns: (c, b)."""
+    """Finalise with the last block.
+
+    Returns:
+        (c, b).
+    """
     x, y, z = _THREE_WORDS.unpack(block)
     a = (a + x) & _MASK
     b = (b + y) & _MASK

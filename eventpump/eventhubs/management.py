@@ -61,8 +61,9 @@ class PartitionFacts:
 class ManagementRequest:
     """A read, taken apart.
 
-    :param partition_id: the partition asked about; None where it is the hub.
-    :param security_token: the token in the request, where it carries one.
+    Args:
+        partition_id: The partition asked about; None where it is the hub.
+        security_token: The token in the request, where it carries one.
     """
 
     hub: str
@@ -78,8 +79,9 @@ def hub_request(
 ) -> Message:
     """Make a request for a hub's facts.
 
-    :param reply_to: the target address of the link that the answer is awaited on.
-    :param security_token: the text of the current token.
+    Args:
+        reply_to: The target address of the link that the answer is awaited on.
+        security_token: The text of the current token.
     """
     return _request(HUB_TYPE, hub, {}, message_id, reply_to, security_token)
 
@@ -116,7 +118,8 @@ def _request(
 def parse_request(message: Message) -> ManagementRequest:
     """Take a request apart. Its body, if it has one, means nothing.
 
-    :raises BadRequestError: it is no read of a hub or partition.
+    Raises:
+        BadRequestError: It is no read of a hub or partition.
     """
     operation = text_field(message, OPERATION)
     kind = text_field(message, TYPE)
@@ -194,9 +197,12 @@ def _echo(request: Message) -> dict[str, Any]:
 def parse_hub_response(message: Message, *, hub: str) -> HubFacts:
     """Take the answer to a hub read apart.
 
-    :param hub: the hub asked for.
-    :raises ServiceError: the read failed.
-    :raises ProtocolError: the answer is not one.
+    Args:
+        hub: The hub asked for.
+
+    Raises:
+        ServiceError: The read failed.
+        ProtocolError: The answer is not one.
     """
     facts = _facts(message, hub)
     ids = _get(facts, "partition_ids", list)
@@ -214,10 +220,13 @@ def parse_hub_response(message: Message, *, hub: str) -> HubFacts:
 def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> PartitionFacts:
     """Take the answer to a partition read apart.
 
-    :param hub: the hub asked for.
-    :param partition_id: the partition asked for.
-    :raises ServiceError: the read failed.
-    :raises ProtocolError: the answer is not one.
+    Args:
+        hub: The hub asked for.
+        partition_id: The partition asked for.
+
+    Raises:
+        ServiceError: The read failed.
+        ProtocolError: The answer is not one.
     """
     facts = _facts(message, f"{hub}/Partitions/{partition_id}")
     return PartitionFacts(

@@ -30,8 +30,9 @@ class SecretText(str):
 class BadRequestError(ValueError):
     """A request cannot be answered with anything but a status.
 
-    :param code: the status code to answer.
-    :param condition: the error condition to answer.
+    Args:
+        code: The status code to answer.
+        condition: The error condition to answer.
     """
 
     def __init__(self, problem: str, *, code: int = 400, condition: Symbol = ARGUMENT_ERROR) -> None:
@@ -71,8 +72,9 @@ def answer(
 ) -> Message:
     """Make the answer to a request; `body` is for the caller to fill in.
 
-    :param condition: the error condition to name.
-    :param more: further application properties.
+    Args:
+        condition: The error condition to name.
+        more: Further application properties.
     """
     fields: dict[Any, Any] = {**(more or {}), STATUS_CODE: Int(code), STATUS_DESCRIPTION: description}
     if condition is not None:
@@ -86,9 +88,12 @@ def answer(
 def check_answer(message: Message, *, entity: str | None = None) -> None:
     """Return where the answer tells of success.
 
-    :param entity: what was asked about, for the error.
-    :raises ServiceError: the answer tells of a failure.
-    :raises ProtocolError: it has no status code.
+    Args:
+        entity: What was asked about, for the error.
+
+    Raises:
+        ServiceError: The answer tells of a failure.
+        ProtocolError: It has no status code.
     """
     code = _field(message, STATUS_CODE)
     if not isinstance(code, int) or isinstance(code, bool):

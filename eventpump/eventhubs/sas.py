@@ -27,11 +27,12 @@ class Verdict(enum.Enum):
 class SasToken:
     """A shared access signature, taken apart.
 
-    :param resource: the URI it is for.
-    :param signature: base64 text.
-    :param expires_at: seconds since the Unix epoch.
-    :param key_name: the name of the key it is signed with.
-    :param signed_text: what the signature covers: resource and expiry exactly as the token spells them.
+    Args:
+        resource: The URI it is for.
+        signature: base64 text.
+        expires_at: Seconds since the Unix epoch.
+        key_name: The name of the key it is signed with.
+        signed_text: What the signature covers: resource and expiry exactly as the token spells them.
     """
 
     resource: str
@@ -44,9 +45,10 @@ class SasToken:
 def generate(uri: str, key_name: str, key: str, expires_at: int) -> str:
     """Sign a token.
 
-    :param uri: the resource it is for.
-    :param key: the key's text; its UTF-8 bytes sign, it is not base64-decoded.
-    :param expires_at: seconds since the Unix epoch.
+    Args:
+        uri: The resource it is for.
+        key: The key's text; its UTF-8 bytes sign, it is not base64-decoded.
+        expires_at: Seconds since the Unix epoch.
     """
     resource = quote(uri, safe="")
     signature = quote(_sign(f"{resource}\n{expires_at}", key), safe="")
@@ -56,7 +58,8 @@ def generate(uri: str, key_name: str, key: str, expires_at: int) -> str:
 def parse(token: str) -> SasToken:
     """Take a token apart; its parts may stand in any order.
 
-    :raises ValueError: it is no shared access signature. The text says why and holds nothing of the token.
+    Raises:
+        ValueError: It is no shared access signature. The text says why and holds nothing of the token.
     """
     prefix, _, text = token.strip().partition(" ")
     if prefix.lower() != _PREFIX.lower():
@@ -89,8 +92,9 @@ def parse(token: str) -> SasToken:
 def verify(token: SasToken, key: str, now: float) -> Verdict:
     """Check a token's signature, in constant time, and its expiry.
 
-    :param key: the text of the key of the token's `key_name`.
-    :param now: seconds since the Unix epoch.
+    Args:
+        key: The text of the key of the token's `key_name`.
+        now: Seconds since the Unix epoch.
     """
     expected = _sign(token.signed_text, key).encode()
     if not hmac.compare_digest(expected, token.signature.encode(errors="replace")):

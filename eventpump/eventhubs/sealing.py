@@ -54,10 +54,15 @@ def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = Fal
 
     A body that is bytes and no more is a piece as it is: it is first copied when its batch is sealed.
 
-    :param idempotent: whether to leave room for numbers.
-    :param stamped: whether to leave room for a stamp too (`eventhubs/stamps.py`).
-    :returns: what stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
-    :raises EventError: a property or the body has no AMQP form, or the event carries numbers already.
+    Args:
+        idempotent: Whether to leave room for numbers.
+        stamped: Whether to leave room for a stamp too (`eventhubs/stamps.py`).
+
+    Returns:
+        What stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
+
+    Raises:
+        EventError: A property or the body has no AMQP form, or the event carries numbers already.
     """
     if stamped:
         return pieces(with_room(event.encode()), idempotent=idempotent)
@@ -68,7 +73,11 @@ def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = Fal
 
 
 def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
-    """Divide an encoded event likewise. :raises EventError: it carries numbers already."""
+    """Divide an encoded event likewise.
+
+    Raises:
+        EventError: It carries numbers already.
+    """
     if not idempotent:
         return EVENT_HEADS[len(encoded)], encoded
     if encoded[2] > MESSAGE_ANNOTATIONS:
@@ -95,13 +104,18 @@ _NUMBERED_DATA_HEADS: Final = _NumberedDataHeads()
 class SealedBatch:
     """The encoded message of a batch: its events, their order and their bytes do not change any more.
 
-    :param pieces: those of its events, two of each (`pieces_of`), with room for numbers where it is idempotent.
-    :param stamped: whether each has room for a stamp too.
-    :param partition_key: the key the whole message is routed by. A batch for a partition has none, whatever keys its
-        events have.
-    :ivar count: how many events it has.
-    :ivar size: its size on the wire, in bytes.
-    :raises ValueError: no event, or an idempotent batch with a key.
+    Args:
+        pieces: Those of its events, two of each (`pieces_of`), with room for numbers where it is idempotent.
+        stamped: Whether each has room for a stamp too.
+        partition_key: The key the whole message is routed by. A batch for a partition has none, whatever keys its
+            events have.
+
+    Attributes:
+        count: How many events it has.
+        size: Its size on the wire, in bytes.
+
+    Raises:
+        ValueError: No event, or an idempotent batch with a key.
     """
 
     __slots__ = ("_is_stamped", "_message", "_numbers", "_pieces", "count", "size")
@@ -129,7 +143,11 @@ class SealedBatch:
 
     @classmethod
     def seal(cls, events: Iterable[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> Self:
-        """Seal encoded events. Parameters and errors as above. :raises EventError: one carries numbers already."""
+        """Seal encoded events. Parameters and errors as above.
+
+        Raises:
+            EventError: One carries numbers already.
+        """
         found = [piece for event in events for piece in pieces(event, idempotent=idempotent)]
         return cls(found, partition_key=partition_key, idempotent=idempotent)
 
@@ -140,7 +158,11 @@ class SealedBatch:
 
     @property
     def message(self) -> bytes:
-        """The message of a batch without numbers. :raises ValueError: it is idempotent, and to be numbered first."""
+        """The message of a batch without numbers.
+
+        Raises:
+            ValueError: It is idempotent, and to be numbered first.
+        """
         if self._pieces is not None:
             raise ValueError("an idempotent batch is not sent without numbers")
         return self._message
@@ -148,8 +170,11 @@ class SealedBatch:
     def numbered(self, producer_id: int, epoch: int, first: int) -> bytes:
         """Make the message with its numbers: consecutive, and 0 after the largest.
 
-        :param first: the number of its first event.
-        :raises ValueError: it has no room, or a value lies outside the service's range.
+        Args:
+            first: The number of its first event.
+
+        Raises:
+            ValueError: It has no room, or a value lies outside the service's range.
         """
         if self._pieces is None:
             raise ValueError("the batch was sealed without room for numbers")

@@ -49,7 +49,8 @@ def read_stamp(value: object) -> Stamp | None:
 def with_room(event: bytes) -> bytes:
     """Add the property `STAMP` to an encoded event, before its other properties, in place of one it has.
 
-    :raises DecodeError: it is no encoded event.
+    Raises:
+        DecodeError: It is no encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):
@@ -66,7 +67,8 @@ def with_room(event: bytes) -> bytes:
 def filled(event: bytes, stamp: bytes) -> bytes:
     """Fill a stamp in.
 
-    :param event: the sections of an event from its properties on, with room for a stamp.
+    Args:
+        event: The sections of an event from its properties on, with room for a stamp.
     """
     for code, start, _ in section_spans(event):
         if code == APPLICATION_PROPERTIES:

@@ -27,8 +27,9 @@ async def connect(host: str, port: int) -> socket.socket:
     The next address is tried when the one before has failed, and beside it after `STAGGER` seconds. Families
     take turns. Cancelled, no socket stays open.
 
-    :raises OSError: the name has no address, or none that can be connected to; where they failed for different reasons
-        its text has each.
+    Raises:
+        OSError: The name has no address, or none that can be connected to; where they failed for different reasons its
+            text has each.
     """
     addresses = await _resolve(host, port)
     if not addresses:

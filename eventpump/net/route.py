@@ -23,12 +23,13 @@ _P = TypeVar("_P", bound=asyncio.Protocol)
 class Route:
     """Where to connect, and how.
 
-    :param host: of the service; its certificate must be for this name.
-    :param port: of the service.
-    :param tls: how the service is verified; None for a connection without TLS.
-    :param is_websocket: AMQP in a WebSocket (protocol.md 2.1).
-    :param proxy: tunnels to the service; None for none.
-    :param proxy_tls: how a proxy is verified that is reached over TLS itself.
+    Args:
+        host: Of the service; its certificate must be for this name.
+        port: Of the service.
+        tls: How the service is verified; None for a connection without TLS.
+        is_websocket: AMQP in a WebSocket (protocol.md 2.1).
+        proxy: Tunnels to the service; None for none.
+        proxy_tls: How a proxy is verified that is reached over TLS itself.
     """
 
     host: str
@@ -46,8 +47,11 @@ class Route:
 def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
     """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
 
-    :param ca_file: CA certificates (PEM) to trust instead of the system's.
-    :raises OSError: the file cannot be read, or (`ssl.SSLError`) holds no certificate.
+    Args:
+        ca_file: CA certificates (PEM) to trust instead of the system's.
+
+    Raises:
+        OSError: The file cannot be read, or (`ssl.SSLError`) holds no certificate.
     """
     context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -57,7 +61,8 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
 async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
     """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
 
-    :raises ServiceError: no connection.
+    Raises:
+        ServiceError: No connection.
     """
     if route.is_websocket:
         # Only this needs aiohttp, which takes long to import.
@@ -74,7 +79,8 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
 async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
 
-    :raises ServiceError: no connection; it says which part of the way failed.
+    Raises:
+        ServiceError: No connection; it says which part of the way failed.
     """
     loop = asyncio.get_running_loop()
     name = route.host if route.tls is not None else None

@@ -24,7 +24,8 @@ def refusal(who: str, status: int) -> ServiceError:
 
     What the server may do better next time is worth a reconnect; what it holds against the request is not.
 
-    :param who: whose answer it is.
+    Args:
+        who: Whose answer it is.
     """
     try:
         text = f"{who} answered {status} {http.HTTPStatus(status).phrase}"
@@ -37,9 +38,10 @@ def refusal(who: str, status: int) -> ServiceError:
 class TunnelHandshake:
     """Asks a proxy for a tunnel, and reads its answer.
 
-    :param proxy: the proxy.
-    :param host: where the tunnel leads.
-    :param port: where the tunnel leads.
+    Args:
+        proxy: The proxy.
+        host: Where the tunnel leads.
+        port: Where the tunnel leads.
     """
 
     def __init__(self, proxy: ProxySettings, host: str, port: int) -> None:
@@ -60,8 +62,11 @@ class TunnelHandshake:
     def receive(self, data: bytes) -> bool:
         """Take bytes of the answer. Interim answers (1xx) before it are read past (RFC 9110, 15.2), up to 16 of them.
 
-        :returns: whether the tunnel is open.
-        :raises ServiceError: it will not be.
+        Returns:
+            Whether the tunnel is open.
+
+        Raises:
+            ServiceError: It will not be.
         """
         self._head += data
         while (is_open := self._read_answer()) is None:
@@ -117,8 +122,11 @@ class TunnelProtocol(asyncio.Protocol):
     async def opened(self) -> asyncio.Transport:
         """Wait until it is open. Failed or cancelled, the stream is dropped.
 
-        :returns: the stream, to be taken over; it is not read until then.
-        :raises ServiceError: the proxy refused, or is none.
+        Returns:
+            The stream, to be taken over; it is not read until then.
+
+        Raises:
+            ServiceError: The proxy refused, or is none.
         """
         try:
             return await self._opened

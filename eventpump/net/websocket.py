@@ -42,9 +42,10 @@ _SHUTDOWN_TIMEOUT: Final = 1.0
 class WebSocketTransport(asyncio.Transport):
     """A byte stream in a WebSocket, for a protocol that knows only streams. Once made, it must :meth:`run`.
 
-    :param socket: the WebSocket, whose handshake is over.
-    :param stream: what it travels on.
-    :param protocol: what it carries bytes for.
+    Args:
+        socket: The WebSocket, whose handshake is over.
+        stream: What it travels on.
+        protocol: What it carries bytes for.
     """
 
     def __init__(
@@ -239,8 +240,11 @@ class _Connector(aiohttp.BaseConnector):
 async def connect(make: Callable[[], _P], route: Route, *, max_message: int = _LARGEST) -> _P:
     """Connect a client. Cancelled, no stream is left.
 
-    :param max_message: bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
-    :raises ServiceError: no connection, or no WebSocket for AMQP.
+    Args:
+        max_message: Bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
+
+    Raises:
+        ServiceError: No connection, or no WebSocket for AMQP.
     """
 
     async def sent_elsewhere(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
@@ -332,7 +336,8 @@ class _Served(asyncio.Protocol):
 class WebSocketServer:
     """Listens for WebSockets. Made by :meth:`start`.
 
-    :ivar port: the port it listens on.
+    Attributes:
+        port: The port it listens on.
     """
 
     def __init__(
@@ -361,12 +366,15 @@ class WebSocketServer:
     ) -> Self:
         """Listen.
 
-        :param make: makes the protocol of a connection.
-        :param port: 0 takes a free one.
-        :param max_message: bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
-        :param handshake_timeout: seconds that a connection has to become a WebSocket, however it spends them, and
-            before that for TLS; it is cut then. None for no limit.
-        :raises OSError: it cannot.
+        Args:
+            make: Makes the protocol of a connection.
+            port: 0 takes a free one.
+            max_message: Bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
+            handshake_timeout: Seconds that a connection has to become a WebSocket, however it spends them, and before
+                that for TLS; it is cut then. None for no limit.
+
+        Raises:
+            OSError: It cannot.
         """
         server = cls(make, max_message, handshake_timeout)
         server._listening = await asyncio.get_running_loop().create_server(

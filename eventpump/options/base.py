@@ -52,7 +52,11 @@ class Endpoint(NamedTuple):
 
 
 def split_endpoint(value: str) -> Endpoint:
-    """Split `host[:port]` or `scheme://host[:port][/]`. :raises ValueError: with a text that does not show it."""
+    """Split `host[:port]` or `scheme://host[:port][/]`.
+
+    Raises:
+        ValueError: With a text that does not show it.
+    """
     problem = "must be of the form host[:port] or scheme://host[:port]/"
     if not value.isprintable() or " " in value:
         # urlsplit would drop some of these without a word.
@@ -109,10 +113,11 @@ class RetryOptions(SettingsModel):
     The defaults below are those of sends and requests. What is not given for an option with other defaults, such as
     `link_retry` and `handler_retry`, has the default of that option.
 
-    :param max_retries: attempts after the first; None for no limit. While there is no connection, sends are attempted
-        more often, and only attempts that are as far apart as the delays count.
-    :param base_delay: seconds; the bound of the first delay, doubled with each further one.
-    :param max_delay: seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
+    Args:
+        max_retries: Attempts after the first; None for no limit. While there is no connection, sends are attempted more
+            often, and only attempts that are as far apart as the delays count.
+        base_delay: Seconds; the bound of the first delay, doubled with each further one.
+        max_delay: Seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
     """
 
     max_retries: int | None = Field(default=3, ge=0, le=100)

@@ -46,11 +46,12 @@ TransportName: TypeAlias = Literal["native", "uamqp"]
 class ProxySettings(SettingsModel):
     """An HTTP proxy that tunnels to the service (RFC 9110, 9.3.6).
 
-    :param host: its host name or address.
-    :param port: its port.
-    :param use_tls: reach the proxy itself over TLS, its certificate verified as the service's is.
-    :param username: for basic authentication; None for none.
-    :param password: goes with it.
+    Args:
+        host: Its host name or address.
+        port: Its port.
+        use_tls: Reach the proxy itself over TLS, its certificate verified as the service's is.
+        username: For basic authentication; None for none.
+        password: Goes with it.
     """
 
     host: HostName
@@ -63,8 +64,11 @@ class ProxySettings(SettingsModel):
     def parse(cls, url: object, *, field: str = "proxy") -> ProxySettings:
         """Take `[http[s]://][username:password@]host[:port]` apart; the first two may be percent-encoded.
 
-        :param field: what an error names.
-        :raises ConfigurationError: it is none; no value of it is shown.
+        Args:
+            field: What an error names.
+
+        Raises:
+            ConfigurationError: It is none; no value of it is shown.
         """
         text = url.get_secret_value() if isinstance(url, SecretStr) else url
         problem = "must be of the form http[s]://[username:password@]host[:port]"
@@ -99,7 +103,8 @@ class ProxySettings(SettingsModel):
     def from_environment(cls, host: str, port: int) -> ProxySettings | None:
         """Return the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; in small letters too.
 
-        :raises ConfigurationError: it cannot be used.
+        Raises:
+            ConfigurationError: It cannot be used.
         """
         url = getproxies_environment().get("https")
         # An IPv6 address may stand there with brackets or without.
@@ -115,23 +120,24 @@ class ConnectionSettings(SettingsModel):
     With `use_tls`, TLS is 1.2 at least, and the server's certificate is always verified, for the name `host` too;
     nothing switches that off.
 
-    :param fully_qualified_namespace: the namespace's host name: the `hostname` of the AMQP open, and the host in
-        audiences and stores.
-    :param host: where to connect. Another than the namespace with a custom endpoint.
-    :param port: where to connect.
-    :param use_tls: False only where the connection string says `UseDevelopmentEmulator=true`.
-    :param transport_type: what carries AMQP. The port is 443 for a WebSocket, where nothing else names one.
-    :param proxy: the HTTP proxy to go through, in either case; None for none.
-    :param ca_file: a file of CA certificates (PEM) to trust instead of the system's.
-    :param client_cert_file: a certificate chain (PEM) to show to the service; its key too, unless that has a file.
-    :param client_key_file: the key of that certificate (PEM).
-    :param client_key_password: the key's, where it is encrypted.
-    :param auth_timeout: seconds to wait for the service to take a token.
-    :param sas_lifetime: seconds a token signed with a key lives; another is put after three quarters of them.
-    :param operation_timeout: seconds to wait for a connection, an attach, or the answer to a request or send.
-    :param idle_timeout: seconds of silence after which the peer is dead; half of it is advertised, or a second where
-        that is more. A service may refuse less than a second, as the emulator does.
-    :param transport: the AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
+    Args:
+        fully_qualified_namespace: The namespace's host name: the `hostname` of the AMQP open, and the host in audiences
+            and stores.
+        host: Where to connect. Another than the namespace with a custom endpoint.
+        port: Where to connect.
+        use_tls: False only where the connection string says `UseDevelopmentEmulator=true`.
+        transport_type: What carries AMQP. The port is 443 for a WebSocket, where nothing else names one.
+        proxy: The HTTP proxy to go through, in either case; None for none.
+        ca_file: A file of CA certificates (PEM) to trust instead of the system's.
+        client_cert_file: A certificate chain (PEM) to show to the service; its key too, unless that has a file.
+        client_key_file: The key of that certificate (PEM).
+        client_key_password: The key's, where it is encrypted.
+        auth_timeout: Seconds to wait for the service to take a token.
+        sas_lifetime: Seconds a token signed with a key lives; another is put after three quarters of them.
+        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or send.
+        idle_timeout: Seconds of silence after which the peer is dead; half of it is advertised, or a second where that
+            is more. A service may refuse less than a second, as the emulator does.
+        transport: The AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
     """
 
     fully_qualified_namespace: HostName
@@ -206,12 +212,15 @@ def connection_settings(
 ) -> ConnectionSettings:
     """Make the settings out of what a user gives: a connection string, or a namespace and a credential.
 
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
-    :param credential: for a namespace, or for a connection string that holds neither key nor signature.
-    :param custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
-    :param proxy: `http[s]://[username:password@]host[:port]`, the first two percent-encoded where they need be.
-    :param trust_env: without `proxy`, use the one that `HTTPS_PROXY` names, but for hosts in `NO_PROXY`.
-    :raises ConfigurationError: a value cannot work; it names the field and holds no secret.
+    Args:
+        hub: The hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
+        credential: For a namespace, or for a connection string that holds neither key nor signature.
+        custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
+        proxy: `http[s]://[username:password@]host[:port]`, the first two percent-encoded where they need be.
+        trust_env: Without `proxy`, use the one that `HTTPS_PROXY` names, but for hosts in `NO_PROXY`.
+
+    Raises:
+        ConfigurationError: A value cannot work; it names the field and holds no secret.
     """
     use_tls = True
     port: int | None = None

@@ -31,11 +31,12 @@ WHOLE: Final = "connection_string"
 class ConnectionString:
     """A connection string, taken apart.
 
-    :param host: the namespace's host name, in lower case.
-    :param port: the port the endpoint names, None where it names none.
-    :param hub: what `EntityPath` names.
-    :param credential: the key or the signature; None where the string has neither.
-    :param use_development_emulator: connect without TLS, as the official emulator wants it.
+    Args:
+        host: The namespace's host name, in lower case.
+        port: The port the endpoint names, None where it names none.
+        hub: What `EntityPath` names.
+        credential: The key or the signature; None where the string has neither.
+        use_development_emulator: Connect without TLS, as the official emulator wants it.
     """
 
     host: str
@@ -50,7 +51,8 @@ class ConnectionString:
 
         Keys are known in any case, and unknown ones are ignored. A value may hold `=`.
 
-        :raises ConfigurationError: it is none; the error names the key at fault and shows no value of the string.
+        Raises:
+            ConfigurationError: It is none; the error names the key at fault and shows no value of the string.
         """
         values = _pairs(text)
         host, port = _endpoint(values)

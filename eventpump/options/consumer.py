@@ -19,7 +19,11 @@ StartPosition: TypeAlias = str | int | datetime | EventPosition
 
 
 def start_position(value: object) -> EventPosition:
-    """Make a position of what a user gives for one. :raises ValueError: it is none."""
+    """Make a position of what a user gives for one.
+
+    Raises:
+        ValueError: It is none.
+    """
     match value:
         case EventPosition():
             return value
@@ -69,19 +73,19 @@ HANDLER_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.5, max_delay=
 class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
-    :param prefetch_events: events received and not delivered yet, per partition.
-    :param prefetch_bytes: the same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
-        messages than before arrive comes on top; the batch in the handler's hands does too.
-    :param strict_prefetch_bytes: grant credit by the link's maximum message size, so that `prefetch_bytes` holds
-        exactly.
-    :param track_last_enqueued: have every event tell of the partition's newest one; lag is known only with it, or
-        where a silent partition was looked at.
-    :param link_retry: the delays before a failed link is opened again; by default 0.2 s to 30 s, without a limit. After
-        a lost connection the delay does not grow, and nothing counts as a retry: only attempts to connect are spaced
-        then, by 5 s at most. With a limit, reading ends with the error of the last link; a host then leaves the
-        partition, and takes it again later.
-    :param startup_timeout: seconds to go on trying to reach the service, and a host's store, at the start; what was
-        reached once is tried for ever.
+    Args:
+        prefetch_events: Events received and not delivered yet, per partition.
+        prefetch_bytes: The same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
+            messages than before arrive comes on top; the batch in the handler's hands does too.
+        strict_prefetch_bytes: Grant credit by the link's maximum message size, so that `prefetch_bytes` holds exactly.
+        track_last_enqueued: Have every event tell of the partition's newest one; lag is known only with it, or where a
+            silent partition was looked at.
+        link_retry: The delays before a failed link is opened again; by default 0.2 s to 30 s, without a limit. After a
+            lost connection the delay does not grow, and nothing counts as a retry: only attempts to connect are spaced
+            then, by 5 s at most. With a limit, reading ends with the error of the last link; a host then leaves the
+            partition, and takes it again later.
+        startup_timeout: Seconds to go on trying to reach the service, and a host's store, at the start; what was
+            reached once is tried for ever.
     """
 
     hub: HubName
@@ -98,14 +102,15 @@ class FeedSettings(SettingsModel):
 class ReaderSettings(FeedSettings):
     """What a reader reads.
 
-    :param position: where it begins.
-    :param end: where it ends, itself only included where it says so: a sequence number, an enqueued time, or
-        "@latest" for the newest event at the start. None for never. Text and numbers given here include themselves.
-    :param owner_level: the epoch of an exclusive reader; None shares the partition.
-    :param receiver_name: shown by the service in the texts of other readers' errors.
-    :param on_data_loss: what follows where events that were to be read are gone: "earliest" and "latest" log a warning
-        and go on at the oldest event kept or at the partition's end; "fail" raises `DataLossError`. None is "earliest"
-        where retention has dropped them, and "fail" where the hub was made again while the reader read it.
+    Args:
+        position: Where it begins.
+        end: Where it ends, itself only included where it says so: a sequence number, an enqueued time, or "@latest" for
+            the newest event at the start. None for never. Text and numbers given here include themselves.
+        owner_level: The epoch of an exclusive reader; None shares the partition.
+        receiver_name: Shown by the service in the texts of other readers' errors.
+        on_data_loss: What follows where events that were to be read are gone: "earliest" and "latest" log a warning and
+            go on at the oldest event kept or at the partition's end; "fail" raises `DataLossError`. None is "earliest"
+            where retention has dropped them, and "fail" where the hub was made again while the reader read it.
     """
 
     partition_id: Name
@@ -119,32 +124,33 @@ class ReaderSettings(FeedSettings):
 class HostSettings(FeedSettings):
     """How a host processes a hub.
 
-    :param checkpoint_policy: when checkpoints are written unasked; by default never.
-    :param initial_position: where a partition without a checkpoint begins; a mapping gives it per partition id, and
-        what it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
-        and what is recorded counts for every later one. "@latest" is the end of the partition when it is first opened.
-        A partition that is added to the hub later begins at its beginning in any case.
-    :param owner_id: the owner's name in leases; None for one made of machine, process and chance.
-    :param max_batch_size: the most events `process_events` gets at once.
-    :param max_wait_time: seconds without an event after which the partition's link is checked, and again while there is
-        none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
-    :param call_when_idle: call `process_events` with no event at that moment.
-    :param renew_interval: seconds between renewals; None for a third of the lease duration.
-    :param close_timeout: seconds a partition's end may take before it is reported.
-    :param ownership_lost_grace: seconds a handler may go on after ownership was lost, within three quarters of
-        `close_timeout`.
-    :param failure_policy: what follows when the processor raises: "retry" the same events, or "stop" the host.
-    :param handler_retry: the delays before a failed batch is given to the processor again; by default 0.5 s to 30 s,
-        without a limit. After the last retry of a limit the host stops, as with the policy "stop".
-    :param on_data_loss: what follows where events after a checkpoint are gone: go on at the oldest event kept
-        ("earliest") or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and
-        tried again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the
-        hub was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
-    :param handler_timeout: seconds after which a method of the processor that has not returned is reported, and again
-        each time that doubles.
-    :param on_handler_timeout: what follows beside: "report" for nothing, or "cancel" it, which counts as raising
-        `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
-        cancelled before it returns.
+    Args:
+        checkpoint_policy: When checkpoints are written unasked; by default never.
+        initial_position: Where a partition without a checkpoint begins; a mapping gives it per partition id, and what
+            it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
+            and what is recorded counts for every later one. "@latest" is the end of the partition when it is first
+            opened. A partition that is added to the hub later begins at its beginning in any case.
+        owner_id: The owner's name in leases; None for one made of machine, process and chance.
+        max_batch_size: The most events `process_events` gets at once.
+        max_wait_time: Seconds without an event after which the partition's link is checked, and again while there is
+            none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
+        call_when_idle: Call `process_events` with no event at that moment.
+        renew_interval: Seconds between renewals; None for a third of the lease duration.
+        close_timeout: Seconds a partition's end may take before it is reported.
+        ownership_lost_grace: Seconds a handler may go on after ownership was lost, within three quarters of
+            `close_timeout`.
+        failure_policy: What follows when the processor raises: "retry" the same events, or "stop" the host.
+        handler_retry: The delays before a failed batch is given to the processor again; by default 0.5 s to 30 s,
+            without a limit. After the last retry of a limit the host stops, as with the policy "stop".
+        on_data_loss: What follows where events after a checkpoint are gone: go on at the oldest event kept ("earliest")
+            or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and tried
+            again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the hub
+            was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
+        handler_timeout: Seconds after which a method of the processor that has not returned is reported, and again each
+            time that doubles.
+        on_handler_timeout: What follows beside: "report" for nothing, or "cancel" it, which counts as raising
+            `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
+            cancelled before it returns.
     """
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()

@@ -110,7 +110,8 @@ Credential: TypeAlias = SharedKey | SharedSignature | NamedKeyCredential | SasCr
 def current_secret(credential: Credential) -> SharedKey | SharedSignature | None:
     """Say what a credential holds at this moment; None for one that is asked for tokens.
 
-    :raises ValueError: it is no key or signature; the text shows nothing of it.
+    Raises:
+        ValueError: It is no key or signature; the text shows nothing of it.
     """
     if isinstance(credential, NamedKeyCredential):
         named = credential.named_key

@@ -12,16 +12,17 @@ from eventpump.options.base import SettingsModel
 class BufferSettings(SettingsModel):
     """How a buffered producer fills its batches, and how much it holds.
 
-    :param max_batch_events: a batch with so many is sent at once.
-    :param max_batch_bytes: and so is one of so many bytes. A larger event goes alone; what the service takes in one
-        message may be less, and a batch is then sent in parts.
-    :param max_wait_time: seconds the first event of a batch waits for others.
-    :param max_events: events taken in whose outcome is open, of all partitions together.
-    :param max_bytes: the same in bytes.
-    :param max_partition_events: the same per partition; None for no bound but the one of all.
-    :param max_partition_bytes: the same per partition, in bytes.
-    :param max_in_flight: batches on their way to one partition at a time. With more than 1 a retry may reorder events,
-        those of one key too; an idempotent producer has 1.
+    Args:
+        max_batch_events: A batch with so many is sent at once.
+        max_batch_bytes: And so is one of so many bytes. A larger event goes alone; what the service takes in one
+            message may be less, and a batch is then sent in parts.
+        max_wait_time: Seconds the first event of a batch waits for others.
+        max_events: Events taken in whose outcome is open, of all partitions together.
+        max_bytes: The same in bytes.
+        max_partition_events: The same per partition; None for no bound but the one of all.
+        max_partition_bytes: The same per partition, in bytes.
+        max_in_flight: Batches on their way to one partition at a time. With more than 1 a retry may reorder events,
+            those of one key too; an idempotent producer has 1.
     """
 
     max_batch_events: int = Field(default=5000, ge=1, le=1_000_000)

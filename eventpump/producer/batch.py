@@ -31,16 +31,17 @@ _OPEN = BatchState.OPEN  # a module's name costs less than the attribute of an e
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 
-    :ivar max_size_in_bytes: bytes.
-    :ivar partition_id: the partition it is for, None for another target.
-    :ivar partition_key: the key its events share, None for none.
-    :ivar is_idempotent: whether its size counts the room for numbers.
-    :ivar is_list: whether it was made of a list given to `send`, whose events are given their numbers.
-    :ivar is_stamped: whether its events are sent with stamps, and its size counts them.
-    :ivar events: the events of an idempotent one; no other keeps them.
-    :ivar state: see :class:`BatchState`.
-    :ivar was_in_doubt: whether a `send` of it has ended with its outcome unknown.
-    :ivar starting_published_sequence_number: the number of its first event, once it is published with numbers.
+    Attributes:
+        max_size_in_bytes: Bytes.
+        partition_id: The partition it is for, None for another target.
+        partition_key: The key its events share, None for none.
+        is_idempotent: Whether its size counts the room for numbers.
+        is_list: Whether it was made of a list given to `send`, whose events are given their numbers.
+        is_stamped: Whether its events are sent with stamps, and its size counts them.
+        events: The events of an idempotent one; no other keeps them.
+        state: See :class:`BatchState`.
+        was_in_doubt: Whether a `send` of it has ended with its outcome unknown.
+        starting_published_sequence_number: The number of its first event, once it is published with numbers.
     """
 
     __slots__ = (
@@ -85,11 +86,15 @@ class EventBatch:
         self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
-        """Add an event. :returns: False, and nothing added, where it does not fit any more.
+        """Add an event.
 
-        :raises EventTooLargeError: it would not fit an empty batch either.
-        :raises EventError: it is no `EventData`, cannot be encoded, or carries a number already; or the batch is on
-            its way or published.
+        Returns:
+            False, and nothing added, where it does not fit any more.
+
+        Raises:
+            EventTooLargeError: It would not fit an empty batch either.
+            EventError: It is no `EventData`, cannot be encoded, or carries a number already; or the batch is on its way
+                or published.
         """
         if not isinstance(event, EventData):
             raise EventError(f"an event to send is an EventData, not {type(event).__name__}")

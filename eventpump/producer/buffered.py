@@ -55,8 +55,9 @@ _log = logging.getLogger("eventpump.producer")
 class SendResult(NamedTuple):
     """Where an event was stored.
 
-    :param partition_id: the partition.
-    :param published_sequence_number: its number at an idempotent producer; None at a plain one.
+    Args:
+        partition_id: The partition.
+        published_sequence_number: Its number at an idempotent producer; None at a plain one.
     """
 
     partition_id: str
@@ -119,10 +120,11 @@ class _Part(NamedTuple):
 class _Fate:
     """The one future of a batch, which its receipts share.
 
-    :ivar pieces: its events as they are sent, two pieces of each, beside those the batch has as they were given.
-    :ivar parts: what is known.
-    :ivar waiters: who waits for which event.
-    :ivar flushes: who waits for the whole.
+    Attributes:
+        pieces: Its events as they are sent, two pieces of each, beside those the batch has as they were given.
+        parts: What is known.
+        waiters: Who waits for which event.
+        flushes: Who waits for the whole.
     """
 
     __slots__ = ("flushes", "partition_id", "parts", "pieces", "waiters")
@@ -146,7 +148,11 @@ class _Fate:
         return None
 
     def settle(self, part: _Part) -> bool:
-        """Tell everybody who waits for it. :returns: whether somebody did."""
+        """Tell everybody who waits for it.
+
+        Returns:
+            Whether somebody did.
+        """
         self.parts.append(part)
         told = False
         for waiter, index in self.waiters.items():
@@ -182,9 +188,10 @@ class _Waiter(NamedTuple):
 class _Lane:
     """The way to one partition.
 
-    :ivar waiting: sends that wait for room, in order.
-    :ivar admitted: sends that have been given room and have not run since.
-    :ivar sending: tasks that send, and have not found that there is nothing to send.
+    Attributes:
+        waiting: Sends that wait for room, in order.
+        admitted: Sends that have been given room and have not run since.
+        sending: Tasks that send, and have not found that there is nothing to send.
     """
 
     __slots__ = ("admitted", "partition_id", "sending", "waiting")
@@ -211,17 +218,19 @@ class HubBufferedProducer:
     The partitions are read once, when it is opened: a hub that is given more of them goes on with those, and keys stay
     where they are.
 
-    :param producer: sends the batches. Closed with this.
-    :param router: chooses the partition of an event that names none; by default keys go where the service's hash puts
-        them, and events without key go round. For an event without key it is asked again where the partition it chose
-        has no room.
-    :param on_success: is called with the events of a message that is stored, in order, and the partition. Must not
-        block.
-    :param on_error: is called with the events that failed, the partition, and the error. Must not block. Without it a
-        failure that no receipt waits for is logged.
-    :param encode: is called with every event, and gives the event that is sent in its place: compressed, encrypted,
-        annotated. What is larger afterwards counts as larger.
-    :raises ConfigurationError: options that cannot work together.
+    Args:
+        producer: Sends the batches. Closed with this.
+        router: Chooses the partition of an event that names none; by default keys go where the service's hash puts
+            them, and events without key go round. For an event without key it is asked again where the partition it
+            chose has no room.
+        on_success: Is called with the events of a message that is stored, in order, and the partition. Must not block.
+        on_error: Is called with the events that failed, the partition, and the error. Must not block. Without it a
+            failure that no receipt waits for is logged.
+        encode: Is called with every event, and gives the event that is sent in its place: compressed, encrypted,
+            annotated. What is larger afterwards counts as larger.
+
+    Raises:
+        ConfigurationError: Options that cannot work together.
     """
 
     def __init__(
@@ -281,8 +290,9 @@ class HubBufferedProducer:
     async def open(self) -> None:
         """Learn the hub's partitions. The first `send` does it too. Opening twice is fine.
 
-        :raises ServiceError: as of the transport. It may be tried again.
-        :raises ConfigurationError: the buffer is too small for that many partitions.
+        Raises:
+            ServiceError: As of the transport. It may be tried again.
+            ConfigurationError: The buffer is too small for that many partitions.
         """
         self._require_open()
         while not self._is_open:
@@ -327,13 +337,18 @@ class HubBufferedProducer:
 
         Cancelled, it was not accepted.
 
-        :param partition_id: send to this partition.
-        :param partition_key: send where events of this key go. Readers see the key. At most 128 characters, the
-            JavaScript client's limit; what the service does with a longer one is not known.
-        :returns: a receipt, which need not be awaited.
-        :raises EventError: it cannot be encoded.
-        :raises ConfigurationError: the key is too long.
-        :raises ServiceError: not open yet, and it cannot be.
+        Args:
+            partition_id: Send to this partition.
+            partition_key: Send where events of this key go. Readers see the key. At most 128 characters, the JavaScript
+                client's limit; what the service does with a longer one is not known.
+
+        Returns:
+            A receipt, which need not be awaited.
+
+        Raises:
+            EventError: It cannot be encoded.
+            ConfigurationError: The key is too long.
+            ServiceError: Not open yet, and it cannot be.
         """
         if not self._is_open:
             await self._open_in_turn()
@@ -359,8 +374,9 @@ class HubBufferedProducer:
     ) -> DeliveryReceipt:
         """Accept an event at once, as `send` does.
 
-        :raises BufferFullError: there is no room now, or others wait for it. Nothing was taken.
-        :raises ConfigurationError: it is not open yet, or the key is too long.
+        Raises:
+            BufferFullError: There is no room now, or others wait for it. Nothing was taken.
+            ConfigurationError: It is not open yet, or the key is too long.
         """
         self._require_open()
         if not self._is_open:
@@ -385,7 +401,8 @@ class HubBufferedProducer:
 
         Cancelled, it may have been accepted: it is then sent all the same.
 
-        :raises EventPumpError: what it failed with.
+        Raises:
+            EventPumpError: What it failed with.
         """
         return await (await self.send(event, partition_id=partition_id, partition_key=partition_key))
 
@@ -404,7 +421,8 @@ class HubBufferedProducer:
 
         What is accepted and not stored yet is not counted. Attaches first where that is not known yet.
 
-        :raises EventPumpError: it cannot be attached, or the partition has failed.
+        Raises:
+            EventPumpError: It cannot be attached, or the partition has failed.
         """
         return await self._producer.get_partition_publishing_properties(partition_id)
 
@@ -743,12 +761,15 @@ class HubBufferedProducer:
         What has not ended at the deadline fails: with `ClosedError` where it was not begun, and otherwise with what its
         send raises as the producer closes. Cancelled, it is as if the deadline had come.
 
-        :param flush: whether to send what is not on its way yet; without, it fails.
-        :param deadline: seconds for what is on its way to end. None: as long as the retries take, and 20 to close the
-            producer then; but where a send has waited for one answer of the state store for 20, it is closed at once.
-            Where the time does not suffice, a second more each to end what sends, and to close the connection and the
-            state store.
-        :raises PublishOutcomeUnknownError: idempotent: something stayed in doubt; everything is closed nevertheless.
+        Args:
+            flush: Whether to send what is not on its way yet; without, it fails.
+            deadline: Seconds for what is on its way to end. None: as long as the retries take, and 20 to close the
+                producer then; but where a send has waited for one answer of the state store for 20, it is closed at
+                once. Where the time does not suffice, a second more each to end what sends, and to close the connection
+                and the state store.
+
+        Raises:
+            PublishOutcomeUnknownError: Idempotent: something stayed in doubt; everything is closed nevertheless.
         """
         if self._is_closed:
             await self._ended.wait()
@@ -781,7 +802,8 @@ class HubBufferedProducer:
     async def _flush_unless_stuck(self) -> None:
         """Flush. Sends end with their retries, but a call of the state store that hangs does not.
 
-        :raises TimeoutError: a send has waited for one for `CLOSE_TIMEOUT` since closing began.
+        Raises:
+            TimeoutError: A send has waited for one for `CLOSE_TIMEOUT` since closing began.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

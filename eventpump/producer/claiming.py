@@ -71,7 +71,8 @@ class PublisherLinks:
     def adopt(self, link: SendLink | None, number: int, *, has_published: bool) -> None:
         """Take a link over for the first attach, and note the last number known.
 
-        :param has_published: whether something was accepted under this id and level.
+        Args:
+            has_published: Whether something was accepted under this id and level.
         """
         self._adopted = link
         self._is_attached = True
@@ -86,8 +87,9 @@ class PublisherLinks:
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
         """Attach a link.
 
-        :raises ServiceError: refused, or no answer.
-        :raises ProducerStateLostError: the service does not know the producer, or not what it had accepted of it.
+        Raises:
+            ServiceError: Refused, or no answer.
+            ProducerStateLostError: The service does not know the producer, or not what it had accepted of it.
         """
         link, self._adopted = self._adopted, None
         if link is None or not link.is_attached:
@@ -152,9 +154,12 @@ class PublisherStates:
 class PublisherStart:
     """The start of one partition's publisher.
 
-    :param first: what to attach with where no state is stored.
-    :ivar links: those of the publisher to be.
-    :ivar marks: its marks, once it has started.
+    Args:
+        first: What to attach with where no state is stored.
+
+    Attributes:
+        links: Those of the publisher to be.
+        marks: Its marks, once it has started.
     """
 
     def __init__(
@@ -193,14 +198,17 @@ class PublisherStart:
     async def started(self) -> PartitionSequencer[SealedBatch]:
         """Start, or go on starting, and wait for it. Cancelled, it goes on.
 
-        :returns: the ledger to publish with.
-        :raises ProducerDisconnectedError: another process with this name started later. Final, as the next three.
-        :raises PublishOutcomeUnknownError: what the former process had on its way may be stored, and is not counted.
-        :raises ProducerStateLostError: the service has forgotten the publisher.
-        :raises InvalidClientStateError: the service answered what cannot be.
-        :raises ServiceError: no success within the retries, or refused; it may be called again. So after the next.
-        :raises StoreError: likewise.
-        :raises ClosedError: closed meanwhile.
+        Returns:
+            The ledger to publish with.
+
+        Raises:
+            ProducerDisconnectedError: Another process with this name started later. Final, as the next three.
+            PublishOutcomeUnknownError: What the former process had on its way may be stored, and is not counted.
+            ProducerStateLostError: The service has forgotten the publisher.
+            InvalidClientStateError: The service answered what cannot be.
+            ServiceError: No success within the retries, or refused; it may be called again. So after the next.
+            StoreError: Likewise.
+            ClosedError: Closed meanwhile.
         """
         if self._failure is not None:
             raise self._failure.with_traceback(None)

@@ -29,7 +29,11 @@ _T = TypeVar("_T")
 
 
 async def ask_store(operation: str, partition_id: str, call: Callable[[], Awaitable[_T]]) -> _T:
-    """Call a state store. :raises StoreError: it failed; or raised `CancelledError`, and nobody cancelled us."""
+    """Call a state store.
+
+    Raises:
+        StoreError: It failed; or raised `CancelledError`, and nobody cancelled us.
+    """
     try:
         return await call()
     except asyncio.CancelledError:
@@ -67,7 +71,8 @@ class StateMarks:
     own, every `MARK_INTERVAL` at most. A mark that cannot be written is logged: publishing goes on. It is tried
     as often as `retry` says, or `MARK_RETRIES` times more where that sets no limit.
 
-    :param is_shared: whether other processes write under the same id and level.
+    Args:
+        is_shared: Whether other processes write under the same id and level.
     """
 
     def __init__(
@@ -126,7 +131,8 @@ class StateMarks:
     async def close(self, *, is_clean: bool) -> None:
         """Write the last mark. Cancelled, it is written or not.
 
-        :param is_clean: whether nothing is in doubt, and nothing is sent any more.
+        Args:
+            is_clean: Whether nothing is in doubt, and nothing is sent any more.
         """
         await self._write(is_clean=is_clean and not self._is_shared)
 
@@ -197,7 +203,11 @@ class StateMarks:
         return replace(stored, start=self._last, published=self._published, has_published=True, is_clean=is_clean)
 
     async def _swap(self, mark: PublisherState, stored: StoredPublisherState) -> StoredPublisherState | None:
-        """Store a mark. :returns: what is stored of this id and level now; None where another level is taken."""
+        """Store a mark.
+
+        Returns:
+            What is stored of this id and level now; None where another level is taken.
+        """
         name, partition_id = self._name, self._partition_id
         written = await ask_store(
             "write state", partition_id, lambda: self._store.write_state(name, partition_id, mark, stored)

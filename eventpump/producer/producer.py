@@ -49,17 +49,6 @@ class HubProducer:
     Plain sends to one target overlap, so that a retry may reorder them; `max_in_flight=1` keeps them in order.
     Idempotent ones go to a partition only, one at a time there; other partitions go on.
 
-    :param transport: closed with the producer.
-    :param idempotent: whether every event is published exactly once. Without a `state_store`, this holds as long as the
-        producer lives and its `producer_group_id` and `owner_level`, if given, are nobody else's: the service takes two
-        producers of one id and level for the same one, and accepts the second of two batches with equal numbers without
-        storing it. Without options each producer is given an id of its own.
-    :param partition_options: by partition id. Where `state_store` knows a partition already, it is right instead.
-    :param name: the application's name for this publisher, under which `state_store` keeps who it is to the service.
-    :param state_store: see :class:`eventpump.interfaces.PublisherStateStore`; opened and closed with the producer.
-    :param mode: how processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
-        "exclusive" with one unless given.
-
         "exclusive": one at a time. Each start takes a level of its own, and from then on the service refuses the
         process before it, which gets `ProducerDisconnectedError`. Of what that process had on its way nothing is stored
         after the start; what may have been stored in the midst of it is subject to `on_doubt`.
@@ -70,10 +59,6 @@ class HubProducer:
         lost: the service takes the second event with a number for a repeat of the first. One that another has overtaken
         by more than the service remembers, or while a batch of its own is in doubt, gets `InvalidClientStateError`; it
         may be started again, and counts anew.
-    :param on_doubt: what follows where a start finds that the process before it did not close with nothing in doubt,
-        and that the partition has grown while its level was taken over. Events of that process may have been stored
-        without being counted by `events_published`. On a partition with other writers this is so after nearly every
-        crash, because theirs make it grow as well. It rests on the last sequence number that `$management` states.
 
         "fail": `PublishOutcomeUnknownError`, with the number of the first such event and how many there may be; at this
         start and at every later one, until one has another `on_doubt` or the state is reset. "scan": those that were
@@ -81,15 +66,34 @@ class HubProducer:
         `scan_consumer_group` and the right to listen. From then on every event is sent with a stamp, the application
         property `eventpump:stamp`; where the process before this one did not, it is as "fail". "accept": they are not
         counted, and may be published again.
-    :param scan_consumer_group: the consumer group that the end of a partition is read over.
-    :param on_state_lost: what follows where a start finds that the service has forgotten the publisher: it refuses its
-        id, or states a last number below one that it had accepted. "fail": `ProducerStateLostError`, at this start and
-        at every later one, until one has "new" or the state is reset. "new": a new id is taken, and `events_published`
-        goes on from the newest mark in the store. A mark is stored after the first batch of a start, every 30 seconds
-        while it publishes, and when it closes; what was published since may be published again. In either case a
-        producer that is running raises `ProducerStateLostError`, and takes no new id by itself.
-    :param max_in_flight: plain sends to one target at a time; None for no bound.
-    :raises ConfigurationError: options that do not go together.
+
+    Args:
+        transport: Closed with the producer.
+        idempotent: Whether every event is published exactly once. Without a `state_store`, this holds as long as the
+            producer lives and its `producer_group_id` and `owner_level`, if given, are nobody else's: the service takes
+            two producers of one id and level for the same one, and accepts the second of two batches with equal numbers
+            without storing it. Without options each producer is given an id of its own.
+        partition_options: By partition id. Where `state_store` knows a partition already, it is right instead.
+        name: The application's name for this publisher, under which `state_store` keeps who it is to the service.
+        state_store: See :class:`eventpump.interfaces.PublisherStateStore`; opened and closed with the producer.
+        mode: How processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
+            "exclusive" with one unless given.
+        on_doubt: What follows where a start finds that the process before it did not close with nothing in doubt, and
+            that the partition has grown while its level was taken over. Events of that process may have been stored
+            without being counted by `events_published`. On a partition with other writers this is so after nearly every
+            crash, because theirs make it grow as well. It rests on the last sequence number that `$management` states.
+        scan_consumer_group: The consumer group that the end of a partition is read over.
+        on_state_lost: What follows where a start finds that the service has forgotten the publisher: it refuses its id,
+            or states a last number below one that it had accepted. "fail": `ProducerStateLostError`, at this start and
+            at every later one, until one has "new" or the state is reset. "new": a new id is taken, and
+            `events_published` goes on from the newest mark in the store. A mark is stored after the first batch of a
+            start, every 30 seconds while it publishes, and when it closes; what was published since may be published
+            again. In either case a producer that is running raises `ProducerStateLostError`, and takes no new id by
+            itself.
+        max_in_flight: Plain sends to one target at a time; None for no bound.
+
+    Raises:
+        ConfigurationError: Options that do not go together.
     """
 
     def __init__(
@@ -158,11 +162,14 @@ class HubProducer:
     ) -> EventBatch:
         """Make an empty batch, bound to its target, of what the service takes in one message.
 
-        :param partition_key: of at most 128 characters, as the JavaScript client has it. What the service does with a
-            longer one is not known.
-        :param max_size_in_bytes: a lower limit, in bytes.
-        :raises ConfigurationError: a target that an idempotent producer does not send to, or a key that is too long.
-        :raises ServiceError: the link that knows the limit cannot be attached.
+        Args:
+            partition_key: Of at most 128 characters, as the JavaScript client has it. What the service does with a
+                longer one is not known.
+            max_size_in_bytes: A lower limit, in bytes.
+
+        Raises:
+            ConfigurationError: A target that an idempotent producer does not send to, or a key that is too long.
+            ServiceError: The link that knows the limit cannot be attached.
         """
         self._check_target(partition_id, partition_key)
         limit = await self.message_limit(partition_id)
@@ -182,7 +189,11 @@ class HubProducer:
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
-        """Tell what the service takes in one message, in bytes. :raises ServiceError: no link tells it."""
+        """Tell what the service takes in one message, in bytes.
+
+        Raises:
+            ServiceError: No link tells it.
+        """
         limit = await self._target(partition_id).limit()
         return MAX_BATCH_SIZE if limit >= _NO_LIMIT else limit
 
@@ -202,24 +213,27 @@ class HubProducer:
         is sent to its partition until that is settled, which goes on by itself. Sending the `batch` of the error, the
         same batch object, or a list of the same events again waits for it, so a plain retry loop is exactly once.
 
-        :param events: an event, several, or a batch, which knows its target by itself.
-        :param partition_id: send to this partition.
-        :param partition_key: send where events of this key go. At most 128 characters, the JavaScript client's limit;
-            what the service does with a longer one is not known.
-        :param split: send as many messages as it takes, one after another; the first failure leaves the rest unsent.
-        :raises ConfigurationError: a target that it does not send to, or a key that is too long; nothing is sent.
-        :raises EventTooLargeError: they do not fit one message; nothing is sent.
-        :raises EventError: events or a batch that are published, being sent or, in another set, in doubt.
-        :raises ServiceError: refused, or no success within the retries. Plain: after a lost connection or a time-out
-            the events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
-        :raises PublishOutcomeUnknownError: idempotent: no success within the retries, and they may be stored; send its
-            `batch` to wait for the outcome. Or, with
-            `is_settling` False: with a state store, the start is in doubt (`on_doubt`), and nothing is sent. Final.
-        :raises ProducerStateLostError: the service has forgotten the producer. They are not stored, unless they were in
-            doubt before; `batch.state` says so. Final.
-        :raises StoreError: with a state store, which failed at the start; they are not stored.
-        :raises ProducerDisconnectedError: another producer with a higher owner level took over the partition. Final.
-        :raises InvalidClientStateError: the numbers do not agree with the service's. Final for the partition.
+        Args:
+            events: An event, several, or a batch, which knows its target by itself.
+            partition_id: Send to this partition.
+            partition_key: Send where events of this key go. At most 128 characters, the JavaScript client's limit; what
+                the service does with a longer one is not known.
+            split: Send as many messages as it takes, one after another; the first failure leaves the rest unsent.
+
+        Raises:
+            ConfigurationError: A target that it does not send to, or a key that is too long; nothing is sent.
+            EventTooLargeError: They do not fit one message; nothing is sent.
+            EventError: Events or a batch that are published, being sent or, in another set, in doubt.
+            ServiceError: Refused, or no success within the retries. Plain: after a lost connection or a time-out the
+                events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.
+            PublishOutcomeUnknownError: Idempotent: no success within the retries, and they may be stored; send its
+                `batch` to wait for the outcome. Or, with `is_settling` False: with a state store, the start is in doubt
+                (`on_doubt`), and nothing is sent. Final.
+            ProducerStateLostError: The service has forgotten the producer. They are not stored, unless they were in
+                doubt before; `batch.state` says so. Final.
+            StoreError: With a state store, which failed at the start; they are not stored.
+            ProducerDisconnectedError: Another producer with a higher owner level took over the partition. Final.
+            InvalidClientStateError: The numbers do not agree with the service's. Final for the partition.
         """
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
@@ -239,32 +253,53 @@ class HubProducer:
         await self._target(partition_id).send_events(each, partial(fill, each, new_batch))
 
     async def send_sealed(self, sealed: SealedBatch, *, partition_id: str | None) -> int | None:
-        """Send a sealed batch. :returns: the number of its first event, None without numbers. Raises as `send`."""
+        """Send a sealed batch.
+
+        Returns:
+            The number of its first event, None without numbers. Raises as `send`.
+        """
         return await self._target(partition_id).send(sealed)
 
     # ------------------------------------------------------------------------------------------ knowing
 
     async def get_properties(self) -> HubProperties:
-        """Read about the hub. :raises ServiceError: as of the transport."""
+        """Read about the hub.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
         return await self._transport.get_hub_properties(self._hub)
 
     async def get_partition_ids(self) -> tuple[str, ...]:
-        """List the hub's partitions. :raises ServiceError: as of the transport."""
+        """List the hub's partitions.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
         return (await self.get_properties()).partition_ids
 
     async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
-        """Read about a partition. :raises ServiceError: as of the transport."""
+        """Read about a partition.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
         return await self._transport.get_partition_properties(self._hub, partition_id)
 
     async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
         """Tell how a partition is published to; attaches first where that is not known yet.
 
-        :raises EventPumpError: it cannot be attached, or the partition has failed.
+        Raises:
+            EventPumpError: It cannot be attached, or the partition has failed.
         """
         return await self._target(partition_id).properties()
 
     async def settle(self, partition_id: str) -> None:
-        """Wait until nothing is in doubt on a partition. :raises EventPumpError: the partition has failed."""
+        """Wait until nothing is in doubt on a partition.
+
+        Raises:
+            EventPumpError: The partition has failed.
+        """
         target = self._targets.get(partition_id)
         if target is not None:
             await target.settle()
@@ -274,9 +309,12 @@ class HubProducer:
 
         What was not sent yet fails with `ClosedError`. Closing twice is fine; cancelled, it still closes, at once.
 
-        :param deadline: seconds it may take, and where these do not suffice a second more each to store the last
-            marks, to end what publishes, and to close the connection and the state store; None for 20.
-        :raises PublishOutcomeUnknownError: something stayed in doubt; everything is closed nevertheless.
+        Args:
+            deadline: Seconds it may take, and where these do not suffice a second more each to store the last marks, to
+                end what publishes, and to close the connection and the state store; None for 20.
+
+        Raises:
+            PublishOutcomeUnknownError: Something stayed in doubt; everything is closed nevertheless.
         """
         context = self._context
         context.closed.set()
@@ -331,7 +369,11 @@ class HubProducer:
         await asyncio.gather(*(each.aclose() for each in list(self._context.kept)))
 
     async def _close(self, until: float) -> None:
-        """Close everything, each in its time, whatever of it fails. :raises Exception: the first failure."""
+        """Close everything, each in its time, whatever of it fails.
+
+        Raises:
+            Exception: The first failure.
+        """
         parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("end publishers", self._end_targets),
             ("close the connection", self._transport.aclose),
@@ -353,7 +395,8 @@ class HubProducer:
     async def _within(self, until: float, what: str, work: Awaitable[object]) -> BaseException | None:
         """Let a part of closing take its time, and cancel it then.
 
-        :returns: what it failed with; None too where it did not end in time, which is logged.
+        Returns:
+            What it failed with; None too where it did not end in time, which is logged.
         """
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -394,7 +437,11 @@ class HubProducer:
 
 
 def _events(given: object) -> list[EventData]:
-    """Take a list of events. :raises EventError: it is none."""
+    """Take a list of events.
+
+    Raises:
+        EventError: It is none.
+    """
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | dict):
         events = list(given)
         wrong = next((each for each in events if not isinstance(each, EventData)), None)
@@ -407,7 +454,11 @@ def _events(given: object) -> list[EventData]:
 def _policy(
     mode: str | None, on_doubt: str, on_state_lost: str, scan_consumer_group: str | None, *, is_stateful: bool
 ) -> StartPolicy:
-    """Check how a publisher starts. :raises ConfigurationError: values that cannot work."""
+    """Check how a publisher starts.
+
+    Raises:
+        ConfigurationError: Values that cannot work.
+    """
     policy = StartPolicy(
         _choice("mode", mode or PublisherMode.EXCLUSIVE, PublisherMode),
         _choice("on_doubt", on_doubt, OnDoubt),

@@ -147,10 +147,14 @@ class PartitionPublisher:
     caller no longer waits for is settled all the same. Cancelled from outside, it fails those who wait, and the next
     use starts another; ended by a mistake of ours, it fails every later use too.
 
-    :param on_concluded: is called once for every batch when it is known what became of it: with the number of its first
-        event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher ends.
-    :ivar on_unknown: is called when the service has refused the first attach because there is no such partition or hub,
-        and nobody waits any more: the publisher is closed then, and holds nothing.
+    Args:
+        on_concluded: Is called once for every batch when it is known what became of it: with the number of its first
+            event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher
+            ends.
+
+    Attributes:
+        on_unknown: Is called when the service has refused the first attach because there is no such partition or hub,
+            and nobody waits any more: the publisher is closed then, and holds nothing.
     """
 
     def __init__(
@@ -213,7 +217,8 @@ class PartitionPublisher:
     async def attached(self) -> None:
         """Wait until the link is attached, so that the service's state is known.
 
-        :raises EventPumpError: it could not be within the retries, or the partition has failed.
+        Raises:
+            EventPumpError: It could not be within the retries, or the partition has failed.
         """
         self._require_open()
         if self._sequencer.failure is not None:
@@ -228,12 +233,15 @@ class PartitionPublisher:
         Cancelled before a byte of it left, it is not published, and may be sent as new; later it is in doubt, and
         settled here.
 
-        :returns: the number of its first event.
-        :raises PublishOutcomeUnknownError: no success within the retries, and it may be stored; it is being settled.
-        :raises ServiceError: refused, or no success within the retries, and it is not stored.
-        :raises ProducerDisconnectedError: another publisher took over. Final.
-        :raises InvalidClientStateError: the numbers do not agree with the service's. Final.
-        :raises ProducerStateLostError: the service has forgotten the publisher. Final.
+        Returns:
+            The number of its first event.
+
+        Raises:
+            PublishOutcomeUnknownError: No success within the retries, and it may be stored; it is being settled.
+            ServiceError: Refused, or no success within the retries, and it is not stored.
+            ProducerDisconnectedError: Another publisher took over. Final.
+            InvalidClientStateError: The numbers do not agree with the service's. Final.
+            ProducerStateLostError: The service has forgotten the publisher. Final.
         """
         self._require_open()
         job = self._job(sealed)
@@ -247,7 +255,8 @@ class PartitionPublisher:
     async def settled(self) -> None:
         """Wait until nothing is in doubt, beginning with a look at once.
 
-        :raises EventPumpError: the partition has failed.
+        Raises:
+            EventPumpError: The partition has failed.
         """
         while self.doubtful is not None:
             if self._sequencer.failure is not None:
@@ -260,7 +269,8 @@ class PartitionPublisher:
     async def drained(self) -> None:
         """Take nothing more, fail what was not sent yet, and wait for what was.
 
-        :raises EventPumpError: the partition has failed.
+        Raises:
+            EventPumpError: The partition has failed.
         """
         self._is_closing = True
         self._end_all(ClosedError("producer"), is_final=False)
@@ -436,7 +446,11 @@ class PartitionPublisher:
         self._sequencer.sending()
 
     def _came_to(self, link: SendLink, transfer: asyncio.Future[None]) -> BaseException | None:
-        """Tell the ledger what became of a transfer. :returns: what counts as a try, or is a mistake; else None."""
+        """Tell the ledger what became of a transfer.
+
+        Returns:
+            What counts as a try, or is a mistake; else None.
+        """
         sequencer = self._sequencer
         error = None if transfer.cancelled() else transfer.exception()
         if isinstance(error, EventPumpError):
@@ -452,7 +466,8 @@ class PartitionPublisher:
 
         What is no plain refusal by a link that lives leaves the outcome of a transfer that is out open.
 
-        :returns: whether the ledger's next step says it all; otherwise the error counts as a try.
+        Returns:
+            Whether the ledger's next step says it all; otherwise the error counts as a try.
         """
         sequencer = self._sequencer
         is_out = sequencer.step is Step.WAIT
@@ -483,7 +498,9 @@ class PartitionPublisher:
     async def _trouble(self, error: EventPumpError, step: Step, began: float) -> None:
         """Fail the callers that have waited long enough, and wait before the next try.
 
-        :param step: what failed. :param began: when it began, on the loop's clock.
+        Args:
+            step: What failed.
+            began: When it began, on the loop's clock.
         """
         counts = self._pace.counts(began)
         is_final = not isinstance(error, StoreError) and (
@@ -531,7 +548,8 @@ class PartitionPublisher:
     def _conclude(self, error: Exception | None = None) -> None:
         """Finish the current job, if its outcome is known.
 
-        :param error: why it is not stored, where the partition has not failed.
+        Args:
+            error: Why it is not stored, where the partition has not failed.
         """
         job = self._current
         if job is None or job.publication is None or job.publication is self._sequencer.head:
@@ -549,7 +567,8 @@ class PartitionPublisher:
     def _finish(self, job: _Job, error: Exception | None = None) -> None:
         """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed.
 
-        :param error: why it is not stored; of no account if it is.
+        Args:
+            error: Why it is not stored; of no account if it is.
         """
         is_published = job.publication is not None and job.publication.outcome is Outcome.PUBLISHED
         first = job.publication.first if job.publication is not None and is_published else None

@@ -39,7 +39,8 @@ async def read_tail(
 
     It takes one of the five readers that the consumer group may have on a partition, and the right to listen.
 
-    :raises ServiceError: they could not be read, or did not come in time. It may be begun again.
+    Raises:
+        ServiceError: They could not be read, or did not come in time. It may be begun again.
     """
     if through <= after:
         return

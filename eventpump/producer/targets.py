@@ -43,12 +43,15 @@ _T = TypeVar("_T")
 class PartitionPublishingOptions:
     """How to publish to a partition, as far as it is not left to the service. None leaves it.
 
-    :param producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
-    :param owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
-        lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer that
-        was given none.
-    :param starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
-    :raises ConfigurationError: a value outside its range.
+    Args:
+        producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
+        owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
+            lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer
+            that was given none.
+        starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
+
+    Raises:
+        ConfigurationError: A value outside its range.
     """
 
     producer_group_id: int | None = None
@@ -70,8 +73,9 @@ class PartitionPublishingOptions:
 class PartitionPublishingProperties:
     """How a partition is published to now. A plain producer has False and Nones.
 
-    :param last_published_sequence_number: -1 or 0 where nothing is published.
-    :param events_published: with a state store: how many events the application has published under this name.
+    Args:
+        last_published_sequence_number: -1 or 0 where nothing is published.
+        events_published: With a state store: how many events the application has published under this name.
     """
 
     partition_id: str
@@ -370,7 +374,8 @@ class PlainTarget:
 class _Split:
     """A list that takes several messages.
 
-    :ivar senders: how many calls send it.
+    Attributes:
+        senders: How many calls send it.
     """
 
     __slots__ = ("batches", "events", "senders")

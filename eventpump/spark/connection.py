@@ -41,7 +41,11 @@ _TIMEDELTA: Final = TypeAdapter(timedelta)
 
 
 def seconds(text: str) -> float:
-    """Read a duration: a number of seconds, or ISO 8601, as the connector writes it. :raises ValueError: it is none."""
+    """Read a duration: a number of seconds, or ISO 8601, as the connector writes it.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
         return float(text)
     except ValueError:
@@ -58,14 +62,15 @@ class SparkConnection(SettingsModel):
     It holds what the user gave; `settings` makes of it what connects. The secrets are in its pickle, which Spark sends
     to executors, and nowhere else.
 
-    :param hub: the hub; what `EntityPath` of the connection string says, where it is left out.
-    :param connection_string: as the portal gives it.
-    :param fully_qualified_namespace: the namespace's host name, in place of a connection string.
-    :param credential: along with the namespace: "module:callable", called without arguments in every process that
-        connects; what it returns is a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
-    :param custom_endpoint_address: where to connect in place of the namespace.
-    :param ca_file: a file of CA certificates (PEM), at the same path on every machine.
-    :param auth_timeout: seconds; this and the other two as in :class:`eventpump.options.connection.ConnectionSettings`.
+    Args:
+        hub: The hub; what `EntityPath` of the connection string says, where it is left out.
+        connection_string: As the portal gives it.
+        fully_qualified_namespace: The namespace's host name, in place of a connection string.
+        credential: Along with the namespace: "module:callable", called without arguments in every process that
+            connects; what it returns is a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
+        custom_endpoint_address: Where to connect in place of the namespace.
+        ca_file: A file of CA certificates (PEM), at the same path on every machine.
+        auth_timeout: Seconds; this and the other two as in :class:`eventpump.options.connection.ConnectionSettings`.
     """
 
     hub: HubName
@@ -118,8 +123,11 @@ class SparkConnection(SettingsModel):
 
         Names are known in any case, with the connector's prefix and without it.
 
-        :returns: the connection, and the other options as they were given.
-        :raises ConfigurationError: a value cannot work, or one is given twice; it names the option and shows no secret.
+        Returns:
+            The connection, and the other options as they were given.
+
+        Raises:
+            ConfigurationError: A value cannot work, or one is given twice; it names the option and shows no secret.
         """
         values: dict[str, Any] = {}
         rest: dict[str, str] = {}
@@ -142,7 +150,8 @@ class SparkConnection(SettingsModel):
     def settings(self) -> ConnectionSettings:
         """Make what connects. Imports and calls the credential's callable, where there is one.
 
-        :raises ConfigurationError: a value cannot work.
+        Raises:
+            ConfigurationError: A value cannot work.
         """
         credential = None if self.credential is None else _call(self.credential)
         return self._settings(credential, None if self.ca_file is None else Path(self.ca_file))

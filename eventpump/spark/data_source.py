@@ -36,7 +36,8 @@ class EventPumpDataSource(DataSource):
     def schema(self) -> str:
         """Return the columns that are read unless the user names some.
 
-        :raises ConfigurationError: an option cannot work.
+        Raises:
+            ConfigurationError: An option cannot work.
         """
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
@@ -45,14 +46,22 @@ class EventPumpDataSource(DataSource):
         return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads a batch. :raises ConfigurationError: an option or a column cannot work."""
+        """Make what reads a batch.
+
+        Raises:
+            ConfigurationError: An option or a column cannot work.
+        """
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.readers import BatchReader, columns_of
 
         return BatchReader(SourceOptions.from_options(self.options).for_batch(), columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Make what reads for a query. :raises ConfigurationError: an option or a column cannot work."""
+        """Make what reads for a query.
+
+        Raises:
+            ConfigurationError: An option or a column cannot work.
+        """
         from eventpump.spark.source.options import SourceOptions, without_effect
         from eventpump.spark.source.readers import StreamReader, columns_of
 

@@ -50,8 +50,11 @@ def java_home() -> Path:
 
     A runtime without the module that Spark asks for gets a launcher in the user's cache directory that does not.
 
-    :returns: what JAVA_HOME must be.
-    :raises ConfigurationError: there is none; it names what was found and why it does not do.
+    Returns:
+        What JAVA_HOME must be.
+
+    Raises:
+        ConfigurationError: There is none; it names what was found and why it does not do.
     """
     refused: list[str] = []
     for origin, home in _candidates():
@@ -75,8 +78,11 @@ def java_home() -> Path:
 def use_java() -> Path:
     """Find Java, and set the environment variable JAVA_HOME, for the Spark sessions this process starts.
 
-    :returns: what it was set to.
-    :raises ConfigurationError: there is none that suits.
+    Returns:
+        What it was set to.
+
+    Raises:
+        ConfigurationError: There is none that suits.
     """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
@@ -98,7 +104,11 @@ def _candidates() -> list[tuple[str, Path | None]]:
 
 
 def _probe(home: Path | None) -> _Java | None:
-    """Ask a Java what it is. :returns: None where it does not run."""
+    """Ask a Java what it is.
+
+    Returns:
+        None where it does not run.
+    """
     java = "java" if home is None else str(home / "bin" / "java")
     for has_vector_module in (True, False):
         command = [java, *[_VECTOR_MODULE] * has_vector_module, "-XshowSettings:properties", "-version"]
@@ -144,7 +154,11 @@ def _with_launcher(java: Path) -> Path:
 
 
 def main() -> int:
-    """Print the JAVA_HOME to use. :returns: 2 with one line on stderr where there is none."""
+    """Print the JAVA_HOME to use.
+
+    Returns:
+        2 with one line on stderr where there is none.
+    """
     try:
         print(java_home())  # noqa: T201 - it is what the command is for
     except EventPumpError as error:

@@ -42,12 +42,15 @@ def local_session(
     Java is found by `eventpump.spark.java`. Python workers run this interpreter. What Spark says goes to the file
     `spark.log` in `directory`. Stop it with `stop()`; the JVM ends with this process.
 
-    :param directory: an existing directory for all that Spark writes: logs, warehouse, temporary files.
-    :param master: where tasks run; `local[2,4]` is two at once, each tried up to four times.
-    :param is_short: the session lives for a minute or two: code is compiled quickly rather than well, which halves the
-        CPU time of a start and the first batches.
-    :param settings: further settings, which win over those made here.
-    :raises ConfigurationError: there is no pyspark, or no Java that suits.
+    Args:
+        directory: An existing directory for all that Spark writes: logs, warehouse, temporary files.
+        master: Where tasks run; `local[2,4]` is two at once, each tried up to four times.
+        is_short: The session lives for a minute or two: code is compiled quickly rather than well, which halves the CPU
+            time of a start and the first batches.
+        settings: Further settings, which win over those made here.
+
+    Raises:
+        ConfigurationError: There is no pyspark, or no Java that suits.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigurationError("pyspark", "not installed: pip install 'eventpump[spark,java]'")

@@ -136,8 +136,11 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
     A caller that is interrupted (KeyboardInterrupt, an exception from a signal handler) cancels it and waits for its
     end, within :data:`CLOSE_TIMEOUT`.
 
-    :param timeout: seconds; None for as long as it takes.
-    :raises ServiceTimeoutError: the time ran out; the coroutine was cancelled and has ended.
+    Args:
+        timeout: Seconds; None for as long as it takes.
+
+    Raises:
+        ServiceTimeoutError: The time ran out; the coroutine was cancelled and has ended.
     """
     worker = _current()
     if threading.current_thread() is worker.thread:
@@ -152,7 +155,8 @@ def transport(connection: SparkConnection) -> Transport:
     One per namespace and credential, whatever the hub. It connects when first used, and again after a connection was
     lost. Nobody who gets it closes it.
 
-    :raises ConfigurationError: a value of the connection cannot work.
+    Raises:
+        ConfigurationError: A value of the connection cannot work.
     """
     worker = _current()
     key = connection.without_hub()

@@ -69,7 +69,11 @@ def request_options(timeout: float) -> dict[str, Any]:
 def make_client(
     container: str, connection_string: str | None, account_url: str | None, credential: object
 ) -> ContainerClient:
-    """Make a container's client, for its maker to close. :raises ConfigurationError: of the values given."""
+    """Make a container's client, for its maker to close.
+
+    Raises:
+        ConfigurationError: Of the values given.
+    """
     if (connection_string is None) == (account_url is None):
         raise ConfigurationError("connection_string", "a container's name needs this, or account_url: one of them")
     field = "connection_string" if account_url is None else "account_url"
@@ -86,9 +90,12 @@ def make_client(
 async def ensure_container(container: ContainerClient, directory: str, timeout: float) -> None:
     """Make the container if there is none.
 
-    :param directory: what the blobs' names begin with.
-    :param timeout: of one request, in seconds.
-    :raises StoreError: the container can neither be made nor read.
+    Args:
+        directory: What the blobs' names begin with.
+        timeout: Of one request, in seconds.
+
+    Raises:
+        StoreError: The container can neither be made nor read.
     """
     options = request_options(timeout)
 
@@ -112,8 +119,11 @@ async def ensure_container(container: ContainerClient, directory: str, timeout: 
 async def call(operation: str, partition_id: str | None, request: Awaitable[T], timeout: float) -> T:
     """Make one request, and turn whatever the SDK raises into ours.
 
-    :param timeout: seconds.
-    :raises RefusedError: the store answered by a refusal that means something.
+    Args:
+        timeout: Seconds.
+
+    Raises:
+        RefusedError: The store answered by a refusal that means something.
     """
     try:
         async with asyncio.timeout(timeout):

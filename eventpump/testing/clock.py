@@ -94,7 +94,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the threads of the executor have ended: in real time, while virtual time stands still.
 
-        :param timeout: not used. `asyncio.Runner` asks for 300 s since Python 3.12, which here are over at once.
+        Args:
+            timeout: Not used. `asyncio.Runner` asks for 300 s since Python 3.12, which here are over at once.
         """
         self._working += 1
         try:
@@ -109,8 +110,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class VirtualClock:
     """`interfaces.Clock` on the time of a virtual loop.
 
-    :param loop: the loop; None for the one that runs when the clock is read.
-    :param epoch: what `time` says when the loop's time is 0, in seconds since the Unix epoch.
+    Args:
+        loop: The loop; None for the one that runs when the clock is read.
+        epoch: What `time` says when the loop's time is 0, in seconds since the Unix epoch.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, *, epoch: float = 1_700_000_000.0) -> None:

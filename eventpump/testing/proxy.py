@@ -43,9 +43,10 @@ class FaultProxy:
     It lives on the loop that starts it, and every method is called from there. `half_open`, `stall`, `delay` and
     `refuse` concern present and later connections alike, until `restore`.
 
-    :param port: of the service.
-    :param host: of the service.
-    :param listen_port: the port to listen on, at 127.0.0.1; 0 takes a free one.
+    Args:
+        port: Of the service.
+        host: Of the service.
+        listen_port: The port to listen on, at 127.0.0.1; 0 takes a free one.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", listen_port: int = 0) -> None:
@@ -54,7 +55,11 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. :raises OSError: it cannot."""
+        """Listen.
+
+        Raises:
+            OSError: It cannot.
+        """
         if self._server is not None:
             raise RuntimeError("the proxy is started already")
         self._server = await asyncio.get_running_loop().create_server(
@@ -117,7 +122,11 @@ class FaultProxy:
     # ---------------------------------------------------------------------------------------------- faults
 
     def cut(self) -> int:
-        """Reset every connection, on both sides. Later ones are served. :returns: how many there were."""
+        """Reset every connection, on both sides. Later ones are served.
+
+        Returns:
+            How many there were.
+        """
         return self._network.cut()
 
     def cut_after(self, count: int) -> None:
@@ -187,7 +196,11 @@ class _Network:
         return len(pairs)
 
     def pass_on(self, direction: Direction, data: bytes) -> bytes:
-        """Count bytes about to go. :returns: those that still go; fewer where a cut is due."""
+        """Count bytes about to go.
+
+        Returns:
+            Those that still go; fewer where a cut is due.
+        """
         if direction is Direction.TO_CLIENT and self.cut_at is not None:
             left = self.cut_at - self.forwarded[direction]
             if len(data) >= left:

@@ -15,9 +15,10 @@ PATIENCE = 10.0
 class RecordingSink:
     """A `ReceiveSink` that keeps what it is told.
 
-    :ivar batches: what arrived, as it was handed over.
-    :ivar errors: why the link ended.
-    :ivar late: what was told after the end.
+    Attributes:
+        batches: What arrived, as it was handed over.
+        errors: Why the link ended.
+        late: What was told after the end.
     """
 
     def __init__(self) -> None:
@@ -56,12 +57,20 @@ class RecordingSink:
                 await self._changed.wait()
 
     async def received(self, count: int) -> list[bytes]:
-        """Wait for so many events. :returns: all bodies so far."""
+        """Wait for so many events.
+
+        Returns:
+            All bodies so far.
+        """
         await self.until(lambda: len(self.events) >= count)
         return self.bodies
 
     async def ended(self) -> ServiceError:
-        """Wait for the end. :returns: why."""
+        """Wait for the end.
+
+        Returns:
+            Why.
+        """
         await self.until(lambda: bool(self.errors))
         (error,) = self.errors
         assert isinstance(error, ServiceError)

@@ -22,8 +22,9 @@ class EmulatorThread:
         with EmulatorThread({"telemetry": 4}) as service:
             client = SomeClient(service.connection_string, "telemetry")
 
-    :param emulator: the parameters of `Emulator`.
-    :param options: likewise.
+    Args:
+        emulator: The parameters of `Emulator`.
+        options: Likewise.
     """
 
     def __init__(self, *emulator: Any, **options: Any) -> None:
@@ -57,7 +58,8 @@ class EmulatorThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the emulator's loop, and wait for it. Interrupted, the coroutine is cancelled.
 
-        :returns: what it returns.
+        Returns:
+            What it returns.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -67,7 +69,11 @@ class EmulatorThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on the emulator's loop, and wait for it. :returns: what it returns."""
+        """Call a function on the emulator's loop, and wait for it.
+
+        Returns:
+            What it returns.
+        """
 
         async def on_loop() -> T:
             return function()
@@ -83,7 +89,11 @@ class EmulatorThread:
         self.call(lambda: self.emulator.faults.clear())
 
     def add_partitions(self, hub: str, count: int) -> None:
-        """Let a hub grow. :raises ConfigurationError: there is no such hub, or it would have too many partitions."""
+        """Let a hub grow.
+
+        Raises:
+            ConfigurationError: There is no such hub, or it would have too many partitions.
+        """
         self.run(self.emulator.add_partitions(hub, count))
 
     def restart(self) -> None:

@@ -108,9 +108,10 @@ class _Refusal:
 class FakeHub:
     """A hub in memory.
 
-    :param partitions: how many to begin with.
-    :param latency: seconds that everything takes in each direction.
-    :param max_message_size: the largest message a link carries, in bytes.
+    Args:
+        partitions: How many to begin with.
+        latency: Seconds that everything takes in each direction.
+        max_message_size: The largest message a link carries, in bytes.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class FakeHub:
     def publish(self, partition_id: str, *bodies: bytes | str, count: int | None = None) -> list[int]:
         """Store events, and give their sequence numbers.
 
-        :param count: store so many instead, whose bodies are their sequence numbers.
+        Args:
+            count: Store so many instead, whose bodies are their sequence numbers.
         """
         partition = self._partitions[partition_id]
         if count is not None:
@@ -212,9 +214,10 @@ class FakeHub:
     ) -> None:
         """Let links of a partition, or all, be open and silent.
 
-        :param answers_echo: whether they still answer a probe.
-        :param until: how long: until `resume` is called; for the links there are now, so that one opened anew is not;
-            for the connections there are now. `resume` ends each.
+        Args:
+            answers_echo: Whether they still answer a probe.
+            until: How long: until `resume` is called; for the links there are now, so that one opened anew is not; for
+                the connections there are now. `resume` ends each.
         """
         stall = _Stall(answers_echo)
         for partition in self._chosen(partition_id):
@@ -242,9 +245,10 @@ class FakeHub:
     ) -> None:
         """Refuse requests with an error.
 
-        :param operation: "receive" or "send" for attaching, "transfer", "hub" or "partition" for reading properties.
-        :param partition_id: None for any.
-        :param times: how often; infinity for as long as `accept` is not called.
+        Args:
+            operation: "receive" or "send" for attaching, "transfer", "hub" or "partition" for reading properties.
+            partition_id: None for any.
+            times: How often; infinity for as long as `accept` is not called.
         """
         self._refusals.append(_Refusal(operation, error, partition_id, times))
 
@@ -257,8 +261,9 @@ class FakeHub:
     ) -> None:
         """End the link on the next message to a partition, or to any, without an answer. Once.
 
-        :param connection: end everything of that client.
-        :param after: how many messages pass before.
+        Args:
+            connection: End everything of that client.
+            after: How many messages pass before.
         """
         self._losses.append(_Loss(fault, partition_id, connection, after))
 
@@ -292,7 +297,8 @@ class FakeHub:
     def recreate(self, partitions: int | None = None) -> None:
         """Delete the hub and make it again: a later creation, no events, numbers from 0. Links to the old one end.
 
-        :param partitions: how many it has now; None for as many as before.
+        Args:
+            partitions: How many it has now; None for as many as before.
         """
         old, count = list(self._partitions.values()), len(self._partitions) if partitions is None else partitions
         # A millisecond later at least, so that the two can be told apart.
@@ -349,7 +355,11 @@ class FakeHub:
             raise error_for("amqp:not-found", text, entity=hub)
 
     def partition(self, partition_id: str) -> _Partition:
-        """Find a partition. :raises RequestRefusedError: there is none."""
+        """Find a partition.
+
+        Raises:
+            RequestRefusedError: There is none.
+        """
         found = self._partitions.get(partition_id)
         if found is None:
             text = f"The specified partition is invalid for an EventHub partition sender or receiver: {partition_id}"
@@ -357,7 +367,11 @@ class FakeHub:
         return found
 
     def admit(self, link: FakeReceiveLink) -> None:
-        """Attach a receive link by the epoch rules. :raises ServiceError: refused."""
+        """Attach a receive link by the epoch rules.
+
+        Raises:
+            ServiceError: Refused.
+        """
         spec = link.spec
         if spec.consumer_group.lower() not in {group.lower() for group in self.consumer_groups}:
             text = f"The messaging entity '{spec.hub}|{spec.consumer_group}' could not be found."
@@ -401,7 +415,11 @@ class FakeHub:
         return link.stall or self._partitions[partition_id].stall or link.transport.stalls.get(partition_id)
 
     def publish_as(self, spec: SendLinkSpec) -> dict[str, object]:
-        """Attach a send link. Gives the properties answered. :raises ServiceError: refused."""
+        """Attach a send link. Gives the properties answered.
+
+        Raises:
+            ServiceError: Refused.
+        """
         if spec.partition_id is not None:
             self.partition(spec.partition_id)
         self.send_links.append(spec)
@@ -430,7 +448,11 @@ class FakeHub:
     def store(
         self, payload: bytes, message_format: int, partition_id: str | None, *, is_idempotent: bool = False
     ) -> None:
-        """Store what a producer sent. :raises ServiceError: refused."""
+        """Store what a producer sent.
+
+        Raises:
+            ServiceError: Refused.
+        """
         messages = decode_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else [payload]
         if is_idempotent:
             assert partition_id is not None
@@ -754,7 +776,8 @@ class FakeSendLink:
 class FakeTransport:
     """`interfaces.Transport` to a hub in memory.
 
-    :param hub: the hub; None for one of its own.
+    Args:
+        hub: The hub; None for one of its own.
     """
 
     def __init__(self, hub: FakeHub | None = None) -> None:
@@ -834,7 +857,11 @@ async def _unless_ended(
     waiting: set[asyncio.Task[None]],
     error: Callable[[], EventPumpError | None],
 ) -> None:
-    """Do something that may be cut off meanwhile, by a cancellation of its task. :raises EventPumpError: the error."""
+    """Do something that may be cut off meanwhile, by a cancellation of its task.
+
+    Raises:
+        EventPumpError: The error.
+    """
     task = asyncio.ensure_future(work)
     waiting.add(task)
     try:

@@ -33,7 +33,8 @@ class Asked(NamedTuple):
 class LinkSpec:
     """What a link is attached with.
 
-    :param max_message_size: the largest message accepted, in bytes; None for any.
+    Args:
+        max_message_size: The largest message accepted, in bytes; None for any.
     """
 
     name: str
@@ -79,7 +80,11 @@ class LinkHandle(Protocol):
         """Let the peer send so many more."""
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
-        """Send a message. :returns: the delivery id its outcome will name."""
+        """Send a message.
+
+        Returns:
+            The delivery id its outcome will name.
+        """
 
     def probe(self) -> bool:
         """Ask the peer for a flow, whose arrival the owner is called for. False where that cannot be asked."""
@@ -142,7 +147,8 @@ class BaseConnection(ABC):
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
         """Attach a link; the owner learns what comes of it.
 
-        :raises ServiceError: the connection is over, or full.
+        Raises:
+            ServiceError: The connection is over, or full.
         """
 
     @abstractmethod
@@ -186,7 +192,8 @@ class BaseConnection(ABC):
         A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
         even if something before it still sends heartbeats: the connection is dropped.
 
-        :returns: whether it was.
+        Returns:
+            Whether it was.
         """
         if self.error is not None or asked.heard != self._heard:
             return self.error is not None
@@ -217,9 +224,10 @@ class BaseConnection(ABC):
 def end_error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
     """Make the error of what a peer ended.
 
-    :param error: what the peer said; None where it said nothing.
-    :param lost: what ended.
-    :param otherwise: what to say where the peer said nothing.
+    Args:
+        error: What the peer said; None where it said nothing.
+        lost: What ended.
+        otherwise: What to say where the peer said nothing.
     """
     if error is None:
         return error_for(None, otherwise, entity=entity, lost=lost)

@@ -49,7 +49,11 @@ class Dial(Protocol):
     """How a stream is made: :func:`eventpump.net.route.dial`, or another in its place."""
 
     async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
-        """Connect. :raises ServiceError: no connection."""
+        """Connect.
+
+        Raises:
+            ServiceError: No connection.
+        """
 
 
 class ClientConnection(BaseConnection):
@@ -78,8 +82,9 @@ class ClientConnection(BaseConnection):
     async def open(cls, settings: ConnectionSettings, *, dialer: Dial = dial) -> ClientConnection:
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
-        :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: a file of certificates or keys cannot be used.
+        Raises:
+            ServiceError: No connection, or refused.
+            ConfigurationError: A file of certificates or keys cannot be used.
         """
         route = client_route(settings)
         connection = cls(settings)
@@ -106,7 +111,8 @@ class ClientConnection(BaseConnection):
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> Link:
         """Attach a link on a session that has room for it; the owner learns what comes of it.
 
-        :raises ServiceError: the connection is over, or full.
+        Raises:
+            ServiceError: The connection is over, or full.
         """
         async with self._spreading:
             session = next((each for each in self._sessions if each.free_handles > 0), None)

@@ -29,14 +29,19 @@ _UNLIMITED = 2**63
 class ClientLink:
     """What both directions have in common: attach, detach, and learning of their end.
 
-    :ivar entity: the address, for errors.
-    :ivar error: why the link is over; None while it is not.
+    Attributes:
+        entity: The address, for errors.
+        error: Why the link is over; None while it is not.
     """
 
     def __init__(
         self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
     ) -> None:
-        """Make one that is not attached yet. :param on_expired: is called where the service ends it for its token."""
+        """Make one that is not attached yet.
+
+        Args:
+            on_expired: Is called where the service ends it for its token.
+        """
         self.connection = connection
         self.entity = entity
         self.link: LinkHandle | None = None
@@ -130,7 +135,11 @@ class ClientLink:
         """The link ended, whatever the reason."""
 
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
-        """Messages arrived. :param unsettled: the ids of the deliveries, where they wait to be settled."""
+        """Messages arrived.
+
+        Args:
+            unsettled: The ids of the deliveries, where they wait to be settled.
+        """
 
     def on_credit(self) -> None:
         """Credit arrived."""
@@ -158,7 +167,11 @@ class ClientReceiveLink(ClientLink):
         self._answer: asyncio.Future[bool | None] | None = None
 
     async def attach(self, spec: LinkSpec) -> None:
-        """Attach. :raises ServiceError: refused, or no answer."""
+        """Attach.
+
+        Raises:
+            ServiceError: Refused, or no answer.
+        """
         await self._attach(spec, is_receiver=True)
 
     def set_credit(self, credit: int) -> None:
@@ -228,14 +241,22 @@ class ClientSendLink(ClientLink):
         on_expired: Callable[[], None] | None = None,
         on_lost: Callable[[ServiceError], None] | None = None,
     ) -> None:
-        """Make one that is not attached yet. :param on_lost: is called where it ends for a reason not ours."""
+        """Make one that is not attached yet.
+
+        Args:
+            on_lost: Is called where it ends for a reason not ours.
+        """
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._told = on_lost
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
     async def attach(self, spec: LinkSpec) -> None:
-        """Attach. :raises ServiceError: refused, or no answer."""
+        """Attach.
+
+        Raises:
+            ServiceError: Refused, or no answer.
+        """
         await self._attach(spec, is_receiver=False)
 
     @property

@@ -74,9 +74,10 @@ class _Live:
 class NamespaceTransport(ABC):
     """The way to one namespace: `eventpump.interfaces.Transport`.
 
-    :param settings: where to connect, and as whom.
-    :param rng: spreads the back-off.
-    :param now: the time in seconds since the Unix epoch, for tokens.
+    Args:
+        settings: Where to connect, and as whom.
+        rng: Spreads the back-off.
+        now: The time in seconds since the Unix epoch, for tokens.
     """
 
     def __init__(
@@ -213,8 +214,9 @@ class NamespaceTransport(ABC):
     async def _open(self) -> BaseConnection:
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
-        :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: a file of certificates or keys cannot be used.
+        Raises:
+            ServiceError: No connection, or refused.
+            ConfigurationError: A file of certificates or keys cannot be used.
         """
 
     async def _open_again(self) -> BaseConnection:

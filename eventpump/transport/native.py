@@ -16,10 +16,11 @@ from eventpump.transport.namespace import NamespaceTransport
 class NativeTransport(NamespaceTransport):
     """The way to one namespace over AMQP on TCP or TLS: `eventpump.interfaces.Transport`.
 
-    :param settings: where to connect, and as whom.
-    :param rng: spreads the back-off.
-    :param dialer: makes the stream.
-    :param now: the time in seconds since the Unix epoch, for tokens.
+    Args:
+        settings: Where to connect, and as whom.
+        rng: Spreads the back-off.
+        dialer: Makes the stream.
+        now: The time in seconds since the Unix epoch, for tokens.
     """
 
     def __init__(

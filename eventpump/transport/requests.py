@@ -37,11 +37,14 @@ class RequestLinks:
     async def request(self, make: Callable[[str], Message], message_id: str, *, timeout: float) -> Message:
         """Send a request and wait for its answer.
 
-        :param make: makes the request, given the address to reply to.
-        :param message_id: the id it carries.
-        :param timeout: seconds to wait.
-        :raises ServiceTimeoutError: no answer in time.
-        :raises ServiceError: the links could not be attached, or ended.
+        Args:
+            make: Makes the request, given the address to reply to.
+            message_id: The id it carries.
+            timeout: Seconds to wait.
+
+        Raises:
+            ServiceTimeoutError: No answer in time.
+            ServiceError: The links could not be attached, or ended.
         """
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         asked, answers = self._connection.asked(), self._answers

@@ -42,8 +42,9 @@ _log = logging.getLogger("eventpump.transport")
 class Token:
     """A token ready to be put.
 
-    :param expires_at: seconds since the Unix epoch.
-    :param refresh_after: seconds after which to put another; None where there will be no other.
+    Args:
+        expires_at: Seconds since the Unix epoch.
+        refresh_after: Seconds after which to put another; None where there will be no other.
     """
 
     text: str = field(repr=False)
@@ -55,8 +56,9 @@ class Token:
 class TokenSource:
     """Makes tokens from a credential.
 
-    :param sas_lifetime: seconds a token signed with a key lives.
-    :param now: the time in seconds since the Unix epoch.
+    Args:
+        sas_lifetime: Seconds a token signed with a key lives.
+        now: The time in seconds since the Unix epoch.
     """
 
     def __init__(
@@ -67,7 +69,11 @@ class TokenSource:
         self._now = now
 
     async def token(self, audience: str) -> Token:
-        """Make a token for an audience. :raises AuthenticationError: the credential gives none, or an expired one."""
+        """Make a token for an audience.
+
+        Raises:
+            AuthenticationError: The credential gives none, or an expired one.
+        """
         credential = self._credential
         now = self._now()
         try:
@@ -134,7 +140,8 @@ class Authorizer:
     The tasks it starts end with :meth:`aclose`. A renewal that fails is tried again until the token ends; then the
     service drops the links, which is how their owners notice it.
 
-    :param auth_timeout: seconds to get a token and put it.
+    Args:
+        auth_timeout: Seconds to get a token and put it.
     """
 
     def __init__(self, source: TokenSource, links: RequestLinks, *, auth_timeout: float, rng: random.Random) -> None:
@@ -149,8 +156,11 @@ class Authorizer:
     async def authorize(self, audience: str) -> str:
         """Put a token for the audience, unless one is in force; a second caller waits for the first's.
 
-        :returns: the text of the current token.
-        :raises ServiceError: no token, or refused. Cancelled, the request goes on for those who ask next.
+        Returns:
+            The text of the current token.
+
+        Raises:
+            ServiceError: No token, or refused. Cancelled, the request goes on for those who ask next.
         """
         entry = self._audiences.get(audience)
         if entry is None:

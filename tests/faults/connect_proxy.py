@@ -30,8 +30,9 @@ GARBAGE = "\x00\x15not the protocol you think it is\r\n\r\n"
 class ConnectProxy:
     """The proxy of a test. An async context manager.
 
-    :param credentials: `username:password` that it asks for; None for anybody.
-    :param tls: files of a certificate and its key; to be reached over TLS then.
+    Args:
+        credentials: `username:password` that it asks for; None for anybody.
+        tls: Files of a certificate and its key; to be reached over TLS then.
     """
 
     def __init__(self, *, credentials: str | None = None, tls: tuple[Path, Path] | None = None) -> None:

@@ -41,8 +41,9 @@ class Fact(NamedTuple):
 class Entry(NamedTuple):
     """A line of a journal: an event handed over, what became of it, or a checkpoint stored.
 
-    :param at: seconds on the machine's monotonic clock, the same for all its processes.
-    :param wall: the same moment in seconds since the Unix epoch, which is what a database can tell.
+    Args:
+        at: Seconds on the machine's monotonic clock, the same for all its processes.
+        wall: The same moment in seconds since the Unix epoch, which is what a database can tell.
     """
 
     kind: str
@@ -58,7 +59,8 @@ class Entry(NamedTuple):
 class Witnessed(NamedTuple):
     """A checkpoint as the store took it.
 
-    :param wall: seconds since the Unix epoch.
+    Args:
+        wall: Seconds since the Unix epoch.
     """
 
     partition_id: str
@@ -163,7 +165,8 @@ class Evidence:
     def check(self, log: set[Fact], witnessed: Sequence[Witnessed] = ()) -> None:
         """Check all that holds whatever happened: what is in the log came, and nothing else did; one reader; order.
 
-        :param witnessed: the checkpoints the store took, in its order.
+        Args:
+            witnessed: The checkpoints the store took, in its order.
         """
         self.check_no_loss(log)
         self.check_stored(log, witnessed)
@@ -258,7 +261,8 @@ async def read_log(
 ) -> set[Fact]:
     """Read a hub's partitions, each to an end given as the number that follows its last event.
 
-    :param options: of the readers.
+    Args:
+        options: Of the readers.
     """
     facts = set()
     for partition_id, end in ends.items():

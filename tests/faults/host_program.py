@@ -37,7 +37,8 @@ def say(*words: object) -> None:
 class Processor(JournalProcessor):
     """Tells of every batch, and does harm where it is asked to.
 
-    :param block_at: the batch, counted over all partitions, in which to block the event loop, until a line comes.
+    Args:
+        block_at: The batch, counted over all partitions, in which to block the event loop, until a line comes.
     """
 
     def __init__(self, journal: Journal, host: str, *, checkpoint_every: int, block_at: int | None) -> None:

@@ -117,7 +117,11 @@ class Progress:
                 waiter.set_result(None)
 
     async def until(self, is_so: Callable[[], bool], within: float = 30.0) -> None:
-        """Wait until something holds. :raises TimeoutError: it does not in time, in seconds."""
+        """Wait until something holds.
+
+        Raises:
+            TimeoutError: It does not in time, in seconds.
+        """
         if is_so():
             return
         waiter = (is_so, asyncio.get_running_loop().create_future())
@@ -194,9 +198,10 @@ class GatedProcessor(ReportingProcessor):
 class Stage:
     """One test's hub, leases, journals and hosts. Made by the `stage` fixture.
 
-    :param directory: the test's own.
-    :param connection_string: of the service, reached directly.
-    :param way: further options of whatever connects; see `tests/ways.py`.
+    Args:
+        directory: The test's own.
+        connection_string: Of the service, reached directly.
+        way: Further options of whatever connects; see `tests/ways.py`.
     """
 
     directory: Path
@@ -371,10 +376,11 @@ class Stage:
 class Publisher:
     """Publishes to every partition, a bounded number of events ahead of what is processed, and knows what was taken.
 
-    :param ahead: how many events, by partition.
-    :param size: bytes of a body.
-    :param pace: seconds between two batches to one partition. Neither hosts nor service are to be pushed to their
-        limits where that is not the point: others have tests to run.
+    Args:
+        ahead: How many events, by partition.
+        size: Bytes of a body.
+        pace: Seconds between two batches to one partition. Neither hosts nor service are to be pushed to their limits
+            where that is not the point: others have tests to run.
     """
 
     def __init__(
@@ -413,7 +419,8 @@ class Publisher:
     async def publish(self, partition_id: str, count: int, *, batch: int = 20) -> None:
         """Send so many events, in batches, and note each batch once it is acknowledged.
 
-        :raises ServiceError: it was not, within the retries.
+        Raises:
+            ServiceError: It was not, within the retries.
         """
         while count > 0:
             bodies = [self._body(partition_id) for _ in range(min(batch, count))]

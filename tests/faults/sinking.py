@@ -58,7 +58,8 @@ class KilledError(Exception):
 class Query:
     """A run of the driver, and the transport of its tasks.
 
-    :param shares: what a batch holds for a partition.
+    Args:
+        shares: What a batch holds for a partition.
     """
 
     transport: Transport
@@ -95,8 +96,9 @@ class Query:
     ) -> PartitionOutcome:
         """Publish a share.
 
-        :param portion: rows given at a time.
-        :param killed_at: the portion before which the attempt is killed.
+        Args:
+            portion: Rows given at a time.
+            killed_at: The portion before which the attempt is killed.
         """
         rows = encoded(self.shares(plan.batch_id, partition_id))
         async with PartitionPublishing(self.transport, plan, partition_id, options=OPTIONS) as publishing:

@@ -28,8 +28,9 @@ class Answer(enum.Enum):
 class StorageProxy:
     """Passes requests on to a blob service, but for partitions that are told to fail.
 
-    :param endpoint: the account's URL at the service.
-    :param on_answered: is called after every answer.
+    Args:
+        endpoint: The account's URL at the service.
+        on_answered: Is called after every answer.
     """
 
     def __init__(self, endpoint: str, on_answered: Callable[[], None]) -> None:

@@ -107,7 +107,8 @@ async def publish(
 async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault], longest: float) -> None:
     """Cut connections while nothing is on its way too, end links as they are attached, and let come what is late.
 
-    :param longest: seconds from one to the next.
+    Args:
+        longest: Seconds from one to the next.
     """
     while True:
         await asyncio.sleep(rng.uniform(0.0, longest))

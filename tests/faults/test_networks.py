@@ -104,7 +104,11 @@ async def refused(
     kind: type[EventPumpError] = ConnectionLostError,
     within: float = REFUSAL,
 ) -> str:
-    """Try to send. :returns: the text of the error it ended with, in time."""
+    """Try to send.
+
+    Returns:
+        The text of the error it ended with, in time.
+    """
     async with EventProducer(emulator.connection_string, HUB, **options) as producer:
         with pytest.raises(kind) as caught:
             await asyncio.wait_for(producer.send(EventData(b"x"), partition_id="0"), within)
@@ -309,7 +313,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def certificate(authority: Authority, folder: Path, *names: str) -> tuple[Path, Path]:
-    """Issue a certificate. :returns: the files of it and its key."""
+    """Issue a certificate.
+
+    Returns:
+        The files of it and its key.
+    """
     made = authority.ca.issue_cert(*names)
     cert, key = folder / f"{names[0]}.pem", folder / f"{names[0]}.key"
     cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))

@@ -33,8 +33,9 @@ class Flight:
 class Dialogue:
     """One connection.
 
-    :param name: who spoke with whom, and a number.
-    :param recorded_at: seconds since the Unix epoch; tokens in it were valid then.
+    Args:
+        name: Who spoke with whom, and a number.
+        recorded_at: Seconds since the Unix epoch; tokens in it were valid then.
     """
 
     name: str
@@ -112,7 +113,11 @@ def plain_dialogues() -> tuple[Dialogue, ...]:
 
 @dataclass(frozen=True)
 class Carried:
-    """A message, and what carried it. :param node: the address at the service's end of its link."""
+    """A message, and what carried it.
+
+    Args:
+        node: The address at the service's end of its link.
+    """
 
     payload: bytes = field(repr=False)
     is_to_service: bool

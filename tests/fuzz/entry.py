@@ -61,7 +61,11 @@ class BreachError(AssertionError):
 
 
 def attempt(reader: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | Exception:
-    """Call a reader. :returns: what it returns, or an error that it documents; every other one is raised."""
+    """Call a reader.
+
+    Returns:
+        What it returns, or an error that it documents; every other one is raised.
+    """
     try:
         return call(*args, **kwargs)
     except DOCUMENTED[reader] as error:
@@ -124,7 +128,11 @@ def seed_of_today() -> int:
 
 
 def run_string(entry: Entry, string: Any, rng: Random, *, is_measured: bool) -> None:
-    """Run one string. :raises BreachError: something did not hold."""
+    """Run one string.
+
+    Raises:
+        BreachError: Something did not hold.
+    """
     if is_measured:
         tracemalloc.start()
     try:
@@ -143,7 +151,11 @@ def run_string(entry: Entry, string: Any, rng: Random, *, is_measured: bool) -> 
 
 
 def run_seed(entry: Entry, seed: int) -> None:
-    """Run the string of a seed. :raises BreachError: something did not hold; it says how to make the string again."""
+    """Run the string of a seed.
+
+    Raises:
+        BreachError: Something did not hold; it says how to make the string again.
+    """
     rng = Random(f"{entry.name} {seed}")
     string = entry.make(rng)
     try:

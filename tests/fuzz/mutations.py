@@ -22,9 +22,10 @@ class NotReadableError(ValueError):
 class Node:
     """An AMQP value, taken apart as far as it has parts, whatever they mean.
 
-    :param code: its constructor; 0 where it is described; `_VERBATIM` for bytes that stand for a value as they are.
-    :param items: of a list or map its items; of a described value the descriptor and the value.
-    :param raw: of everything else what stands after the constructor and the size.
+    Args:
+        code: Its constructor; 0 where it is described; `_VERBATIM` for bytes that stand for a value as they are.
+        items: Of a list or map its items; of a described value the descriptor and the value.
+        raw: Of everything else what stands after the constructor and the size.
     """
 
     code: int
@@ -33,7 +34,14 @@ class Node:
 
 
 def read(data: bytes, pos: int = 0, depth: int = _MAX_DEPTH) -> tuple[Node, int]:
-    """Take a value apart. :returns: it, and the position after it. :raises NotReadableError: it is none."""
+    """Take a value apart.
+
+    Returns:
+        It, and the position after it.
+
+    Raises:
+        NotReadableError: It is none.
+    """
     if pos >= len(data) or depth == 0:
         raise NotReadableError
     code = data[pos]
@@ -84,7 +92,11 @@ def write(node: Node) -> bytes:
 
 
 def read_all(data: bytes) -> list[Node]:
-    """Take a run of values apart, the sections of a message say. :raises NotReadableError: it is none."""
+    """Take a run of values apart, the sections of a message say.
+
+    Raises:
+        NotReadableError: It is none.
+    """
     nodes: list[Node] = []
     pos = 0
     while pos < len(data):
@@ -167,8 +179,11 @@ def _nodes(node: Node, found: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
 def mutate_values(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Change what a run of AMQP values says, with sizes that stay right.
 
-    :param others: what else there is, to take values from.
-    :raises NotReadableError: the bytes are no run of values.
+    Args:
+        others: What else there is, to take values from.
+
+    Raises:
+        NotReadableError: The bytes are no run of values.
     """
     root = Node(0xC0, read_all(data))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -240,7 +255,8 @@ def mutate_values(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 def mutate_bytes(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Change bytes, whatever they mean.
 
-    :param others: what else there is, to splice with.
+    Args:
+        others: What else there is, to splice with.
     """
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         size = len(data)
@@ -347,7 +363,8 @@ def _mutate_head(rng: Random, frame: bytes) -> bytes:
 def mutate_frames(rng: Random, frames: Sequence[bytes], others: Sequence[bytes]) -> list[bytes]:
     """Change a run of frames and protocol headers: one of them or their order.
 
-    :param others: frames of other conversations, to splice.
+    Args:
+        others: Frames of other conversations, to splice.
     """
     made = list(frames)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):

@@ -37,8 +37,9 @@ _PATIENCE = 30.0
 class RecordingProxy:
     """Forwards connections, and keeps what went through each.
 
-    :param port: where to forward to.
-    :param tls: to end TLS with, so that what is kept is AMQP.
+    Args:
+        port: Where to forward to.
+        tls: To end TLS with, so that what is kept is AMQP.
     """
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:

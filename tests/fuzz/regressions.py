@@ -15,7 +15,11 @@ from tests.fuzz import captures
 
 
 class Regression(NamedTuple):
-    """A string of an entry. :param is_measured: whether it is its memory that was wrong."""
+    """A string of an entry.
+
+    Args:
+        is_measured: Whether it is its memory that was wrong.
+    """
 
     entry: str
     string: Any

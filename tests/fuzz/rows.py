@@ -24,7 +24,11 @@ def _texts(values: dict[Any, Any]) -> dict[str, str | None]:
 
 
 def _expected(raw: bytes) -> dict[str, Any]:
-    """Make a row by the general decoder alone. :raises EventError: there is none."""
+    """Make a row by the general decoder alone.
+
+    Raises:
+        EventError: There is none.
+    """
     event = ReceivedEvent(raw)
     annotations = event.raw_message.message_annotations or {}
     return {

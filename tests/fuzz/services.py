@@ -88,8 +88,9 @@ class Emulated:
 class Answer:
     """What a client got.
 
-    :ivar frames: the performatives with their payloads, in order.
-    :ivar is_over: whether the service ended the stream.
+    Attributes:
+        frames: The performatives with their payloads, in order.
+        is_over: Whether the service ended the stream.
     """
 
     def __init__(self, written: bytes, is_over: bool, was_aborted: bool, state: ConnectionState) -> None:

@@ -84,13 +84,21 @@ class Publisher:
         return encode_batch(events)
 
     def post(self, first: int, *bodies: str, **stamped: Any) -> int:
-        """Send a batch without waiting. :returns: its delivery id."""
+        """Send a batch without waiting.
+
+        Returns:
+            Its delivery id.
+        """
         delivery_id = self.link.send(self.message(first, bodies, **stamped), message_format=BATCH_MESSAGE_FORMAT)
         self.peer.flush()
         return delivery_id
 
     async def send(self, first: int, *bodies: str, **stamped: Any) -> str:
-        """Send a batch. :returns: "accepted", or the condition and text of its rejection."""
+        """Send a batch.
+
+        Returns:
+            "accepted", or the condition and text of its rejection.
+        """
         delivery_id = self.post(first, *bodies, **stamped)
         outcome = await self.peer.until(
             lambda: (

@@ -276,7 +276,11 @@ ROOM = 64 * MIB
 
 
 async def hoard(port: int) -> bytes:
-    """Send one WebSocket message that does not end. :returns: what the server said in the end."""
+    """Send one WebSocket message that does not end.
+
+    Returns:
+        What the server said in the end.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"GET /$servicebus/websocket HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -39,7 +39,8 @@ PATIENCE = 20.0
 class Told:
     """Counts something that happens, and lets others wait for it.
 
-    :ivar at: when it last did, in seconds since the Unix epoch.
+    Attributes:
+        at: When it last did, in seconds since the Unix epoch.
     """
 
     def __init__(self) -> None:

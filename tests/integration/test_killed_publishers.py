@@ -35,7 +35,11 @@ asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
 
 
 async def run(*arguments: str, seconds: float | None) -> list[int]:
-    """Run the program, for some time after it has started. :returns: the counts it printed."""
+    """Run the program, for some time after it has started.
+
+    Returns:
+        The counts it printed.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

@@ -35,7 +35,11 @@ def _block(holding: str) -> str:
 
 
 async def _run(block: str, names: Mapping[str, object]) -> dict[str, Any]:
-    """Run a block in which `await` may stand outside of functions. :returns: its names."""
+    """Run a block in which `await` may stand outside of functions.
+
+    Returns:
+        Its names.
+    """
     known: dict[str, Any] = {name: getattr(eventpump, name) for name in eventpump.__all__} | dict(names)
     code = compile(block, str(README), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     async with asyncio.timeout(_LIMIT):

@@ -15,9 +15,10 @@ from eventpump.options.connection import connection_settings
 class ClientKind:
     """A way our client speaks AMQP.
 
-    :param uses_tls: whether it speaks nothing but TLS.
-    :param uses_web_socket: whether AMQP goes in a WebSocket.
-    :param options: of the connection.
+    Args:
+        uses_tls: Whether it speaks nothing but TLS.
+        uses_web_socket: Whether AMQP goes in a WebSocket.
+        options: Of the connection.
     """
 
     name: str

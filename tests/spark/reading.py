@@ -21,7 +21,8 @@ Key = tuple[str, int, bytes]
 class HubReading:
     """One hub, read by Spark.
 
-    :ivar batches: what `foreachBatch` got: per batch id, keys in order of partition and number.
+    Attributes:
+        batches: What `foreachBatch` got: per batch id, keys in order of partition and number.
     """
 
     def __init__(self, spark: SparkSession, service: SparkService, hub: str, checkpoint: str | None = None) -> None:
@@ -36,7 +37,11 @@ class HubReading:
         return {"connectionString": self.service.connection_string, "hub": self.hub, **given}
 
     def batch(self, schema: str | None = BODIES, **options: Any) -> DataFrame:
-        """Read a batch. :param schema: None for the source's own."""
+        """Read a batch.
+
+        Args:
+            schema: None for the source's own.
+        """
         reader = self.spark.read.format("eventpump").options(**self.options(**options))
         return (reader if schema is None else reader.schema(schema)).load()
 
@@ -72,7 +77,11 @@ class HubReading:
             query.stop()
 
     def run_now(self, **options: Any) -> None:
-        """Read what is there, batch after batch, and end. :raises StreamingQueryException: the query failed."""
+        """Read what is there, batch after batch, and end.
+
+        Raises:
+            StreamingQueryException: The query failed.
+        """
         with self.query(available_now=True, **options) as query:
             assert query.awaitTermination(60)
 

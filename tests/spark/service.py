@@ -23,7 +23,11 @@ class SparkService(EmulatorThread):
         self._unused = {size: itertools.count() for size in _SIZES}
 
     def new_hub(self, partitions: int = 2) -> str:
-        """Return a hub of 1, 2, 3, 4 or 8 partitions that no other test knows. :returns: its name."""
+        """Return a hub of 1, 2, 3, 4 or 8 partitions that no other test knows.
+
+        Returns:
+            Its name.
+        """
         return f"hub-{partitions}-{next(self._unused[partitions])}"
 
     def publish(

@@ -37,9 +37,10 @@ def die_here() -> None:
 class StumblingLedger(DirectoryLedger):
     """A ledger in a directory, which stumbles once, at a record that is created.
 
-    :param record: what it is of: "plan", "done" or "staged".
-    :param moment: "before" it, "after" it, or "within": when it is written and not yet under its name.
-    :param stumble: what happens there.
+    Args:
+        record: What it is of: "plan", "done" or "staged".
+        moment: "before" it, "after" it, or "within": when it is written and not yet under its name.
+        stumble: What happens there.
     """
 
     def __init__(self, path: Path, record: str, moment: str, stumble: Callable[[], None] = stop_here) -> None:
@@ -65,7 +66,8 @@ class StumblingLedger(DirectoryLedger):
 class SinkHub:
     """A hub, and the sink that publishes to it.
 
-    :ivar receipts: what the sink has told.
+    Attributes:
+        receipts: What the sink has told.
     """
 
     def __init__(self, service: SparkService, directory: Path, partitions: int = 4) -> None:
@@ -111,7 +113,11 @@ def numbered(spark: SparkSession, start: int, end: int, *columns: str) -> DataFr
 
 
 def numbered_stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
-    """Make a stream that gives so many of the same rows with each start of its query. :param spark: of either kind."""
+    """Make a stream that gives so many of the same rows with each start of its query.
+
+    Args:
+        spark: Of either kind.
+    """
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
     made: DataFrame = source.withColumnRenamed("value", "id").selectExpr(*COLUMNS)
     return made

@@ -81,11 +81,19 @@ class Drivers:
         return driver
 
     def run(self, **settings: Any) -> int:
-        """Run one to its end. :returns: its exit code, negative for a signal."""
+        """Run one to its end.
+
+        Returns:
+            Its exit code, negative for a signal.
+        """
         return self.await_end(self.start(**settings))
 
     def await_end(self, driver: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of one. :returns: its exit code, negative for a signal."""
+        """Wait for the end of one.
+
+        Returns:
+            Its exit code, negative for a signal.
+        """
         returncode = driver.wait(timeout=200)
         assert returncode in (0, -signal.SIGKILL), self._log.read_text()
         return returncode

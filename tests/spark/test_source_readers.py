@@ -96,7 +96,11 @@ class Engine:
         return json.loads(self.log[-1]) if self.log else self.reader.initialOffset()
 
     def batch(self, limit: ReadLimit | None = None) -> list[Key] | None:
-        """Plan and read a batch. :returns: None where there is none."""
+        """Plan and read a batch.
+
+        Returns:
+            None where there is none.
+        """
         start = json.dumps(self.start())
         end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.reader.getDefaultReadLimit()))
         if end == start:

@@ -30,8 +30,11 @@ _STOP_TIMEOUT = 10.0
 def install_azurite(directory: Path | None = None) -> Path:
     """Install Azurite by npm where it is not yet, and return the script that runs its blob service.
 
-    :param directory: where installations are kept; None for the user's cache directory.
-    :raises StoreError: npm failed.
+    Args:
+        directory: Where installations are kept; None for the user's cache directory.
+
+    Raises:
+        StoreError: Npm failed.
     """
     script = install_npm_package("azurite", AZURITE_VERSION, directory=directory) / "dist" / "src" / "blob" / "main.js"
     if not script.is_file():
@@ -42,7 +45,8 @@ def install_azurite(directory: Path | None = None) -> Path:
 class Azurite:
     """A running Azurite blob service, in memory, on a free port of 127.0.0.1. A context manager, with nothing async.
 
-    :param directory: where installations are kept; None for the user's cache directory.
+    Args:
+        directory: Where installations are kept; None for the user's cache directory.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -77,7 +81,8 @@ class Azurite:
     def start(self) -> None:
         """Install it if need be, start it, and wait until it listens.
 
-        :raises StoreError: it could not be installed, or did not start.
+        Raises:
+            StoreError: It could not be installed, or did not start.
         """
         script = install_azurite(self._directory)
         command = [

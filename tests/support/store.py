@@ -25,7 +25,8 @@ class _Fault:
 class FlakyLeaseStore:
     """Passes every call on to a real store, and fails, delays or hangs the ones a test names.
 
-    :param store: the real one.
+    Args:
+        store: The real one.
     """
 
     def __init__(self, store: LeaseStore) -> None:
@@ -56,10 +57,11 @@ class FlakyLeaseStore:
     ) -> None:
         """Fail calls.
 
-        :param partition_id: None for any.
-        :param times: how often; infinity until `heal`.
-        :param error: what to raise, a `CancelledError` for one; None for a `StoreError` that speaks of a 503.
-        :param is_after: whether the real store does its work first, so that only the answer is lost.
+        Args:
+            partition_id: None for any.
+            times: How often; infinity until `heal`.
+            error: What to raise, a `CancelledError` for one; None for a `StoreError` that speaks of a 503.
+            is_after: Whether the real store does its work first, so that only the answer is lost.
         """
         error = error or StoreError(operation, "503 server busy", partition_id=partition_id)
         self._faults.append(_Fault(operation, partition_id, times, error, 0.0, is_after))

@@ -22,10 +22,15 @@ def python_with(*requirements: str, directory: Path | None = None) -> Path:
 
     Several processes may do so at once: each makes a directory of its own, and one rename wins.
 
-    :param requirements: as pip takes them; pin what matters, since an environment that exists is used as it is.
-    :param directory: where environments are kept; None for the user's cache directory.
-    :returns: its interpreter, of this one's version.
-    :raises StoreError: pip failed.
+    Args:
+        requirements: As pip takes them; pin what matters, since an environment that exists is used as it is.
+        directory: Where environments are kept; None for the user's cache directory.
+
+    Returns:
+        Its interpreter, of this one's version.
+
+    Raises:
+        StoreError: Pip failed.
     """
     named = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
     home = (directory or user_cache()) / f"venv-{named}"

@@ -76,7 +76,11 @@ class _SharedTransport(Transport):
 
 
 async def message_limit(connection: SparkConnection) -> int:
-    """Ask what the service takes in one message, in bytes. On the loop's thread. :raises ServiceError: no answer."""
+    """Ask what the service takes in one message, in bytes. On the loop's thread.
+
+    Raises:
+        ServiceError: No answer.
+    """
     producer = HubProducer(_SharedTransport(worker.transport(connection)), connection.hub)
     try:
         return await producer.message_limit(None)
@@ -85,7 +89,11 @@ async def message_limit(connection: SparkConnection) -> int:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Ask the service, again where that may help. :raises ServiceError: of the last try."""
+    """Ask the service, again where that may help.
+
+    Raises:
+        ServiceError: Of the last try.
+    """
 
     def is_final(error: Exception) -> bool:
         return not isinstance(error, ServiceError) or gives_up(error)  # the ledger's store is retried by itself
@@ -111,8 +119,9 @@ class _Producers:
 class _Sender:
     """Packs encoded events into messages, and keeps some of these on their way. On the loop's thread.
 
-    :param limit: what the service takes in one message, in bytes.
-    :param anywhere: the partition that events without one go to first; another follows with each message.
+    Args:
+        limit: What the service takes in one message, in bytes.
+        anywhere: The partition that events without one go to first; another follows with each message.
     """
 
     def __init__(self, producer: HubProducer, *, limit: int, partition_count: int, anywhere: int) -> None:
@@ -128,7 +137,11 @@ class _Sender:
         """Events taken in, by partition."""
 
     async def add(self, partitions: Iterable[int], events: Iterable[bytes]) -> None:
-        """Take events in. Waits while too much is on its way. :raises EventPumpError: an earlier send failed."""
+        """Take events in. Waits while too much is on its way.
+
+        Raises:
+            EventPumpError: An earlier send failed.
+        """
         packers, is_idempotent = self._packers, self._is_idempotent
         for partition, event in zip(partitions, events, strict=True):
             target = self._anywhere if partition == ANYWHERE else partition
@@ -144,7 +157,11 @@ class _Sender:
             packers[target].add(head, rest)
 
     async def finish(self) -> None:
-        """Send what is left, and wait for everything. :raises EventPumpError: a send failed."""
+        """Send what is left, and wait for everything.
+
+        Raises:
+            EventPumpError: A send failed.
+        """
         for target in [each for each, packer in self._packers.items() if packer.count]:
             await self._send(target)
         while self._sends:
@@ -191,9 +208,10 @@ RECEIPTS_DDL: Final = "partition int, first bigint, last bigint, count bigint"
 class SendTask:
     """Sends what one task of a DataFrame holds, at least once. Travels to executors.
 
-    :param columns: what the batches hold, in the order of `EventColumns.names`.
-    :param partition_count: how many partitions the hub has.
-    :param idempotent: have the service tell repeats, within this attempt.
+    Args:
+        columns: What the batches hold, in the order of `EventColumns.names`.
+        partition_count: How many partitions the hub has.
+        idempotent: Have the service tell repeats, within this attempt.
     """
 
     connection: SparkConnection
@@ -214,10 +232,14 @@ class SendTask:
             yield pa.RecordBatch.from_arrays(list(map(pa.array, values, RECEIPTS.types)), schema=RECEIPTS)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Mapping[int, int]:
-        """Send, and wait until everything is stored. :returns: how many events went to each partition.
+        """Send, and wait until everything is stored.
 
-        :raises EventError: a row cannot be an event; those of earlier record batches may be sent.
-        :raises ServiceError: a send failed; some events may be sent.
+        Returns:
+            How many events went to each partition.
+
+        Raises:
+            EventError: A row cannot be an event; those of earlier record batches may be sent.
+            ServiceError: A send failed; some events may be sent.
         """
         sender: _Sender | None = None
         encoder: EventEncoder | None = None

@@ -38,11 +38,13 @@ class PartitionWork:
     An attempt never trusts what it sent: it asks the service how far the batch is, goes on from there, and asks again
     whenever an answer is missing or does not fit. A number it is ahead of belongs to a rival with the same rows.
 
-    :param max_tries: how many troubles in a row, without any row getting stored, are borne; None for any number.
+    Args:
+        max_tries: How many troubles in a row, without any row getting stored, are borne; None for any number.
 
-    :ivar rows: how many rows came so far.
-    :ivar position: rows before it are stored; None before the first look.
-    :ivar found: how many rows the first look found stored.
+    Attributes:
+        rows: How many rows came so far.
+        position: Rows before it are stored; None before the first look.
+        found: How many rows the first look found stored.
     """
 
     __slots__ = (
@@ -150,7 +152,11 @@ class PartitionWork:
             self._arrived_at(self._entry.offset)
 
     def published(self, first_number: int, count: int) -> None:
-        """Record that rows from `position` on were accepted. :param first_number: of the first of them."""
+        """Record that rows from `position` on were accepted.
+
+        Args:
+            first_number: Of the first of them.
+        """
         assert self.position is not None
         assert first_number == self._entry.number_of(self.position), "rows were sent under numbers of others"
         self._arrived_at(self.position + count)
@@ -166,7 +172,8 @@ class PartitionWork:
     def troubled(self, error: EventPumpError) -> bool:
         """Record that a step failed, and what was sent is in doubt or was refused: look again, or give up.
 
-        :returns: whether the attempt goes on.
+        Returns:
+            Whether the attempt goes on.
         """
         self._must_look, self._must_scan = True, False
         self._tries += 1

@@ -26,8 +26,9 @@ from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unkno
 class WriterOptions(SettingsModel):
     """What a writer takes besides its connection.
 
-    :param idempotent: have the service tell repeats within one attempt of a task; needs a hub that offers idempotent
-        publishing.
+    Args:
+        idempotent: Have the service tell repeats within one attempt of a task; needs a hub that offers idempotent
+            publishing.
     """
 
     idempotent: bool = True
@@ -38,7 +39,11 @@ _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OP
 
 
 def _options(given: Mapping[str, str]) -> WriterOptions:
-    """Read the options, their names in any case. :raises ConfigurationError: there is no such option, or value."""
+    """Read the options, their names in any case.
+
+    Raises:
+        ConfigurationError: There is no such option, or value.
+    """
     values: dict[str, str] = {}
     for name, value in given.items():
         plain = name.lower().removeprefix(CONNECTOR_PREFIX)
@@ -53,7 +58,8 @@ def _options(given: Mapping[str, str]) -> WriterOptions:
 class Written(WriterCommitMessage):
     """What one task has written.
 
-    :param counts: events by hub partition.
+    Args:
+        counts: Events by hub partition.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -70,8 +76,9 @@ class _Writing:
     def plan(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Writing:
         """Check everything that can be before anything is sent; reads the number of partitions from the service.
 
-        :raises ConfigurationError: an option or a column cannot work.
-        :raises ServiceError: the hub cannot be reached.
+        Raises:
+            ConfigurationError: An option or a column cannot work.
+            ServiceError: The hub cannot be reached.
         """
         if overwrite:
             raise ConfigurationError("mode", "a hub is only ever appended to")
@@ -91,9 +98,12 @@ class _Writing:
 class BatchWriter(DataSourceArrowWriter):
     """Appends a DataFrame to a hub, at least once.
 
-    :param options: as Spark's users write them.
-    :raises ConfigurationError: an option or a column cannot work.
-    :raises ServiceError: the hub cannot be reached.
+    Args:
+        options: As Spark's users write them.
+
+    Raises:
+        ConfigurationError: An option or a column cannot work.
+        ServiceError: The hub cannot be reached.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:

@@ -59,12 +59,13 @@ _MEANINGS: Final = {
 class EventColumns:
     """The columns of a DataFrame that make an event, by the names they have there; None for one it lacks.
 
-    :param body: string (as UTF-8) or binary.
-    :param partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
-    :param partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; what the
-        service does with a longer key is not known).
-    :param properties: `properties`; map<string,string>. Published sorted by name.
-    :param order_by: what orders the events of a hub partition.
+    Args:
+        body: String (as UTF-8) or binary.
+        partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
+        partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; what the
+            service does with a longer key is not known).
+        properties: `properties`; map<string,string>. Published sorted by name.
+        order_by: What orders the events of a hub partition.
     """
 
     body: str
@@ -77,7 +78,8 @@ class EventColumns:
     def of(cls, schema: StructType, order_by: Sequence[str] = ()) -> Self:
         """Find the columns; their names in any case. Other columns are left alone.
 
-        :raises ConfigurationError: one is missing, has another type, or does not go with another; it names the column.
+        Raises:
+            ConfigurationError: One is missing, has another type, or does not go with another; it names the column.
         """
         found: dict[str, str] = {}
         for field in schema.fields:
@@ -119,10 +121,11 @@ def _ordering(schema: StructType, name: str) -> str:
 class EventEncoder:
     """Encodes the rows of one task, one record batch after another.
 
-    :param columns: what the batches hold, in the order of `EventColumns.names`.
-    :param partition_count: how many partitions the hub has, as far as this batch is concerned.
-    :param max_message_size: what the service takes in one message, in bytes.
-    :param reserved: bytes that each event will be given besides its numbers.
+    Args:
+        columns: What the batches hold, in the order of `EventColumns.names`.
+        partition_count: How many partitions the hub has, as far as this batch is concerned.
+        max_message_size: What the service takes in one message, in bytes.
+        reserved: Bytes that each event will be given besides its numbers.
     """
 
     __slots__ = ("_columns", "_count", "_ids", "_limit", "_reserved", "_row")
@@ -138,9 +141,13 @@ class EventEncoder:
         self._row = 0
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[int], list[bytes]]:
-        """Encode a batch. :returns: per row the hub partition, or `ANYWHERE`, and the event.
+        """Encode a batch.
 
-        :raises EventError: a row cannot be an event; it names the row.
+        Returns:
+            Per row the hub partition, or `ANYWHERE`, and the event.
+
+        Raises:
+            EventError: A row cannot be an event; it names the row.
         """
         columns = self._columns
         arrays = iter(batch.columns)
@@ -204,7 +211,8 @@ def task_number() -> int:
 def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> list[int]:
     """Give each event that may go anywhere a partition, by a hash of its bytes.
 
-    :param count: how many partitions there are.
+    Args:
+        count: How many partitions there are.
     """
     return [
         zlib.crc32(event) % count if partition == ANYWHERE else partition

@@ -96,10 +96,11 @@ _AT_ONCE: Final = 32
 class PublishOptions(SettingsModel):
     """How a batch's rows are published.
 
-    :param retry: tries after the first, and the delays before them: of sends, of looks, and of the ledger's store.
-    :param buffer_bytes: rows of a partition that were given and are not stored yet; a portion may go beyond it.
-    :param consumer_group: whom the tail is read as. It takes one of the group's five readers of a partition.
-    :param scan_timeout: seconds to wait for the next event of the tail.
+    Args:
+        retry: Tries after the first, and the delays before them: of sends, of looks, and of the ledger's store.
+        buffer_bytes: Rows of a partition that were given and are not stored yet; a portion may go beyond it.
+        consumer_group: Whom the tail is read as. It takes one of the group's five readers of a partition.
+        scan_timeout: Seconds to wait for the next event of the tail.
     """
 
     retry: RetryOptions = RetryOptions()
@@ -112,7 +113,11 @@ _DEFAULTS: Final = PublishOptions()
 
 
 def sink_of(transport: Transport, hub: str, sink_id: str) -> Sink:
-    """Name a sink. :raises ConfigurationError: the sink id cannot be one."""
+    """Name a sink.
+
+    Raises:
+        ConfigurationError: The sink id cannot be one.
+    """
     directory_name(sink_id)
     return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub)
 
@@ -124,12 +129,15 @@ async def begin_batch(
 
     Cancelled, a plan is made or not; call it again.
 
-    :param store: an open one.
-    :raises ConfigurationError: the sink belongs to another query or hub, its ledger does not fit the query, or the hub
-        offers no idempotent publishing.
-    :raises StoreError: the store failed, or a record of it cannot be read.
-    :raises ProducerStateLostError: a take-over that was begun cannot count what is stored.
-    :raises ServiceError: the service could not be asked.
+    Args:
+        store: An open one.
+
+    Raises:
+        ConfigurationError: The sink belongs to another query or hub, its ledger does not fit the query, or the hub
+            offers no idempotent publishing.
+        StoreError: The store failed, or a record of it cannot be read.
+        ProducerStateLostError: A take-over that was begun cannot count what is stored.
+        ServiceError: The service could not be asked.
     """
     step = await _Outside(store, transport, batch, options).carry_out(begin(batch))
     if isinstance(step, Plan) and step.run_id == batch.run_id:
@@ -156,13 +164,18 @@ async def finish_batch(
 ) -> Plan | Done:
     """Record that a batch is done; or take over the producers that were lost, and give the plan to go on with.
 
-    :param outcomes: those of the plan's tasks: one per partition with rows; repeats of a task's are fine.
-    :returns: a plan where the tasks must run again, all of them; what is stored is found, and not sent twice.
-    :raises ProducerStateLostError: producers were lost, and the policy is to fail, or what is stored cannot be counted.
-    :raises ConfigurationError: the policy is to scan, and the plan is without stamps.
-    :raises InvalidClientStateError: an outcome does not fit the plan.
-    :raises StoreError: the store failed; or another run of the query has finished the batch.
-    :raises ServiceError: the service could not be asked.
+    Args:
+        outcomes: Those of the plan's tasks: one per partition with rows; repeats of a task's are fine.
+
+    Returns:
+        A plan where the tasks must run again, all of them; what is stored is found, and not sent twice.
+
+    Raises:
+        ProducerStateLostError: Producers were lost, and the policy is to fail, or what is stored cannot be counted.
+        ConfigurationError: The policy is to scan, and the plan is without stamps.
+        InvalidClientStateError: An outcome does not fit the plan.
+        StoreError: The store failed; or another run of the query has finished the batch.
+        ServiceError: The service could not be asked.
     """
     return await _Outside(store, transport, batch, options).carry_out(finish(batch, plan, outcomes, policy))
 
@@ -275,7 +288,8 @@ async def read_tail(
 ) -> AsyncGenerator[ReceivedEvent, None]:
     """Read the events of a partition after one sequence number, up to and with another, which is there.
 
-    :raises ServiceError: they could not be read, or did not come in time.
+    Raises:
+        ServiceError: They could not be read, or did not come in time.
     """
     if through <= after:
         return
@@ -307,7 +321,8 @@ async def read_tail(
 def stamped(event: bytes, stamp: str) -> bytes:
     """Add the property `STAMP` to an encoded event, in place of one it has.
 
-    :raises DecodeError: it is no encoded event.
+    Raises:
+        DecodeError: It is no encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):
@@ -344,9 +359,12 @@ class PartitionPublishing:
     A task of its own sends what is packed while the caller makes more. Rows that are stored already, by an earlier
     attempt or a rival, are left out. Cancelled or failed, it is of no more use, and another attempt may follow at once.
 
-    :param plan: of the batch.
-    :param partition_id: one of the plan's.
-    :raises KeyError: the plan has no such partition.
+    Args:
+        plan: Of the batch.
+        partition_id: One of the plan's.
+
+    Raises:
+        KeyError: The plan has no such partition.
     """
 
     def __init__(
@@ -402,9 +420,14 @@ class PartitionPublishing:
     async def put(self, events: Sequence[bytes]) -> bool:
         """Give the next rows, and wait until there is room for more.
 
-        :param events: encoded events, without numbers of idempotent publishing.
-        :returns: False where the producer's state is lost, and more rows are of no use: go on to `finish`.
-        :raises EventPumpError: the attempt has failed: see `finish`.
+        Args:
+            events: Encoded events, without numbers of idempotent publishing.
+
+        Returns:
+            False where the producer's state is lost, and more rows are of no use: go on to `finish`.
+
+        Raises:
+            EventPumpError: The attempt has failed: see `finish`.
         """
         if self._is_ended:
             raise ClosedError("partition's publishing")
@@ -426,11 +449,14 @@ class PartitionPublishing:
     async def finish(self) -> PartitionOutcome:
         """Say that there are no more rows, and wait until all are stored.
 
-        :returns: a receipt; or the loss of the producer's state, for `finish_batch`.
-        :raises ProducerDisconnectedError: the producer was taken over: the query must fail.
-        :raises InvalidClientStateError: the service has more rows of the batch than it has now.
-        :raises EventError: an event is larger than the service takes, or carries numbers already; a note names its row.
-        :raises ServiceError: no success within the retries; another attempt may have it.
+        Returns:
+            A receipt; or the loss of the producer's state, for `finish_batch`.
+
+        Raises:
+            ProducerDisconnectedError: The producer was taken over: the query must fail.
+            InvalidClientStateError: The service has more rows of the batch than it has now.
+            EventError: An event is larger than the service takes, or carries numbers already; a note names its row.
+            ServiceError: No success within the retries; another attempt may have it.
         """
         assert self._task is not None
         if not self._is_ended:
@@ -446,7 +472,11 @@ class PartitionPublishing:
     # ------------------------------------------------------------------------------------------ rows
 
     def _is_over(self) -> bool:
-        """Whether nothing more is sent. :raises EventPumpError: the attempt has failed."""
+        """Whether nothing more is sent.
+
+        Raises:
+            EventPumpError: The attempt has failed.
+        """
         task = self._task
         if task is None or task.cancelled():
             raise ClosedError("partition's publishing")

@@ -25,8 +25,9 @@ OUTCOME_DDL: Final = "outcome string"
 class EncodeTask:
     """Encodes what one task of a DataFrame holds: for `mapInArrow`. Travels to executors.
 
-    :param columns: what the batches hold, in the order of `EventColumns.names`.
-    :param reserved: bytes that each event will be given besides its numbers.
+    Args:
+        columns: What the batches hold, in the order of `EventColumns.names`.
+        reserved: Bytes that each event will be given besides its numbers.
     """
 
     columns: EventColumns
@@ -35,7 +36,11 @@ class EncodeTask:
     reserved: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return partition, ordering columns, and encoded event. :raises EventError: a row cannot be an event."""
+        """Return partition, ordering columns, and encoded event.
+
+        Raises:
+            EventError: A row cannot be an event.
+        """
         encoder = EventEncoder(
             self.columns,
             partition_count=self.partition_count,
@@ -51,7 +56,11 @@ class EncodeTask:
 
 
 def encoded_names(order_by: int) -> list[str]:
-    """Name the columns of encoded rows. :param order_by: how many columns order them."""
+    """Name the columns of encoded rows.
+
+    Args:
+        order_by: How many columns order them.
+    """
     return ["partition", *(f"order_{number}" for number in range(order_by)), "event"]
 
 

@@ -52,11 +52,12 @@ _STAGING: Final = "staging~"
 class PublishedRows:
     """What a batch has published to one hub partition.
 
-    :param partition_id: None for events whose partition the service chose, and does not tell.
-    :param first: the published number of the first row; None where it was sent without numbers. After a take-over, of
-        the first row that was published since.
-    :param last: the published number of the last row; smaller than `first` where numbers began anew at 0.
-    :param count: how many rows there are.
+    Args:
+        partition_id: None for events whose partition the service chose, and does not tell.
+        first: The published number of the first row; None where it was sent without numbers. After a take-over, of the
+            first row that was published since.
+        last: The published number of the last row; smaller than `first` where numbers began anew at 0.
+        count: How many rows there are.
     """
 
     partition_id: str | None
@@ -69,8 +70,9 @@ class PublishedRows:
 class BatchReceipt:
     """What a batch has published.
 
-    :param sink_id: None where the sink keeps no ledger.
-    :param partitions: those that got rows, by number.
+    Args:
+        sink_id: None where the sink keeps no ledger.
+        partitions: Those that got rows, by number.
     """
 
     sink_id: str | None
@@ -101,22 +103,23 @@ def _names(value: object) -> object:
 class SinkSettings(SettingsModel):
     """How batches are published.
 
-    :param sink_id: the sink's name in its ledger, the same over restarts, for one query and one hub; None for the id of
-        the query, which Spark Connect does not tell.
-    :param ledger: a directory that every driver of the query sees; the URL of a blob container, with a signature; or a
-        store, such as `BlobLedger`.
-    :param idempotent: publish every row exactly once; otherwise at least once, and without a ledger.
-    :param staging: a directory, by path or URI, that driver and executors can write: each batch's rows are written
-        there, and published from there, so that a query may give other rows when a batch is repeated.
-    :param order_by: columns that order the rows of a hub partition; rows they leave equal have an order that follows
-        from the rows, and so have all rows without it.
-    :param stamp: add the property `eventpump:stamp` to every event: sink, batch, partition and place.
-    :param on_producer_state_lost: what follows when the service has forgotten what it had of a batch: "fail",
-        "tailScan" (needs `stamp`), or "atLeastOnce".
-    :param max_tasks: how many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
-        several partitions one after another.
-    :param max_batch_events: events of a message, at most.
-    :param max_batch_bytes: of a message, at most; a larger event goes alone.
+    Args:
+        sink_id: The sink's name in its ledger, the same over restarts, for one query and one hub; None for the id of
+            the query, which Spark Connect does not tell.
+        ledger: A directory that every driver of the query sees; the URL of a blob container, with a signature; or a
+            store, such as `BlobLedger`.
+        idempotent: Publish every row exactly once; otherwise at least once, and without a ledger.
+        staging: A directory, by path or URI, that driver and executors can write: each batch's rows are written there,
+            and published from there, so that a query may give other rows when a batch is repeated.
+        order_by: Columns that order the rows of a hub partition; rows they leave equal have an order that follows from
+            the rows, and so have all rows without it.
+        stamp: Add the property `eventpump:stamp` to every event: sink, batch, partition and place.
+        on_producer_state_lost: What follows when the service has forgotten what it had of a batch: "fail", "tailScan"
+            (needs `stamp`), or "atLeastOnce".
+        max_tasks: How many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
+            several partitions one after another.
+        max_batch_events: Events of a message, at most.
+        max_batch_bytes: Of a message, at most; a larger event goes alone.
     """
 
     connection: SparkConnection
@@ -184,7 +187,8 @@ class ForeachBatchWriter:
     It is made where the query is defined and called where the batches are: it can be pickled, and what belongs to a
     process is made when it is first called there.
 
-    :ivar settings: how it publishes.
+    Attributes:
+        settings: How it publishes.
     """
 
     def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
@@ -198,10 +202,11 @@ class ForeachBatchWriter:
 
         A batch that is done already is not published again; its receipt is.
 
-        :raises ConfigurationError: a column is missing or of a wrong type, or the ledger does not fit the query.
-        :raises ProducerStateLostError: the service has forgotten what it had of the batch.
-        :raises EventPumpError: the service or the ledger failed; nothing is lost or stored twice when the batch is
-            repeated.
+        Raises:
+            ConfigurationError: A column is missing or of a wrong type, or the ledger does not fit the query.
+            ProducerStateLostError: The service has forgotten what it had of the batch.
+            EventPumpError: The service or the ledger failed; nothing is lost or stored twice when the batch is
+                repeated.
         """
         columns = EventColumns.of(frame.schema, self.settings.order_by)
         receipt = (self._publish if self.settings.idempotent else self._send)(frame, columns, batch_id)
@@ -378,16 +383,19 @@ def foreach_batch_producer(
     Exactly once holds as long as the query gives the same rows when a batch is repeated (otherwise: `staging`), and
     Spark's checkpoint and the ledger are both kept.
 
-    :param connection_string: as the portal gives it; or give `fully_qualified_namespace` and `credential`, which is
-        "module:callable".
-    :param hub: the hub; may be left out where the connection string has an `EntityPath`.
-    :param staging: see :class:`SinkSettings`; True is a directory beside the ledger's records, where `ledger` is one
-        that executors can write too.
-    :param on_receipt: is called with what each batch has published, where the batches are published: in the driver, or
-        with Connect on the server. A batch that is repeated calls it again.
-    :param options: see :class:`SinkOptions`; units and defaults stand in :class:`SinkSettings` and
-        :class:`eventpump.spark.connection.SparkConnection`.
-    :raises ConfigurationError: a value that cannot work.
+    Args:
+        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`, which is
+            "module:callable".
+        hub: The hub; may be left out where the connection string has an `EntityPath`.
+        staging: See :class:`SinkSettings`; True is a directory beside the ledger's records, where `ledger` is one that
+            executors can write too.
+        on_receipt: Is called with what each batch has published, where the batches are published: in the driver, or
+            with Connect on the server. A batch that is repeated calls it again.
+        options: See :class:`SinkOptions`; units and defaults stand in :class:`SinkSettings` and
+            :class:`eventpump.spark.connection.SparkConnection`.
+
+    Raises:
+        ConfigurationError: A value that cannot work.
     """
     given: dict[str, Any] = {**options}
     connection = {name: given.pop(name) for name in ConnectionOptions.__annotations__ if name in given}

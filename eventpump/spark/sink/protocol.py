@@ -91,7 +91,8 @@ class DeleteRecords:
 class ReadTails:
     """Read where partitions begin and end now. Answer: a mapping from partition id to `PartitionTail`.
 
-    :param partition_ids: which; None for all the hub has.
+    Args:
+        partition_ids: Which; None for all the hub has.
     """
 
     partition_ids: tuple[str, ...] | None = None
@@ -113,7 +114,8 @@ class ReadStamps:
 
     Answer: a mapping from partition id to the row indices found, in the order of the events.
 
-    :param ranges: the two numbers per partition: the first exclusive, the second inclusive.
+    Args:
+        ranges: The two numbers per partition: the first exclusive, the second inclusive.
     """
 
     plan: Plan
@@ -147,11 +149,12 @@ class ProducerAnswer:
 class Batch:
     """A micro-batch as its query announces it.
 
-    :param query_id: Spark's id of the query, which stays the same over restarts; None where it is not told.
-    :param run_id: names this run of the driver, and no other.
-    :param limits: for a new plan; one that exists keeps its own.
-    :param is_stamped: likewise.
-    :param renew_at: see `RENEW_AT`.
+    Args:
+        query_id: Spark's id of the query, which stays the same over restarts; None where it is not told.
+        run_id: Names this run of the driver, and no other.
+        limits: For a new plan; one that exists keeps its own.
+        is_stamped: Likewise.
+        renew_at: See `RENEW_AT`.
     """
 
     sink: Sink
@@ -168,10 +171,11 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
 
     A take-over that was begun and not finished is finished first.
 
-    :raises ConfigurationError: the sink belongs to another query or hub, or its ledger does not fit the query.
-    :raises StoreError: a record cannot be read.
-    :raises InvalidClientStateError: the hub does not offer idempotent publishing.
-    :raises ProducerStateLostError: what is stored cannot be counted.
+    Raises:
+        ConfigurationError: The sink belongs to another query or hub, or its ledger does not fit the query.
+        StoreError: A record cannot be read.
+        InvalidClientStateError: The hub does not offer idempotent publishing.
+        ProducerStateLostError: What is stored cannot be counted.
     """
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
@@ -193,11 +197,14 @@ def finish(
 ) -> Procedure[Plan | Done]:
     """Step 5 of a batch: the record that it is done; or, where producers were lost, the plan to go on with.
 
-    :param outcomes: what the tasks reported; partitions without rows report nothing.
-    :raises ProducerStateLostError: a producer was lost, and the policy is to fail.
-    :raises ConfigurationError: the policy takes stamps, and the batch has none.
-    :raises InvalidClientStateError: reports do not fit the plan.
-    :raises StoreError: another run has finished the batch.
+    Args:
+        outcomes: What the tasks reported; partitions without rows report nothing.
+
+    Raises:
+        ProducerStateLostError: A producer was lost, and the policy is to fail.
+        ConfigurationError: The policy takes stamps, and the batch has none.
+        InvalidClientStateError: Reports do not fit the plan.
+        StoreError: Another run has finished the batch.
     """
     receipts, lost = _sorted_outcomes(plan, outcomes)
     mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
@@ -292,7 +299,11 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
 
 
 def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
-    """Create a plan. :returns: the one that is there then: of two runs, that of the first."""
+    """Create a plan.
+
+    Returns:
+        The one that is there then: of two runs, that of the first.
+    """
     name = plan_name(mine.batch_id, mine.revision)
     if (yield CreateRecord(name, encode_record(mine))):
         return mine
@@ -454,7 +465,8 @@ def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: 
 def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
     """Follow the take-overs of a batch to its newest plan or its end, carrying out one that was only intended.
 
-    :param concluded: what came of the plan.
+    Args:
+        concluded: What came of the plan.
     """
     while isinstance(concluded, TakeOver):
         revised = yield from _read(batch, plan_name(plan.batch_id, plan.revision + 1), Plan)
@@ -503,7 +515,8 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
 def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
     """Count the rows that are stored, from those whose stamps were found after the planned tail.
 
-    :raises ProducerStateLostError: there is a hole in them.
+    Raises:
+        ProducerStateLostError: There is a hole in them.
     """
     found = set(rows)
     count = entry.offset

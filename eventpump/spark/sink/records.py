@@ -51,7 +51,8 @@ class Record(BaseModel):
 class Sink(Record):
     """Whose records they are.
 
-    :param namespace: the fully qualified namespace.
+    Args:
+        namespace: The fully qualified namespace.
     """
 
     sink_id: Text
@@ -62,7 +63,8 @@ class Sink(Record):
 class PackingLimits(Record):
     """How rows are packed into messages, the same in every attempt, so that a repeated message is known as one.
 
-    :param max_bytes: of a message on the wire.
+    Args:
+        max_bytes: Of a message on the wire.
     """
 
     max_events: int = Field(default=5000, ge=1)
@@ -75,14 +77,15 @@ LIMITS: Final = PackingLimits()
 class PartitionPlan(Record):
     """What one partition's rows are numbered by: row `offset` has `next_number`, and the others follow.
 
-    :param next_number: modulo 2^31, as all numbers are.
-    :param nothing: what the service answered when nothing was published, -1 or 0 (protocol.md 8.2): what it would
-        answer again, had it forgotten everything.
-    :param is_fresh: whether nothing was published under this id and level before this batch.
-    :param tail: the sequence number of the partition's last event when it was planned, -1 for none.
-    :param offset: rows before it were stored before a take-over.
-    :param missing: how many events lie between that tail and where it must at least have been: the service has lost
-        what it had accepted.
+    Args:
+        next_number: Modulo 2^31, as all numbers are.
+        nothing: What the service answered when nothing was published, -1 or 0 (protocol.md 8.2): what it would answer
+            again, had it forgotten everything.
+        is_fresh: Whether nothing was published under this id and level before this batch.
+        tail: The sequence number of the partition's last event when it was planned, -1 for none.
+        offset: Rows before it were stored before a take-over.
+        missing: How many events lie between that tail and where it must at least have been: the service has lost what
+            it had accepted.
     """
 
     partition_id: Text
@@ -116,11 +119,12 @@ class BatchRecord(Record):
 class Plan(BatchRecord):
     """How a batch is published. Picklable: tasks get it.
 
-    :param query_id: Spark's id of the query; None where it is not told.
-    :param run_id: which run of the driver wrote it.
-    :param partitions: in the order of their numbers.
-    :param is_stamped: whether every event carries the property `STAMP`.
-    :param revision: how often producers were taken over.
+    Args:
+        query_id: Spark's id of the query; None where it is not told.
+        run_id: Which run of the driver wrote it.
+        partitions: In the order of their numbers.
+        is_stamped: Whether every event carries the property `STAMP`.
+        revision: How often producers were taken over.
     """
 
     kind: Literal["plan"] = "plan"
@@ -135,7 +139,11 @@ class Plan(BatchRecord):
         return tuple(each.partition_id for each in self.partitions)
 
     def partition(self, partition_id: str) -> PartitionPlan:
-        """Find a partition's part. :raises KeyError: it has none."""
+        """Find a partition's part.
+
+        Raises:
+            KeyError: It has none.
+        """
         for each in self.partitions:
             if each.partition_id == partition_id:
                 return each
@@ -153,7 +161,8 @@ class Plan(BatchRecord):
 class TakenProducer(Record):
     """A producer to be taken over.
 
-    :param owner_level: the level to raise it to.
+    Args:
+        owner_level: The level to raise it to.
     """
 
     partition_id: Text
@@ -164,7 +173,8 @@ class TakenProducer(Record):
 class TakeOver(BatchRecord):
     """A plan is concluded by the intent to take producers over. It stands before the first level is raised.
 
-    :param is_counted: whether the tail is read for what is stored; otherwise every row is sent again.
+    Args:
+        is_counted: Whether the tail is read for what is stored; otherwise every row is sent again.
     """
 
     kind: Literal["take-over"] = "take-over"
@@ -175,12 +185,13 @@ class TakeOver(BatchRecord):
 class PartitionReceipt(Record):
     """All rows of a partition's share are stored.
 
-    :param count: how many rows that is.
-    :param offset: rows before it have numbers of a producer that was taken over.
-    :param first_number: of row `offset`; None where no row has a number of this producer.
-    :param next_number: the number after the last row's.
-    :param digest: SHA-256 of all rows as they were encoded, in order and without stamps, in hexadecimal digits.
-    :param found: how many rows were stored when this attempt came; the service got the others from it, or from a rival.
+    Args:
+        count: How many rows that is.
+        offset: Rows before it have numbers of a producer that was taken over.
+        first_number: Of row `offset`; None where no row has a number of this producer.
+        next_number: The number after the last row's.
+        digest: SHA-256 of all rows as they were encoded, in order and without stamps, in hexadecimal digits.
+        found: How many rows were stored when this attempt came; the service got the others from it, or from a rival.
     """
 
     kind: Literal["receipt"] = "receipt"
@@ -203,7 +214,8 @@ class PartitionReceipt(Record):
 class StateLost(Record):
     """A partition's rows cannot be published as planned: the service lost its producer's state.
 
-    :param stored: how many rows it had accepted, as far as this attempt knows.
+    Args:
+        stored: How many rows it had accepted, as far as this attempt knows.
     """
 
     kind: Literal["state-lost"] = "state-lost"
@@ -218,10 +230,11 @@ PartitionOutcome: TypeAlias = PartitionReceipt | StateLost
 class PartitionDone(Record):
     """Where a partition's producer stands after a batch.
 
-    :param count: rows of the batch.
-    :param first_number: of the batch's first row under this producer; None where there is none.
-    :param digest: of the batch's rows; None where there is none.
-    :param tail: the lowest sequence number the partition's last event can have from now on.
+    Args:
+        count: Rows of the batch.
+        first_number: Of the batch's first row under this producer; None where there is none.
+        digest: Of the batch's rows; None where there is none.
+        tail: The lowest sequence number the partition's last event can have from now on.
     """
 
     partition_id: Text
@@ -239,8 +252,9 @@ class PartitionDone(Record):
 class Done(BatchRecord):
     """A plan is concluded: its batch is stored.
 
-    :param partitions: all those of its plan.
-    :param receipts: of those that had rows.
+    Args:
+        partitions: All those of its plan.
+        receipts: Of those that had rows.
     """
 
     kind: Literal["done"] = "done"
@@ -261,8 +275,11 @@ def encode_record(record: Record) -> bytes:
 def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
     """Decode a record.
 
-    :param kinds: what it may be.
-    :raises ValueError: it is unreadable, of another kind, or of another version.
+    Args:
+        kinds: What it may be.
+
+    Raises:
+        ValueError: It is unreadable, of another kind, or of another version.
     """
     try:
         found = json.loads(raw)
@@ -293,7 +310,11 @@ def encode_outcome(outcome: PartitionOutcome) -> str:
 
 
 def decode_outcome(text: str) -> PartitionOutcome:
-    """Decode what a task reported. :raises ValueError: it is something else."""
+    """Decode what a task reported.
+
+    Raises:
+        ValueError: It is something else.
+    """
     outcome = decode_record(text, PartitionReceipt, StateLost)
     assert isinstance(outcome, PartitionReceipt | StateLost)
     return outcome
@@ -302,7 +323,8 @@ def decode_outcome(text: str) -> PartitionOutcome:
 def directory_name(sink_id: str) -> str:
     """Spell a sink id as a name that file systems and blob containers take, one to one.
 
-    :raises ConfigurationError: it cannot be one.
+    Raises:
+        ConfigurationError: It cannot be one.
     """
     if not sink_id or not sink_id.isprintable():
         raise ConfigurationError("sink_id", "must be printable text")

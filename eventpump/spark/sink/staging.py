@@ -35,8 +35,9 @@ _log: Final = logging.getLogger("eventpump.spark")
 class Staged:
     """Where a batch's rows are.
 
-    :param directory: as Spark names it.
-    :param schema: of the rows, as Spark's JSON.
+    Args:
+        directory: As Spark names it.
+        schema: Of the rows, as Spark's JSON.
     """
 
     directory: str
@@ -48,7 +49,11 @@ class Staged:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Decode the record. :raises StoreError: it is something else."""
+        """Decode the record.
+
+        Raises:
+            StoreError: It is something else.
+        """
         try:
             found = json.loads(raw)
             if found["version"] == _VERSION:
@@ -64,7 +69,11 @@ def record_name(batch_id: int) -> str:
 
 
 def batch_directory(root: str, sink: str, batch_id: int) -> str:
-    """Name the directory of all that is staged of a batch. :param sink: the sink's id, spelled as a directory."""
+    """Name the directory of all that is staged of a batch.
+
+    Args:
+        sink: The sink's id, spelled as a directory.
+    """
     return f"{root.rstrip('/')}/{sink}/{batch_id:012d}"
 
 

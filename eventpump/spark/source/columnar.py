@@ -78,10 +78,11 @@ TEXT_KINDS[[_STR8, _STR32, _SYM8, _SYM32]] = True
 class Values:
     """One value per message.
 
-    :param kind: its constructor; 0 where the message has none.
-    :param at: where its constructor stands.
-    :param begin: where its content begins.
-    :param end: where it ends.
+    Args:
+        kind: Its constructor; 0 where the message has none.
+        at: Where its constructor stands.
+        begin: Where its content begins.
+        end: Where it ends.
     """
 
     kind: Bytes
@@ -94,8 +95,9 @@ class Values:
 class Entries:
     """The entries of one map per message: the first of each, the second of each, and so on.
 
-    :param names: for every round and message the index of the entry's name; -1 where there is no entry.
-    :param values: for every round the values.
+    Args:
+        names: For every round and message the index of the entry's name; -1 where there is no entry.
+        values: For every round the values.
     """
 
     names: list[Ints]
@@ -105,10 +107,13 @@ class Entries:
 class Walk:
     """A walk over messages that stand end to end.
 
-    :param data: the messages, and `PADDING` zero bytes.
-    :param lengths: of each, in bytes.
-    :ivar odd: the messages that the general decoder must read.
-    :ivar names: the names of entries seen so far, in UTF-8.
+    Args:
+        data: The messages, and `PADDING` zero bytes.
+        lengths: Of each, in bytes.
+
+    Attributes:
+        odd: The messages that the general decoder must read.
+        names: The names of entries seen so far, in UTF-8.
     """
 
     def __init__(self, data: bytes, lengths: Ints) -> None:
@@ -174,7 +179,8 @@ class Walk:
     def _extent(self, at: Ints, head: Bytes) -> tuple[Ints, Ints]:
         """Tell where the contents of the values at some places begin and end; -1 for a begin that is not known.
 
-        :param head: at least the first five bytes of each value.
+        Args:
+            head: At least the first five bytes of each value.
         """
         kind = head[:, 0]
         told = _SIZE_BYTES[kind]
@@ -195,7 +201,8 @@ class Walk:
     def _frames(self, sections: Values, unit: int) -> tuple[Bools, Ints, Ints]:
         """Read how many items lists and maps have. Messages whose list or map cannot hold its items are odd.
 
-        :returns: which have any, their numbers in units, and where the first stand.
+        Returns:
+            Which have any, their numbers in units, and where the first stand.
         """
         wide = sections.kind >= 0xD0
         head = self._heads(sections.begin)

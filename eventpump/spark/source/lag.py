@@ -17,11 +17,12 @@ _MAX_OBSERVATIONS = 512
 class PartitionLag:
     """How far a query is behind one partition, after a batch.
 
-    :param position: the number of the first event it has not read.
-    :param events: numbers between there and the partition's end.
-    :param seconds: how long the event at `position` has been in the partition, as far as the query saw it grow; 0 where
-        nothing is left to read.
-    :param is_lower_bound: the event was there before the query first looked, so that `seconds` may be more.
+    Args:
+        position: The number of the first event it has not read.
+        events: Numbers between there and the partition's end.
+        seconds: How long the event at `position` has been in the partition, as far as the query saw it grow; 0 where
+            nothing is left to read.
+        is_lower_bound: The event was there before the query first looked, so that `seconds` may be more.
     """
 
     hub: str
@@ -45,11 +46,12 @@ class Spread:
 class QueryLag:
     """How far a query is behind, after a batch.
 
-    :param query_id: stays the same over restarts from a checkpoint.
-    :param run_id: of this start of the query.
-    :param name: the query's name; None where it has none.
-    :param time: when the batch ended, seconds since the Unix epoch.
-    :param partitions: of all its eventpump sources; never empty.
+    Args:
+        query_id: Stays the same over restarts from a checkpoint.
+        run_id: Of this start of the query.
+        name: The query's name; None where it has none.
+        time: When the batch ended, seconds since the Unix epoch.
+        partitions: Of all its eventpump sources; never empty.
     """
 
     query_id: str
@@ -95,7 +97,11 @@ Offsets = dict[tuple[str, str], int]
 
 
 def parse_offsets(text: str | None) -> Offsets | None:
-    """Read offsets as the source writes them into a query's progress. :returns: None where it did not write them."""
+    """Read offsets as the source writes them into a query's progress.
+
+    Returns:
+        None where it did not write them.
+    """
     try:
         told = json.loads(text or "null")
     except ValueError:  # an offset that is not there is told as "None"
@@ -160,9 +166,12 @@ class LagLedger:
     ) -> tuple[PartitionLag, ...]:
         """Take a batch that ended.
 
-        :param time: when, seconds since the Unix epoch.
-        :param sources: of each eventpump source, the end of the batch and the latest offsets, as it wrote them.
-        :returns: the lag per partition, by hub and number.
+        Args:
+            time: When, seconds since the Unix epoch.
+            sources: Of each eventpump source, the end of the batch and the latest offsets, as it wrote them.
+
+        Returns:
+            The lag per partition, by hub and number.
         """
         found: list[PartitionLag] = []
         grown = self._runs.setdefault(run_id, {})

@@ -33,7 +33,11 @@ class HubFacts:
     partitions: tuple[PartitionProperties, ...]
 
     def snapshot(self, hub: str) -> HubSnapshot:
-        """Return the numbers in it. :param hub: the hub's name as the query spells it."""
+        """Return the numbers in it.
+
+        Args:
+            hub: The hub's name as the query spells it.
+        """
         return HubSnapshot.of(hub, self.hub.created_at, self.partitions)
 
 
@@ -42,7 +46,8 @@ async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
 
     Failures that may pass are tried again, with growing delays, for `receiver_timeout` seconds.
 
-    :raises ServiceError: it did not pass, or cannot.
+    Raises:
+        ServiceError: It did not pass, or cannot.
     """
     hub = options.connection.hub
 
@@ -62,8 +67,9 @@ async def find_numbers(
     Offsets and times are looked up by receiving the first event there. In an exclusive reader's consumer group that
     takes the partition from its reader.
 
-    :raises ConfigurationError: a position is of no partition, or behind the end, where that is an error.
-    :raises ServiceError: the service refused, or did not answer in time.
+    Raises:
+        ConfigurationError: A position is of no partition, or behind the end, where that is an error.
+        ServiceError: The service refused, or did not answer in time.
     """
     options.require_partitions([each.partition_id for each in facts.partitions])
     option = "endingPosition" if is_end else "startingPosition"
@@ -119,7 +125,11 @@ async def _first_number(
 
 
 async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
-    """Ask until there is an answer. :raises ServiceError: in `timeout` seconds there was none, or none can come."""
+    """Ask until there is an answer.
+
+    Raises:
+        ServiceError: In `timeout` seconds there was none, or none can come.
+    """
 
     def log(error: Exception, delay: float) -> None:
         _logger.warning("%s; asking again in %.1f s", error, delay)

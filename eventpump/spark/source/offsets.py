@@ -55,12 +55,13 @@ class SourcePartition:
 class ReceiveOptions:
     """How a task receives its ranges.
 
-    :param owner_level: the epoch of an exclusive reader; None shares the partition.
-    :param prefetch_count: events of one range received ahead, at most.
-    :param receiver_timeout: seconds without an event after which the partition is asked whether the rest is gone.
-    :param fail_on_data_loss: raise `DataLossError` for numbers that are gone; otherwise log a warning and go on.
-    :param cache_memory: bytes of the last ranges a worker keeps in memory; 0 keeps none.
-    :param cache_disk: bytes of the last ranges a worker keeps in its spill file.
+    Args:
+        owner_level: The epoch of an exclusive reader; None shares the partition.
+        prefetch_count: Events of one range received ahead, at most.
+        receiver_timeout: Seconds without an event after which the partition is asked whether the rest is gone.
+        fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and go on.
+        cache_memory: Bytes of the last ranges a worker keeps in memory; 0 keeps none.
+        cache_disk: Bytes of the last ranges a worker keeps in its spill file.
     """
 
     consumer_group: str = "$Default"
@@ -93,8 +94,9 @@ class PartitionBounds:
 class HubSnapshot:
     """What a hub held at one moment.
 
-    :param created_at: when the hub was created; another moment means another hub of the same name.
-    :param bounds: per partition id, in numeric order.
+    Args:
+        created_at: When the hub was created; another moment means another hub of the same name.
+        bounds: Per partition id, in numeric order.
     """
 
     hub: str
@@ -134,8 +136,9 @@ class HubOffset:
     always written the same way. Spark logs where a batch ends, and takes its start from the batch before; for the first
     batch it asks anew, and would get another answer after a restart. So the first batch's offset keeps its start too.
 
-    :param following: per partition id, the next number to read; in numeric order.
-    :param first_start: where the query's first batch starts; only in the offset of that batch.
+    Args:
+        following: Per partition id, the next number to read; in numeric order.
+        first_start: Where the query's first batch starts; only in the offset of that batch.
     """
 
     hub: str
@@ -153,7 +156,8 @@ class HubOffset:
     def from_json(cls, hub: str, document: object) -> HubOffset:
         """Read one back.
 
-        :raises ConfigurationError: it is no offset, or one of another hub.
+        Raises:
+            ConfigurationError: It is no offset, or one of another hub.
         """
         if not isinstance(document, dict):
             raise _bad_offset("an offset is a JSON object")
@@ -189,9 +193,14 @@ def number_of(
     "-1" and "@latest" are the two ends of what there is. A position that says it is inclusive includes the event at it,
     as a start and as an end.
 
-    :param option: what the user named it by, for errors.
-    :returns: None where only the partition's events can tell; see `lookup_of`.
-    :raises ConfigurationError: a sequence number that the partition has not reached yet.
+    Args:
+        option: What the user named it by, for errors.
+
+    Returns:
+        None where only the partition's events can tell; see `lookup_of`.
+
+    Raises:
+        ConfigurationError: A sequence number that the partition has not reached yet.
     """
     bounds = PartitionBounds.of(properties)
     if position.sequence_number is not None:
@@ -238,7 +247,8 @@ def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition
 class Loss:
     """Events that a query was to read and that are gone.
 
-    :param problem: in words.
+    Args:
+        problem: In words.
     """
 
     hub: str
@@ -283,9 +293,10 @@ def _is_missing(hub: str, partition_id: str) -> Loss:
 class TriggerLimits:
     """How much one batch holds.
 
-    :param max_events: at most so many, but at least one of each partition that has any; None for all there are.
-    :param min_events: no batch before there are so many.
-    :param max_delay: seconds after which there is a batch in spite of `min_events`.
+    Args:
+        max_events: At most so many, but at least one of each partition that has any; None for all there are.
+        min_events: No batch before there are so many.
+        max_delay: Seconds after which there is a batch in spite of `min_events`.
     """
 
     max_events: int | None = None
@@ -297,8 +308,9 @@ class TriggerLimits:
 class BatchEnd:
     """Where the next batch ends.
 
-    :param offset: the query's own start, untouched, where there is nothing to read.
-    :param losses: what is gone of what lay before it.
+    Args:
+        offset: The query's own start, untouched, where there is nothing to read.
+        losses: What is gone of what lay before it.
     """
 
     offset: HubOffset
@@ -334,7 +346,8 @@ class StreamPlanner:
     def end(self, start: HubOffset, snapshot: HubSnapshot, *, is_limited: bool, now: float) -> BatchEnd:
         """Decide where the batch that begins at `start` ends.
 
-        :param is_limited: whether the limit of events holds; a trigger may ask for all there is.
+        Args:
+            is_limited: Whether the limit of events holds; a trigger may ask for all there is.
         """
         losses = self._recreation(snapshot)
         effective, gone = _effective_start(start, snapshot)
@@ -392,7 +405,11 @@ class StreamPlanner:
 
 
 def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[Loss]]:
-    """Put a start within what there is. :returns: per partition of the hub, where reading goes on; and what is gone."""
+    """Put a start within what there is.
+
+    Returns:
+        Per partition of the hub, where reading goes on; and what is gone.
+    """
     effective: dict[str, int] = {}
     losses = [_is_missing(start.hub, each) for each in start.following if each not in snapshot.bounds]
     for partition_id, bounds in snapshot.bounds.items():
@@ -475,8 +492,9 @@ def plan_tasks(
     Spark hands tasks out in this order, to whichever executor is free. Hubs begin the list with different partitions,
     by the hash of their names, so that queries with few events do not all load the same executor.
 
-    :param min_partitions: split the largest ranges until there are so many, each into `MAX_READERS` parts at most.
-    :param partitions_per_task: ranges that one task reads at the same time.
+    Args:
+        min_partitions: Split the largest ranges until there are so many, each into `MAX_READERS` parts at most.
+        partitions_per_task: Ranges that one task reads at the same time.
     """
     if min_partitions is None:
         shares = group_ranges(ranges, partitions_per_task)

@@ -90,7 +90,8 @@ def parse_position(value: object) -> EventPosition:
 
     A sequence number and a time include themselves, unless the object says otherwise; so does an offset.
 
-    :raises ValueError: it is none.
+    Raises:
+        ValueError: It is none.
     """
     if isinstance(value, EventPosition):
         return value
@@ -156,7 +157,8 @@ def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
     Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
     `{"ehName": "telemetry", "partitionId": 0}`.
 
-    :raises ValueError: it is none.
+    Raises:
+        ValueError: It is none.
     """
     document = _json(value, _POSITIONS) if isinstance(value, str) else value
     if not isinstance(document, dict):
@@ -203,25 +205,26 @@ class SourceOptions(SettingsModel):
     Options are written in camel case, in any case; values are text. Durations are seconds or ISO 8601 ("PT60S"), sizes
     are bytes or "64MiB".
 
-    :param connection: the hub, and the way to it.
-    :param starting_position: where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
-        query and "earliest" in a batch. A checkpoint wins.
-    :param starting_positions: the same per partition; wins. See :func:`parse_positions`.
-    :param ending_position: where a batch ends, and the same per partition; None for "latest". Not for a query.
-    :param no_matching_position: what a time or offset behind the newest event means: "latest" or "error".
-    :param max_events_per_trigger: how much one batch of a query holds, split in proportion to backlog; None for all.
-    :param min_events_per_trigger: no batch before there are so many, or `max_trigger_delay` seconds have passed.
-    :param min_partitions: split large ranges until a batch has so many tasks; needs a shared receiver.
-    :param partitions_per_task: how many hub partitions one task reads at the same time.
-    :param fail_on_data_loss: fail where events are gone that were to be read; False goes on, with a warning.
-    :param use_exclusive_receiver: read with owner level 0, which keeps others out; None for True in a query and False
-        in a batch.
-    :param receiver_timeout: seconds without an event, or an answer, before the service is asked, or given up.
-    :param prefetch_count: events received ahead, per partition.
-    :param include_properties: give the schema the two columns of properties.
-    :param snapshot_interval: seconds for which what is known of the hub's newest events is used again.
-    :param range_cache_memory: bytes of the ranges read last that a worker keeps, and in its spill file
-        (`range_cache_disk`), for a second evaluation of the same batch; 0 for none.
+    Args:
+        connection: The hub, and the way to it.
+        starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
+            query and "earliest" in a batch. A checkpoint wins.
+        starting_positions: The same per partition; wins. See :func:`parse_positions`.
+        ending_position: Where a batch ends, and the same per partition; None for "latest". Not for a query.
+        no_matching_position: What a time or offset behind the newest event means: "latest" or "error".
+        max_events_per_trigger: How much one batch of a query holds, split in proportion to backlog; None for all.
+        min_events_per_trigger: No batch before there are so many, or `max_trigger_delay` seconds have passed.
+        min_partitions: Split large ranges until a batch has so many tasks; needs a shared receiver.
+        partitions_per_task: How many hub partitions one task reads at the same time.
+        fail_on_data_loss: Fail where events are gone that were to be read; False goes on, with a warning.
+        use_exclusive_receiver: Read with owner level 0, which keeps others out; None for True in a query and False in a
+            batch.
+        receiver_timeout: Seconds without an event, or an answer, before the service is asked, or given up.
+        prefetch_count: Events received ahead, per partition.
+        include_properties: Give the schema the two columns of properties.
+        snapshot_interval: Seconds for which what is known of the hub's newest events is used again.
+        range_cache_memory: Bytes of the ranges read last that a worker keeps, and in its spill file
+            (`range_cache_disk`), for a second evaluation of the same batch; 0 for none.
     """
 
     connection: SparkConnection
@@ -264,7 +267,8 @@ class SourceOptions(SettingsModel):
     def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read Spark's options. What the connector's users gave and has no effect is dropped: see `without_effect`.
 
-        :raises ConfigurationError: an option is unknown, or its value cannot work; it shows no secret.
+        Raises:
+            ConfigurationError: An option is unknown, or its value cannot work; it shows no secret.
         """
         connection, rest = SparkConnection.split_options(options)
         values: dict[str, Any] = {}
@@ -291,13 +295,21 @@ class SourceOptions(SettingsModel):
             raise ConfigurationError(_SPELLING.get(name, name), error.problem) from None
 
     def for_stream(self) -> SourceOptions:
-        """Fill in what differs between a query and a batch. :raises ConfigurationError: an option is for batches."""
+        """Fill in what differs between a query and a batch.
+
+        Raises:
+            ConfigurationError: An option is for batches.
+        """
         if self.ending_position is not None or self.ending_positions:
             raise ConfigurationError("endingPosition", "is for batches: a query has no end")
         return self._completed(END, is_exclusive=True)
 
     def for_batch(self) -> SourceOptions:
-        """Fill in what differs between a query and a batch. :raises ConfigurationError: an option is for queries."""
+        """Fill in what differs between a query and a batch.
+
+        Raises:
+            ConfigurationError: An option is for queries.
+        """
         for option in ("maxEventsPerTrigger", "minEventsPerTrigger"):
             if getattr(self, SOURCE_OPTIONS[option]) is not None:
                 raise ConfigurationError(option, "is for queries: a batch is read whole")
@@ -340,7 +352,11 @@ class SourceOptions(SettingsModel):
         return self.ending_positions.get(partition_id) or self.ending_position or END
 
     def require_partitions(self, partition_ids: Collection[str]) -> None:
-        """Check that positions are of partitions that the hub has. :raises ConfigurationError: one is not."""
+        """Check that positions are of partitions that the hub has.
+
+        Raises:
+            ConfigurationError: One is not.
+        """
         for option in ("startingPositions", "endingPositions"):
             for partition_id in getattr(self, SOURCE_OPTIONS[option]):
                 if partition_id not in partition_ids:

@@ -32,8 +32,9 @@ class LagListener(StreamingQueryListener):
     For classic sessions and Spark Connect alike; under Connect it runs in the client. It asks nobody: the source tells
     the latest offsets in the query's progress. Queries without an eventpump source are passed over.
 
-    :param on_lag: is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
-    :param level: of the log line; the logger is `eventpump.spark.source.progress`.
+    Args:
+        on_lag: Is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
+        level: Of the log line; the logger is `eventpump.spark.source.progress`.
     """
 
     def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:

@@ -63,7 +63,11 @@ class _Entry:
         self.in_memory += piece.size
 
     def spill(self) -> None:
-        """Move what is in memory to disk. :raises OSError: there is no room; nothing was moved."""
+        """Move what is in memory to disk.
+
+        Raises:
+            OSError: There is no room; nothing was moved.
+        """
         with tempfile.TemporaryFile(prefix="eventpump-range-") as file:
             for piece in self.pieces:
                 if isinstance(piece, PackedEvents):
@@ -111,7 +115,12 @@ class RangeCache:
         return (piece.read() if isinstance(piece, _Spilled) else piece for piece in pieces)
 
     def record(self, key: RangeKey, *, memory: int, disk: int) -> Recording:
-        """Begin to keep a range. :param memory: bytes of all ranges in memory at most. :param disk: on disk."""
+        """Begin to keep a range.
+
+        Args:
+            memory: Bytes of all ranges in memory at most.
+            disk: On disk.
+        """
         with self._lock:
             for passed in [each for each in self._entries if each.is_behind(key)]:
                 self._drop(self._entries.pop(passed))

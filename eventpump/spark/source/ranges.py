@@ -10,7 +10,11 @@ from eventpump.spark.source.offsets import SequenceRange
 
 
 def number_of(message: bytes) -> int:
-    """Return an encoded event's sequence number. :raises EventError: it has none."""
+    """Return an encoded event's sequence number.
+
+    Raises:
+        EventError: It has none.
+    """
     return ReceivedEvent(message).sequence_number
 
 
@@ -20,9 +24,10 @@ class RangeProgress:
     Numbers may have gaps: a compacted hub drops what is superseded. So a range ends at the first event at or past its
     end, and what is missing is lost only where the partition begins behind it.
 
-    :ivar next: the number from which on nothing is read yet.
-    :ivar end: the number before which the range ends.
-    :ivar gap: the first number found missing by the last `received`; None where none was.
+    Attributes:
+        next: The number from which on nothing is read yet.
+        end: The number before which the range ends.
+        gap: The first number found missing by the last `received`; None where none was.
     """
 
     def __init__(self, wanted: SequenceRange) -> None:
@@ -50,7 +55,8 @@ class RangeProgress:
     def received(self, messages: list[bytes]) -> list[bytes]:
         """Take in events in their order, and give those within the range.
 
-        :raises ValueError: the numbers run backwards; the text says how.
+        Raises:
+            ValueError: The numbers run backwards; the text says how.
         """
         self.gap = None
         first, last = number_of(messages[0]), number_of(messages[-1])
@@ -74,8 +80,11 @@ class RangeProgress:
     def missing(self, since: int, properties: PartitionProperties) -> str | None:
         """Say what of the range is lost, as a partition shows after an event was due and another, or none, came.
 
-        :param since: the first number that is missing.
-        :returns: None where nothing is: it was compacted, or is only slow.
+        Args:
+            since: The first number that is missing.
+
+        Returns:
+            None where nothing is: it was compacted, or is only slow.
         """
         last = properties.last_enqueued_sequence_number
         first = last + 1 if properties.is_empty else properties.beginning_sequence_number

@@ -74,7 +74,8 @@ IDLE_INTERVAL: Final = 2.0
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the names of the columns to read: some of ours, in any order.
 
-    :raises ConfigurationError: a column is none of ours, or of another type, or must not be null.
+    Raises:
+        ConfigurationError: A column is none of ours, or of another type, or must not be null.
     """
     for field in schema.fields:
         wanted = COLUMN_TYPES.get(field.name)
@@ -100,8 +101,9 @@ class _Reader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's ranges. Runs on executors.
 
-        :raises DataLossError: events are gone, and that is to fail.
-        :raises ServiceError: the service refused, or another reader took a partition: Spark tries the task again.
+        Raises:
+            DataLossError: Events are gone, and that is to fail.
+            ServiceError: The service refused, or another reader took a partition: Spark tries the task again.
         """
         from eventpump.spark.source.receive import (
             read_ranges,  # what makes rows is for executors, and takes long to load
@@ -123,7 +125,11 @@ class _Reader:
         return [InputPartition(each) for each in tasks]
 
     def _tell(self, losses: Sequence[Loss]) -> None:
-        """Fail for what is gone, or say what is. :raises DataLossError: it is to fail."""
+        """Fail for what is gone, or say what is.
+
+        Raises:
+            DataLossError: It is to fail.
+        """
         for loss in losses:
             if self._options.fail_on_data_loss:
                 raise loss.error()
@@ -136,9 +142,10 @@ class BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Look the positions up, and split what lies between into tasks.
 
-        :raises ConfigurationError: a position cannot be.
-        :raises DataLossError: a starting position lies before the oldest event, and that is to fail.
-        :raises ServiceError: the service did not answer.
+        Raises:
+            ConfigurationError: A position cannot be.
+            DataLossError: A starting position lies before the oldest event, and that is to fail.
+            ServiceError: The service did not answer.
         """
         options = self._options
         hub = options.connection.hub
@@ -164,7 +171,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     Spark makes several. One lives as long as the query, in a process of its own on the driver, and is asked for
     offsets; others are pickled, and read on executors.
 
-    :param notes: told once, in the query's own process.
+    Args:
+        notes: Told once, in the query's own process.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str], notes: Sequence[str] = ()) -> None:
@@ -191,8 +199,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         to `IDLE_INTERVAL`. So a query that has nothing to do asks little, and one that waits for all that is there
         (`processAllAvailable`) misses nothing.
 
-        :raises DataLossError: events are gone that were to be read, and that is to fail.
-        :raises ServiceError: the service did not answer.
+        Raises:
+            DataLossError: Events are gone that were to be read, and that is to fail.
+            ServiceError: The service did not answer.
         """
         return self._own_query().latest(start, is_limited=limit is None or isinstance(limit, ReadMaxRows))
 
@@ -207,8 +216,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split a batch into tasks.
 
-        :raises DataLossError: events are gone that were to be read, and that is to fail.
-        :raises ServiceError: the service did not answer.
+        Raises:
+            DataLossError: Events are gone that were to be read, and that is to fail.
+            ServiceError: The service did not answer.
         """
         return self._tasks(self._own_query().ranges(start, end))
 
@@ -235,7 +245,8 @@ class _Query:
 
     Used by the one thread that Spark calls the reader on.
 
-    :param tell: is called with what is gone; it raises where that is to fail.
+    Args:
+        tell: Is called with what is gone; it raises where that is to fail.
     """
 
     def __init__(self, options: SourceOptions, tell: Callable[[Sequence[Loss]], None]) -> None:
@@ -258,7 +269,11 @@ class _Query:
         return start
 
     def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
-        """Decide where the next batch ends. :param asked_from: where it begins; Spark before 4.2 says None."""
+        """Decide where the next batch ends.
+
+        Args:
+            asked_from: Where it begins; Spark before 4.2 says None.
+        """
         start = (self._last or self.first_start()) if asked_from is None else HubOffset.from_json(self._hub, asked_from)
         asked_at = time.monotonic()
         while True:
@@ -298,7 +313,11 @@ class _Query:
         return max(self._options.snapshot_interval, min(requests / IDLE_REQUESTS, IDLE_INTERVAL))
 
     def _look(self, not_before: float = 0.0) -> lookups.HubFacts:
-        """Ask the service what the hub holds. :param not_before: when, in monotonic seconds."""
+        """Ask the service what the hub holds.
+
+        Args:
+            not_before: When, in monotonic seconds.
+        """
 
         async def look() -> tuple[float, lookups.HubFacts]:
             await asyncio.sleep(not_before - time.monotonic())

@@ -40,11 +40,12 @@ _LEAST_BYTES = 1024 * 1024
 class ReceiveCounters:
     """What this process has received for Spark so far.
 
-    :param ranges: ranges asked for by tasks; each is served in one of three ways.
-    :param from_cache: ranges that the cache of the last ranges held.
-    :param from_kept_link: ranges that a link kept from an earlier task went on with.
-    :param from_new_link: ranges that a link was opened for.
-    :param events: events received from the service.
+    Args:
+        ranges: Ranges asked for by tasks; each is served in one of three ways.
+        from_cache: Ranges that the cache of the last ranges held.
+        from_kept_link: Ranges that a link kept from an earlier task went on with.
+        from_new_link: Ranges that a link was opened for.
+        events: Events received from the service.
     """
 
     ranges: int = 0
@@ -78,11 +79,14 @@ def read_ranges(
     not received. With an owner level, links stay open for the next task that goes on where this one ended; without,
     they are closed. Closing the iterator ends the receiving.
 
-    :param columns: some of :data:`eventpump.spark.source.rows.COLUMNS`.
-    :raises DataLossError: events of a range are gone, and `fail_on_data_loss` is set.
-    :raises ConsumerDisconnectedError: another reader took the partition with an equal or a higher owner level.
-    :raises ServiceError: the service cannot be reached, or refuses.
-    :raises EventError: a message cannot be decoded.
+    Args:
+        columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
+
+    Raises:
+        DataLossError: Events of a range are gone, and `fail_on_data_loss` is set.
+        ConsumerDisconnectedError: Another reader took the partition with an equal or a higher owner level.
+        ServiceError: The service cannot be reached, or refuses.
+        EventError: A message cannot be decoded.
     """
     cache = worker.once(RangeCache)
     counting = worker.once(_Counting)
@@ -146,7 +150,8 @@ def read_ranges(
 class LinkKey:
     """What a kept link serves: one partition for one set of options.
 
-    :param scope: tells hubs and credentials apart.
+    Args:
+        scope: Tells hubs and credentials apart.
     """
 
     scope: object
@@ -335,7 +340,8 @@ class _RangeLink:
 class Received:
     """Events of one range; none where the range is read.
 
-    :param index: which of the ranges.
+    Args:
+        index: Which of the ranges.
     """
 
     index: int
@@ -347,8 +353,9 @@ class RangesReceiver:
 
     `start`, then `next` until it gives None, then `aclose`.
 
-    :param scope: tells the kept links of hubs and credentials apart.
-    :param startup_timeout: seconds to go on trying to open a link at first.
+    Args:
+        scope: Tells the kept links of hubs and credentials apart.
+        startup_timeout: Seconds to go on trying to open a link at first.
     """
 
     def __init__(
@@ -393,7 +400,8 @@ class RangesReceiver:
     async def next(self) -> Received | None:
         """Return what came next; None where every range is read. Cancelled, nothing is lost.
 
-        :raises EventPumpError: a range cannot be read. The others end with it.
+        Raises:
+            EventPumpError: A range cannot be read. The others end with it.
         """
         assert self._task is not None
         received = await self._received.get()

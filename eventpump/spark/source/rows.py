@@ -64,8 +64,9 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 class PackedEvents:
     """Encoded messages end to end: one object however many they are.
 
-    :param data: the messages, joined, and padding behind the last.
-    :param lengths: of each, in bytes.
+    Args:
+        data: The messages, joined, and padding behind the last.
+        lengths: Of each, in bytes.
     """
 
     data: bytes
@@ -88,8 +89,9 @@ class PackedEvents:
 class RowEncoder:
     """Makes Arrow batches of one hub partition's events. Columns that are not asked for are not decoded.
 
-    :param partition_id: the hub partition.
-    :param columns: some of `COLUMNS`, in any order.
+    Args:
+        partition_id: The hub partition.
+        columns: Some of `COLUMNS`, in any order.
     """
 
     def __init__(self, partition_id: str, columns: Sequence[str]) -> None:
@@ -99,7 +101,8 @@ class RowEncoder:
     def encode(self, events: PackedEvents) -> pa.RecordBatch:
         """Make a batch with a row per event.
 
-        :raises EventError: a message cannot be decoded; it names the partition and the event.
+        Raises:
+            EventError: A message cannot be decoded; it names the partition and the event.
         """
         made = _Batch(events, self._partition_id)
         return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
@@ -184,7 +187,11 @@ class _Batch:
         return self._with_odd("enqueuedTime", micros, found.kind != _TIMESTAMP)
 
     def _with_odd(self, column: str, values: Ints, odd: Bools) -> Ints:
-        """Put the general decoder's values where they are needed. :param odd: the rows that are so for this column."""
+        """Put the general decoder's values where they are needed.
+
+        Args:
+            odd: The rows that are so for this column.
+        """
         rows = np.flatnonzero(odd | self._walk.odd)
         if len(rows):
             read = _READERS[column]
@@ -268,7 +275,8 @@ class _Batch:
     def _cut(self, places: Ints, begin: Ints, end: Ints, is_null: Bools, kind: pa.DataType) -> pa.Array:
         """Copy pieces of the buffer, one per place, none of which lies before an earlier one.
 
-        :param places: where a null stands among the pieces.
+        Args:
+            places: Where a null stands among the pieces.
         """
         count = len(places)
         cuts = np.empty(2 * count + 1, np.int32)

@@ -68,14 +68,17 @@ class BlobLeaseStore:
 
     The steal works by the token in the lease's body, so whoever may read the container may steal.
 
-    :param container: the container's name, with `connection_string` or with `account_url` and `credential`; or a ready
-        `ContainerClient`, which stays the caller's to close. Created where it does not exist.
-    :param prefix: goes before the consumer group in blob names, with nothing between.
-    :param lease_duration: how long a lease lives without renewal, in whole seconds, 15 to 60.
-    :param call_timeout: how long one request may take, in seconds; keep it below the lease duration minus the renew
-        interval. None for the smaller of 10 s and a third of the lease duration.
-    :param clock: None for the running loop's time.
-    :raises ConfigurationError: the values cannot work.
+    Args:
+        container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
+            `ContainerClient`, which stays the caller's to close. Created where it does not exist.
+        prefix: Goes before the consumer group in blob names, with nothing between.
+        lease_duration: How long a lease lives without renewal, in whole seconds, 15 to 60.
+        call_timeout: How long one request may take, in seconds; keep it below the lease duration minus the renew
+            interval. None for the smaller of 10 s and a third of the lease duration.
+        clock: None for the running loop's time.
+
+    Raises:
+        ConfigurationError: The values cannot work.
     """
 
     def __init__(
@@ -122,7 +125,8 @@ class BlobLeaseStore:
     async def open(self, scope: ConsumerScope) -> None:
         """Bind to a consumer group and make the container if there is none. Once.
 
-        :raises StoreError: the container can neither be made nor read.
+        Raises:
+            StoreError: The container can neither be made nor read.
         """
         if self._is_closed:
             raise ClosedError("lease store")
@@ -258,7 +262,8 @@ class BlobLeaseStore:
     async def read_scope_record(self) -> StoredScopeRecord | None:
         """Read the consumer group's record; None where there is none. One request.
 
-        :raises StoreError: the store failed, or what it holds is no record that this version knows.
+        Raises:
+            StoreError: The store failed, or what it holds is no record that this version knows.
         """
         operation = "read scope record"
         blob = self._scope_blob(operation)
@@ -366,7 +371,8 @@ class BlobLeaseStore:
     ) -> PartitionLease | None:
         """Write owner, token and next epoch under a lease just taken; None where it is lost again.
 
-        :param stored: what was read before the lease was ours; a checkpoint written since makes the ETag fail.
+        Args:
+            stored: What was read before the lease was ours; a checkpoint written since makes the ETag fail.
         """
         for _ in range(_WRITE_TRIES):
             if stored is None:
@@ -408,8 +414,11 @@ class BlobLeaseStore:
     ) -> bool | None:
         """Write a changed body under the lease, with the partition's lock held.
 
-        :param change: makes the new body; None where nothing has to be written.
-        :return: False where the lease is lost; None where the body is already that of a released lease.
+        Args:
+            change: Makes the new body; None where nothing has to be written.
+
+        Returns:
+            False where the lease is lost; None where the body is already that of a released lease.
         """
         partition_id = lease.partition_id
         may_renew = True
@@ -440,7 +449,11 @@ class BlobLeaseStore:
         raise StoreError(operation, "the lease kept changing under its owner", partition_id=partition_id)
 
     async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
-        """Ask whether the blob's lease is still ours. :raises RefusedError: it is not."""
+        """Ask whether the blob's lease is still ours.
+
+        Raises:
+            RefusedError: It is not.
+        """
         blob = self._blob(lease.partition_id)
         await self._call(operation, lease.partition_id, blob.get_blob_properties(lease=lease.token, **self._options))
 
@@ -527,7 +540,11 @@ class BlobLeaseStore:
         return str((await self._call(operation, partition_id, request))["etag"])
 
     async def _read_record(self, operation: str, partition_id: str, subscription: str) -> _StoredRecord:
-        """Read a checkpoint blob. :raises RefusedError: there is none."""
+        """Read a checkpoint blob.
+
+        Raises:
+            RefusedError: There is none.
+        """
         blob = self._record_blob(partition_id, subscription)
         found = await self._call(operation, partition_id, blob.get_blob_properties(**self._options))
         try:
@@ -548,7 +565,8 @@ class BlobLeaseStore:
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         """Make one request, and turn whatever the SDK raises into ours.
 
-        :raises RefusedError: the store answered by a refusal that means something.
+        Raises:
+            RefusedError: The store answered by a refusal that means something.
         """
         return await call(operation, partition_id, request, self._call_timeout)
 

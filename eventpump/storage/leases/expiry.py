@@ -11,10 +11,11 @@ from eventpump.interfaces import Clock, MachineClock
 class Expiry:
     """When a lease expires, as its owner wrote it.
 
-    :param wall: seconds since the Unix epoch.
-    :param boot_id: names the clock that `boot` is on; None where there is none.
-    :param boot: seconds on that clock.
-    :param duration: how long the lease lives without renewal, in seconds; None where it is not known.
+    Args:
+        wall: Seconds since the Unix epoch.
+        boot_id: Names the clock that `boot` is on; None where there is none.
+        boot: Seconds on that clock.
+        duration: How long the lease lives without renewal, in seconds; None where it is not known.
     """
 
     wall: float
@@ -45,7 +46,11 @@ class ExpiryJudge:
         self._seen: dict[str, _Sighting] = {}
 
     def expiry_in(self, duration: float) -> Expiry:
-        """Make the expiry of a lease that is taken or renewed now. :param duration: seconds."""
+        """Make the expiry of a lease that is taken or renewed now.
+
+        Args:
+            duration: Seconds.
+        """
         wall = self._clock.time() + duration
         if self._machine is None:
             return Expiry(wall, duration=duration)
@@ -54,8 +59,9 @@ class ExpiryJudge:
     def is_held(self, partition_id: str, token: str | None, expiry: Expiry, read_at: float) -> bool:
         """Decide whether a lease that was just read is held.
 
-        :param token: its owner's token; None where it has none.
-        :param read_at: when the reading began, on the clock's `monotonic`.
+        Args:
+            token: Its owner's token; None where it has none.
+            read_at: When the reading began, on the clock's `monotonic`.
         """
         if token is None:
             return False

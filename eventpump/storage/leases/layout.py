@@ -81,11 +81,12 @@ def partition_order(partition_id: str) -> tuple[int, str]:
 class LeaseBody:
     """The body of a lease blob.
 
-    :param owner: "" after release.
-    :param token: the id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
-    :param offset: None where there is no checkpoint yet.
-    :param sequence_number: -1 or 0 where there is no checkpoint yet.
-    :param extras: properties this version does not know, kept as they are.
+    Args:
+        owner: "" after release.
+        token: The id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
+        offset: None where there is no checkpoint yet.
+        sequence_number: -1 or 0 where there is no checkpoint yet.
+        extras: Properties this version does not know, kept as they are.
     """
 
     partition_id: str
@@ -119,8 +120,11 @@ class LeaseBody:
     def parse(cls, raw: bytes, partition_id: str) -> LeaseBody:
         """Parse a body as any of the EventProcessorHosts writes it.
 
-        :param partition_id: the partition its blob is named after; that name wins over the one in the body.
-        :raises ValueError: it is no such body.
+        Args:
+            partition_id: The partition its blob is named after; that name wins over the one in the body.
+
+        Raises:
+            ValueError: It is no such body.
         """
         try:
             decoded = json.loads(raw.decode("utf-8-sig"))
@@ -161,7 +165,8 @@ def owner_of(metadata: Mapping[str, str] | None) -> str | None:
 class CheckpointRecord:
     """A checkpoint in a blob of its own.
 
-    :param epoch: of the lease it was written under; a lower one may not overwrite it.
+    Args:
+        epoch: Of the lease it was written under; a lower one may not overwrite it.
     """
 
     checkpoint: Checkpoint
@@ -181,7 +186,8 @@ class CheckpointRecord:
     def parse(cls, metadata: Mapping[str, str] | None, partition_id: str) -> CheckpointRecord:
         """Parse blob metadata, whatever the case of its keys.
 
-        :raises ValueError: it holds no checkpoint.
+        Raises:
+            ValueError: It holds no checkpoint.
         """
         offset = _lookup(metadata, _OFFSET)
         if not offset:

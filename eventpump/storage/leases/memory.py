@@ -59,9 +59,10 @@ class MemoryLeases:
 class MemoryLeaseStore:
     """A `LeaseStore` in memory. Stores with the same `shared` see one truth, as hosts on one storage account do.
 
-    :param shared: the common state; None for one of its own.
-    :param lease_duration: how long a lease lives without renewal, in seconds.
-    :param clock: None for the running loop's time.
+    Args:
+        shared: The common state; None for one of its own.
+        lease_duration: How long a lease lives without renewal, in seconds.
+        clock: None for the running loop's time.
     """
 
     def __init__(

@@ -38,7 +38,8 @@ def encode_scope_record(record: ScopeRecord) -> str:
 def parse_scope_record(raw: str | bytes) -> ScopeRecord:
     """Parse what `encode_scope_record` makes.
 
-    :raises ValueError: it is no such record, or that of another version of eventpump.
+    Raises:
+        ValueError: It is no such record, or that of another version of eventpump.
     """
     try:
         decoded = json.loads(raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw)

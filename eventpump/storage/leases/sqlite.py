@@ -107,12 +107,13 @@ class SqliteLeaseStore:
     and its renewals one statement. A call that is cancelled is not made, or made and forgotten; a lease acquired or
     stolen by such a call is given back.
 
-    :param path: the file; made where it does not exist, in a directory that does.
-    :param lease_duration: how long a lease lives without renewal, in seconds.
-    :param busy_timeout: how long to wait for another process's transaction, in seconds; None for the smaller of 5 s
-        and a third of the lease duration.
-    :param clock: None for the running loop's time, and the machine's. One of your own that is no `MachineClock` has
-        expiry kept in wall clock time.
+    Args:
+        path: The file; made where it does not exist, in a directory that does.
+        lease_duration: How long a lease lives without renewal, in seconds.
+        busy_timeout: How long to wait for another process's transaction, in seconds; None for the smaller of 5 s and a
+            third of the lease duration.
+        clock: None for the running loop's time, and the machine's. One of your own that is no `MachineClock` has expiry
+            kept in wall clock time.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class SqliteLeaseStore:
     async def open(self, scope: ConsumerScope) -> None:
         """Open the file, make the tables and bind to a consumer group. Once.
 
-        :raises ConfigurationError: the path cannot be that of our file, however long one waits.
-        :raises StoreError: the file cannot be opened now.
+        Raises:
+            ConfigurationError: The path cannot be that of our file, however long one waits.
+            StoreError: The file cannot be opened now.
         """
         if self._is_closed:
             raise ClosedError("lease store")
@@ -268,7 +270,8 @@ class SqliteLeaseStore:
     async def read_scope_record(self) -> StoredScopeRecord | None:
         """Read the consumer group's record; None where there is none.
 
-        :raises StoreError: the store failed, or what it holds is no record that this version knows.
+        Raises:
+            StoreError: The store failed, or what it holds is no record that this version knows.
         """
         operation = "read scope record"
         query = "SELECT record, version FROM scope_record WHERE scope = ?"
@@ -335,7 +338,8 @@ class SqliteLeaseStore:
     ) -> bool:
         """Store a checkpoint where the lease is ours.
 
-        :param condition: says, as a clause, which stored checkpoints it replaces.
+        Args:
+            condition: Says, as a clause, which stored checkpoints it replaces.
         """
         assert checkpoint.partition_id == lease.partition_id
         key = self._key(lease.partition_id)
@@ -621,7 +625,11 @@ class _Worker:
 
 
 def use_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
-    """Switch a file to WAL. :param busy_timeout: how long to wait for another process that does so, in seconds."""
+    """Switch a file to WAL.
+
+    Args:
+        busy_timeout: How long to wait for another process that does so, in seconds.
+    """
     # Two processes that open a new file at once: switching to WAL is the one thing SQLite does not wait for.
     deadline = time.monotonic() + busy_timeout
     while True:
@@ -638,7 +646,11 @@ def use_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
 
 
 def _check_place(path: str) -> None:
-    """Check what no waiting mends. :raises ConfigurationError: there can be no file at this path."""
+    """Check what no waiting mends.
+
+    Raises:
+        ConfigurationError: There can be no file at this path.
+    """
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or os.curdir):
         raise ConfigurationError("path", f"{path}: a file in a directory that exists is needed")
 

@@ -18,14 +18,17 @@ T = TypeVar("T")
 class BlobLedger:
     """A `LedgerStore` in a blob container: one blob per record, written by one Put Blob with `If-None-Match: *`.
 
-    :param container: its name; it is made where it does not exist.
-    :param connection_string: of the storage account; or
-    :param account_url: its URL, with a signature or with the next.
-    :param credential: "module:callable", called without arguments where the store is opened; what it returns is a
-        credential of azure.identity.aio, or whatever else azure.storage.blob takes.
-    :param prefix: goes before the names of records, with nothing between.
-    :param call_timeout: how long one request may take, in seconds.
-    :raises ConfigurationError: the values cannot work.
+    Args:
+        container: Its name; it is made where it does not exist.
+        connection_string: Of the storage account; or
+        account_url: Its URL, with a signature or with the next.
+        credential: "module:callable", called without arguments where the store is opened; what it returns is a
+            credential of azure.identity.aio, or whatever else azure.storage.blob takes.
+        prefix: Goes before the names of records, with nothing between.
+        call_timeout: How long one request may take, in seconds.
+
+    Raises:
+        ConfigurationError: The values cannot work.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ class DirectoryLedger:
     A record is written to a temporary file, which is synchronised with the disk and then linked to its name, so that
     no process ever sees a part of one, whenever the writer dies; what it leaves is deleted by a later `open`.
 
-    :param path: made where it does not exist. For a driver that may restart elsewhere, a path all its machines share.
+    Args:
+        path: Made where it does not exist. For a driver that may restart elsewhere, a path all its machines share.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

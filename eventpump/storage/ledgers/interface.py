@@ -14,8 +14,9 @@ class LedgerStore(Protocol):
     async def open(self) -> None:
         """Make what keeps the records, where there is none. Opening twice is fine.
 
-        :raises StoreError: the store failed.
-        :raises ConfigurationError: a value it was made with cannot work.
+        Raises:
+            StoreError: The store failed.
+            ConfigurationError: A value it was made with cannot work.
         """
 
     async def create(self, name: str, body: bytes) -> bool:
@@ -23,28 +24,44 @@ class LedgerStore(Protocol):
 
         Cancelled or failed, it is created or not; it may be called again.
 
-        :returns: True where the record is there with this body, whoever wrote it; False where there is another.
-        :raises StoreError: the store failed, and whether it is created is not known.
+        Returns:
+            True where the record is there with this body, whoever wrote it; False where there is another.
+
+        Raises:
+            StoreError: The store failed, and whether it is created is not known.
         """
 
     async def read(self, name: str) -> bytes | None:
-        """Read a record; None where there is none. :raises StoreError: the store failed."""
+        """Read a record; None where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     async def list(self, directory: str) -> list[str]:
         """List the files of a directory, sorted; none where there is no such directory.
 
-        :raises StoreError: the store failed.
+        Raises:
+            StoreError: The store failed.
         """
 
     async def delete(self, name: str) -> None:
-        """Delete a record; one that is not there is no failure. :raises StoreError: the store failed."""
+        """Delete a record; one that is not there is no failure.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     async def aclose(self) -> None:
         """Free what the store holds. Records stay. Closing twice is fine."""
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Take a record's name apart: its directory and its file. :raises ValueError: it has another form."""
+    """Take a record's name apart: its directory and its file.
+
+    Raises:
+        ValueError: It has another form.
+    """
     directory, slash, file = name.partition("/")
     parts = (directory, file)
     if not slash or "/" in file or any(not part or part.startswith(".") or "\\" in part for part in parts):

@@ -14,9 +14,12 @@ from eventpump.storage.ledgers.interface import LedgerStore
 def open_ledger(ledger: str | os.PathLike[str] | LedgerStore) -> LedgerStore:
     """Make a store, not open yet, of what the user gave.
 
-    :param ledger: a directory that every driver of the query sees; the URL of a blob container, with a signature, and
-        with a prefix as its path, if any; or a store.
-    :raises ConfigurationError: it is none of these.
+    Args:
+        ledger: A directory that every driver of the query sees; the URL of a blob container, with a signature, and with
+            a prefix as its path, if any; or a store.
+
+    Raises:
+        ConfigurationError: It is none of these.
     """
     if not isinstance(ledger, str | os.PathLike):
         return ledger

@@ -28,11 +28,14 @@ _UNSAFE: Final = re.compile(r"[%/\\?#]|\.$")
 class BlobPublisherStateStore:
     """A `PublisherStateStore` on a storage account: one blob per name and partition, `{prefix}{name}/{partition}.json`.
 
-    :param container: the container's name, with `connection_string` or with `account_url` and `credential`; or a ready
-        `ContainerClient`, which stays the caller's to close. Created where it does not exist.
-    :param prefix: goes before the name in blob names, with nothing between.
-    :param call_timeout: how long one request may take, in seconds.
-    :raises ConfigurationError: the values cannot work.
+    Args:
+        container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
+            `ContainerClient`, which stays the caller's to close. Created where it does not exist.
+        prefix: Goes before the name in blob names, with nothing between.
+        call_timeout: How long one request may take, in seconds.
+
+    Raises:
+        ConfigurationError: The values cannot work.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class BlobPublisherStateStore:
     async def open(self) -> None:
         """Make the container if there is none. Opening twice is fine.
 
-        :raises StoreError: the container can neither be made nor looked at.
+        Raises:
+            StoreError: The container can neither be made nor looked at.
         """
         if self._is_closed:
             raise ClosedError("publisher state store")
@@ -74,7 +78,11 @@ class BlobPublisherStateStore:
         self._is_open = True
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none. :raises StoreError: the store failed, or holds something else."""
+        """Read a state; None where there is none.
+
+        Raises:
+            StoreError: The store failed, or holds something else.
+        """
         key = check_key(name, partition_id)
         self._check_open("read state", partition_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
@@ -85,7 +93,8 @@ class BlobPublisherStateStore:
     ) -> StoredPublisherState | None:
         """Store a state by compare-and-swap. None, and nothing stored, where another is there.
 
-        :raises StoreError: the store failed.
+        Raises:
+            StoreError: The store failed.
         """
         operation = "write state"
         key = check_key(name, partition_id)
@@ -101,7 +110,11 @@ class BlobPublisherStateStore:
             return StoredPublisherState(state, etag)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none. :raises StoreError: the store failed."""
+        """Delete a state. Nothing happens where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
         key = check_key(name, partition_id)
         self._check_open("reset state", partition_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
@@ -120,7 +133,11 @@ class BlobPublisherStateStore:
     # ---- requests
 
     async def _put(self, operation: str, key: Key, body: bytes, replaces: StoredPublisherState | None) -> str:
-        """Write in place of what was read, or where nothing is. :raises RefusedError: something else is there."""
+        """Write in place of what was read, or where nothing is.
+
+        Raises:
+            RefusedError: Something else is there.
+        """
         condition: dict[str, Any] = {}
         if replaces is not None:
             condition = {"overwrite": True, "etag": replaces.version, "match_condition": MatchConditions.IfNotModified}

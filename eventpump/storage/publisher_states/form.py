@@ -29,7 +29,11 @@ _FLAGS: Final = ("has_published", "is_clean", "is_stamped")
 
 
 def check_key(name: str, partition_id: str) -> Key:
-    """Check a publisher's name and a partition id. :raises ConfigurationError: they cannot be that."""
+    """Check a publisher's name and a partition id.
+
+    Raises:
+        ConfigurationError: They cannot be that.
+    """
     for field, text in (("name", name), ("partition_id", partition_id)):
         if not 0 < len(text) <= MAX_NAME or not text.isprintable():
             raise ConfigurationError(field, f"must be printable text of 1 to {MAX_NAME} characters")
@@ -37,7 +41,11 @@ def check_key(name: str, partition_id: str) -> Key:
 
 
 def check_writable(state: PublisherState) -> PublisherState:
-    """Check a state that is to be stored. :raises ConfigurationError: it would not be read again."""
+    """Check a state that is to be stored.
+
+    Raises:
+        ConfigurationError: It would not be read again.
+    """
     try:
         return decode_state(encode_state(state))
     except (ValueError, TypeError) as error:
@@ -50,7 +58,11 @@ def encode_state(state: PublisherState) -> bytes:
 
 
 def decode_state(raw: bytes) -> PublisherState:
-    """Decode a state. Members it does not know are skipped. :raises ValueError: it is none."""
+    """Decode a state. Members it does not know are skipped.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
         decoded = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError):

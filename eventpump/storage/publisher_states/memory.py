@@ -10,7 +10,8 @@ from eventpump.storage.publisher_states.form import Key, check_key, check_writab
 class MemoryPublisherStateStore:
     """A `PublisherStateStore` that lives as long as its process: for tests.
 
-    :param states: the truth, shared by the stores that are given the same.
+    Args:
+        states: The truth, shared by the stores that are given the same.
     """
 
     def __init__(self, states: dict[Key, StoredPublisherState] | None = None) -> None:

@@ -46,8 +46,9 @@ class SqlitePublisherStateStore:
     Calls run one after the other in a thread of the store's own. One that is cancelled is not made, or made and
     forgotten.
 
-    :param path: the file; made where it does not exist, in a directory that does. It may be a file of leases.
-    :param busy_timeout: how long to wait for another process's transaction, in seconds.
+    Args:
+        path: The file; made where it does not exist, in a directory that does. It may be a file of leases.
+        busy_timeout: How long to wait for another process's transaction, in seconds.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 5.0) -> None:
@@ -63,12 +64,17 @@ class SqlitePublisherStateStore:
     async def open(self) -> None:
         """Open the file and make the table. Opening twice is fine.
 
-        :raises StoreError: the file cannot be opened, or is none of ours.
+        Raises:
+            StoreError: The file cannot be opened, or is none of ours.
         """
         await self._run("open", None, lambda connection: None, may_open=True)
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none. :raises StoreError: the store failed."""
+        """Read a state; None where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
         key = check_key(name, partition_id)
         return await self._run("read state", partition_id, lambda connection: _select(connection, key))
 
@@ -77,7 +83,8 @@ class SqlitePublisherStateStore:
     ) -> StoredPublisherState | None:
         """Store a state by compare-and-swap. None, and nothing stored, where another is there.
 
-        :raises StoreError: the store failed.
+        Raises:
+            StoreError: The store failed.
         """
         key = check_key(name, partition_id)
         body = encode_state(check_writable(state)).decode()
@@ -96,7 +103,11 @@ class SqlitePublisherStateStore:
         return await self._run("write state", partition_id, write)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none. :raises StoreError: the store failed."""
+        """Delete a state. Nothing happens where there is none.
+
+        Raises:
+            StoreError: The store failed.
+        """
         key = check_key(name, partition_id)
 
         def delete(connection: sqlite3.Connection) -> None:

@@ -53,8 +53,9 @@ class TransportHarness(Protocol):
     def hold(self, operation: str) -> Callable[[], None]:
         """Let requests of a kind go unanswered, until what this returns is called.
 
-        :param operation: "receive" or "send" for attaching such a link, "transfer" for a message of a send link,
-            "delivery" for events and answers to probes, on receive links that an event is due on.
+        Args:
+            operation: "receive" or "send" for attaching such a link, "transfer" for a message of a send link,
+                "delivery" for events and answers to probes, on receive links that an event is due on.
         """
 
     def lose_connections(self) -> None:

@@ -34,7 +34,11 @@ _NO_BODY: Final = encode_data(b"")
 
 
 def to_value(value: Any) -> Any:
-    """Make uamqp's object of a value, its type kept exactly. :raises EncodeError: the value has no AMQP form."""
+    """Make uamqp's object of a value, its type kept exactly.
+
+    Raises:
+        EncodeError: The value has no AMQP form.
+    """
     return _value(encode(value))
 
 
@@ -53,7 +57,8 @@ def from_value(value: Any) -> Any:
 def to_message(raw: bytes, message_format: int) -> Any:
     """Make uamqp's object of an encoded message, which it will encode to the same sections.
 
-    :raises EventError: it holds a value that uamqp changes or does not know; or the bytes are no message.
+    Raises:
+        EventError: It holds a value that uamqp changes or does not know; or the bytes are no message.
     """
     spans = section_spans(raw)
     message = _message([(code, raw[start:end]) for code, start, end in spans])
@@ -129,8 +134,9 @@ def from_message(message: Any) -> bytes:
 def mended(encoded: bytes, maps: Sequence[int]) -> bytes:
     """Return the sections of a message that uamqp received and encoded their descriptors: one each.
 
-    :param encoded: annotations and footer without a descriptor, application properties with two.
-    :param maps: which sections lack theirs, in the order in which they stand.
+    Args:
+        encoded: Annotations and footer without a descriptor, application properties with two.
+        maps: Which sections lack theirs, in the order in which they stand.
     """
     out: list[bytes] = []
     missing = iter(maps)

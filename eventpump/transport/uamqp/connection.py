@@ -54,7 +54,11 @@ class UamqpLink:
         self._connection.worker.set_credit(self.number, credit)
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
-        """Send a message. :returns: the delivery id its outcome will name."""
+        """Send a message.
+
+        Returns:
+            The delivery id its outcome will name.
+        """
         delivery_id = next(self._ids)
         self._sizes[delivery_id] = len(payload)
         self._unsettled += len(payload)
@@ -139,8 +143,9 @@ class UamqpConnection(BaseConnection):
     async def open(cls, settings: ConnectionSettings) -> UamqpConnection:
         """Connect, and wait for the service's open. Cancelled, nothing is left.
 
-        :raises ServiceError: no connection, or refused.
-        :raises ConfigurationError: a file of certificates or keys cannot be used.
+        Raises:
+            ServiceError: No connection, or refused.
+            ConfigurationError: A file of certificates or keys cannot be used.
         """
         route = client_route(settings)
         connection: UamqpConnection | None = None
@@ -176,7 +181,8 @@ class UamqpConnection(BaseConnection):
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> UamqpLink:
         """Attach a link on the session that has the most room; the owner learns what comes of it.
 
-        :raises ServiceError: the connection is over, or full.
+        Raises:
+            ServiceError: The connection is over, or full.
         """
         if self.error is not None:
             raise self.error
@@ -195,7 +201,11 @@ class UamqpConnection(BaseConnection):
         return link
 
     def forget(self, link: UamqpLink, *, is_free: bool) -> None:
-        """Called when a link is over. :param is_free: whether another can take its place in the session."""
+        """Called when a link is over.
+
+        Args:
+            is_free: Whether another can take its place in the session.
+        """
         if self._links.pop(link.number, None) is not None and is_free:
             self._held[link.session] -= 1
 

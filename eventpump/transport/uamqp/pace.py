@@ -6,8 +6,9 @@ from __future__ import annotations
 class Pace:
     """Waits that are short after something happened, and double while nothing does.
 
-    :param shortest: seconds; the wait right after something happened.
-    :param longest: seconds; no wait is longer.
+    Args:
+        shortest: Seconds; the wait right after something happened.
+        longest: Seconds; no wait is longer.
     """
 
     def __init__(self, shortest: float, longest: float) -> None:

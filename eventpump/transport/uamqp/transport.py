@@ -10,9 +10,10 @@ from eventpump.transport.uamqp.connection import UamqpConnection
 class UamqpTransport(NamespaceTransport):
     """The way to one namespace over AMQP on TLS, with uamqp: `eventpump.interfaces.Transport`.
 
-    :param settings: where to connect, and as whom.
-    :param rng: spreads the back-off.
-    :param now: the time in seconds since the Unix epoch, for tokens.
+    Args:
+        settings: Where to connect, and as whom.
+        rng: Spreads the back-off.
+        now: The time in seconds since the Unix epoch, for tokens.
     """
 
     async def _open(self) -> BaseConnection:

@@ -63,7 +63,11 @@ class LinkOwner(Protocol):
         """A message was settled; or not sent, where the outcome is an error."""
 
     def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
-        """The link is over. :param is_free: whether another can take its place in the session."""
+        """The link is over.
+
+        Args:
+            is_free: Whether another can take its place in the session.
+        """
 
 
 class ConnectionOwner(Protocol):
@@ -89,9 +93,10 @@ class ConnectionOwner(Protocol):
 class Endpoint:
     """Where to connect, and as whom.
 
-    :param hostname: of the AMQP open.
-    :param idle_timeout: seconds.
-    :param ca_file: certificates (PEM) to trust.
+    Args:
+        hostname: Of the AMQP open.
+        idle_timeout: Seconds.
+        ca_file: Certificates (PEM) to trust.
     """
 
     host: str
@@ -106,8 +111,9 @@ class Endpoint:
 class Worker:
     """A connection of uamqp in a thread of its own. Made, started and asked in the event loop.
 
-    :param loop: the owner's; once it is closed, so is the connection.
-    :param pace: the waits between looks.
+    Args:
+        loop: The owner's; once it is closed, so is the connection.
+        pace: The waits between looks.
     """
 
     def __init__(
@@ -143,7 +149,11 @@ class Worker:
         self._thread.start()
 
     def attach(self, handle: int, session: int, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> None:
-        """Attach a link. :param handle: what it is called by from now on."""
+        """Attach a link.
+
+        Args:
+            handle: What it is called by from now on.
+        """
         self._ask(self._attach, (handle, session, owner, spec, is_receiver))
 
     def set_credit(self, handle: int, credit: int) -> None:
@@ -211,7 +221,11 @@ class Worker:
         self._watch.found(open_sockets() - before, endpoint.port)
 
     def _take(self, wait: float) -> bool:
-        """Do what was asked, waiting for it at most so many seconds. :returns: whether there was anything."""
+        """Do what was asked, waiting for it at most so many seconds.
+
+        Returns:
+            Whether there was anything.
+        """
         if self._asked.empty():
             self._watch.wait(wait)
         count = self._asked.qsize()
@@ -229,7 +243,11 @@ class Worker:
         self._doubts.append(settle)
 
     def flush(self) -> bool:
-        """Tell the event loop what happened. :returns: whether anything did."""
+        """Tell the event loop what happened.
+
+        Returns:
+            Whether anything did.
+        """
         told, self._told = self._told, []
         if not told:
             return False
@@ -482,7 +500,8 @@ class _Send:
 def _outcome(result: int, state: Any) -> Any:
     """Tell an outcome by what uamqp leaves of it: the result, and the fields without what they are fields of.
 
-    :returns: None where there was none: the message, or its link, failed here.
+    Returns:
+        None where there was none: the message, or its link, failed here.
     """
     if result == _OK:
         return Accepted()

@@ -65,14 +65,15 @@ _STORE = {"trouble store": 2.0, "heal": 2.0, "clock step": 0.5}
 class Profile:
     """A kind of consumer history: weights of what happens, and how user code may behave.
 
-    :param actions: weights beside those of publishing and waiting.
-    :param works: of user code; see `Manners`.
-    :param hosts: the most at a time.
-    :param starts: where a partition without a checkpoint may begin, by weight.
-    :param is_asking: whether user code asks for checkpoints from everywhere, too.
-    :param compute: seconds that a computing call blocks the loop for, at most.
-    :param partitions: the fewest and the most at the start.
-    :param backlog: the fewest and the most events of a partition at the start.
+    Args:
+        actions: Weights beside those of publishing and waiting.
+        works: Of user code; see `Manners`.
+        hosts: The most at a time.
+        starts: Where a partition without a checkpoint may begin, by weight.
+        is_asking: Whether user code asks for checkpoints from everywhere, too.
+        compute: Seconds that a computing call blocks the loop for, at most.
+        partitions: The fewest and the most at the start.
+        backlog: The fewest and the most events of a partition at the start.
     """
 
     actions: Mapping[str, float]
@@ -199,7 +200,11 @@ class ConsumerHistory:
     # ------------------------------------------------------------------------------------------------ its course
 
     async def run(self, size: int) -> None:
-        """Live through `size` steps of trouble, end it, and check. :raises Violation: a promise did not hold."""
+        """Live through `size` steps of trouble, end it, and check.
+
+        Raises:
+            Violation: A promise did not hold.
+        """
         world = self.world
         watching = world.loop.create_task(self._watch(), name="watch")
         actions: dict[str, float] = {"publish": 5.0, **self.profile.actions}

@@ -26,7 +26,8 @@ KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
 def run_history(kind: str, seed: int, size: int = SIZE) -> Verdict:
     """Live a history.
 
-    :param kind: one of `KINDS`.
-    :param size: steps of trouble.
+    Args:
+        kind: One of `KINDS`.
+        size: Steps of trouble.
     """
     return live(kind, seed, size, KINDS[kind])

@@ -204,8 +204,9 @@ class Ledger:
     ) -> None:
         """Check what the store holds after it took a checkpoint.
 
-        :param asked: what it was asked to store.
-        :param held: what it holds now.
+        Args:
+            asked: What it was asked to store.
+            held: What it holds now.
         """
         before = self.stored.get(partition_id)
         number = -1 if held is None else held.sequence_number
@@ -245,7 +246,8 @@ class Ledger:
     def unprocessed(self, *, but_gone: bool = False) -> dict[str, set[int]]:
         """Return what must still be processed, by partition.
 
-        :param but_gone: leave out what retention took: no host can process it any more.
+        Args:
+            but_gone: Leave out what retention took: no host can process it any more.
         """
         found: dict[str, set[int]] = {}
         for partition_id in self._hub.partition_ids:

@@ -22,12 +22,13 @@ class Oddity(BaseException):
 class Manners:
     """How a history's user code behaves.
 
-    :param works: weights of what a call of `process_events` does: quick, slow, raise, raise late, hang, stuck, deaf,
-        cancelled future, cancel own task, base, generator exit, compute.
-    :param checkpoints: weights of how a call asks for a checkpoint: none, end, middle, begin, left over.
-    :param asks_in_close: whether `close` asks for a checkpoint; `asks_in_error`: whether `process_error` does;
-        `asks_by_timer`: whether a task of the partition does every few seconds.
-    :param compute: seconds that a computing call blocks the loop for, at most.
+    Args:
+        works: Weights of what a call of `process_events` does: quick, slow, raise, raise late, hang, stuck, deaf,
+            cancelled future, cancel own task, base, generator exit, compute.
+        checkpoints: Weights of how a call asks for a checkpoint: none, end, middle, begin, left over.
+        asks_in_close: Whether `close` asks for a checkpoint; `asks_in_error`: whether `process_error` does;
+            `asks_by_timer`: whether a task of the partition does every few seconds.
+        compute: Seconds that a computing call blocks the loop for, at most.
     """
 
     works: Mapping[str, float] = field(default_factory=lambda: {"quick": 1.0})

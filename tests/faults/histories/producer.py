@@ -52,12 +52,13 @@ _STRANGER = {"cancel a task": 1.0}
 class Profile:
     """A kind of producer history.
 
-    :param work: what a producer's process does: send, buffer, or loop (README's over the orders).
-    :param actions: weights.
-    :param options: of its producers, where this base knows them.
-    :param producers: the most processes at a time.
-    :param is_idempotent: whether nothing may be stored twice.
-    :param has_states: whether a state store keeps who they are.
+    Args:
+        work: What a producer's process does: send, buffer, or loop (README's over the orders).
+        actions: Weights.
+        options: Of its producers, where this base knows them.
+        producers: The most processes at a time.
+        is_idempotent: Whether nothing may be stored twice.
+        has_states: Whether a state store keeps who they are.
     """
 
     work: str
@@ -121,8 +122,9 @@ PROFILES: dict[str, Profile] = {
 class _Event:
     """One event of a history.
 
-    :param acknowledged: whether its send returned, or its receipt or callback said so.
-    :param ended: how often a buffer said that it ended.
+    Args:
+        acknowledged: Whether its send returned, or its receipt or callback said so.
+        ended: How often a buffer said that it ended.
     """
 
     body: str
@@ -210,7 +212,11 @@ class ProducerHistory:
     # ------------------------------------------------------------------------------------------------ its course
 
     async def run(self, size: int) -> None:
-        """Live through `size` steps of trouble, end it, and check. :raises Violation: a promise did not hold."""
+        """Live through `size` steps of trouble, end it, and check.
+
+        Raises:
+            Violation: A promise did not hold.
+        """
         world = self.world
         actions = dict(self.profile.actions)
         await self.start()

@@ -30,10 +30,11 @@ _PASSING = ["amqp:link:detach-forced", "amqp:internal-error", "com.microsoft:tim
 class _Reader:
     """A reader, and what it is owed.
 
-    :ivar earliest_start: what it may give first.
-    :ivar latest_start: what it must give first, where nothing from it on is gone; None before its first link.
-    :ivar given: the last number it gave.
-    :ivar reported: the numbers that it reported lost.
+    Attributes:
+        earliest_start: What it may give first.
+        latest_start: What it must give first, where nothing from it on is gone; None before its first link.
+        given: The last number it gave.
+        reported: The numbers that it reported lost.
     """
 
     name: str
@@ -87,7 +88,8 @@ class _Bounds:
 class ReaderHistory:
     """One history.
 
-    :param is_large: whether events are of many sizes, caches small, and readers slow.
+    Args:
+        is_large: Whether events are of many sizes, caches small, and readers slow.
     """
 
     def __init__(self, world: World, *, is_large: bool = False) -> None:
@@ -100,7 +102,11 @@ class ReaderHistory:
         self.is_over = False
 
     async def run(self, size: int) -> None:
-        """Live through `size` steps of trouble, end it, and check. :raises Violation: a promise did not hold."""
+        """Live through `size` steps of trouble, end it, and check.
+
+        Raises:
+            Violation: A promise did not hold.
+        """
         world = self.world
         self.publish(world.rng.randint(0, 30))
         actions = {

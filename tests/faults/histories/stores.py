@@ -28,12 +28,13 @@ _T = TypeVar("_T")
 class Trouble:
     """How a store fails, for all hosts: chances per call, and seconds.
 
-    :param fails: the call does nothing and fails.
-    :param loses: it does its work, and its answer is lost.
-    :param lates: the caller is told of a failure, and the work is done seconds later.
-    :param cancels: the call raises `CancelledError`, as a client library does whose own task was cancelled.
-    :param slow: seconds that every call takes at most.
-    :param hangs: no call is answered until this is over.
+    Args:
+        fails: The call does nothing and fails.
+        loses: It does its work, and its answer is lost.
+        lates: The caller is told of a failure, and the work is done seconds later.
+        cancels: The call raises `CancelledError`, as a client library does whose own task was cancelled.
+        slow: Seconds that every call takes at most.
+        hangs: No call is answered until this is over.
     """
 
     fails: float = 0.0

@@ -38,9 +38,10 @@ class Violation(AssertionError):  # noqa: N818 - it is what was found, not an er
 class Verdict:
     """What a history came to.
 
-    :param violation: the first promise that did not hold; None where all did.
-    :param trace: what happened, a line each, with virtual seconds.
-    :param counts: how often each thing happened.
+    Args:
+        violation: The first promise that did not hold; None where all did.
+        trace: What happened, a line each, with virtual seconds.
+        counts: How often each thing happened.
     """
 
     kind: str
@@ -51,7 +52,11 @@ class Verdict:
     counts: Mapping[str, int]
 
     def require(self) -> None:
-        """Check that every promise held. :raises Violation: the first that did not, with the end of the trace."""
+        """Check that every promise held.
+
+        Raises:
+            Violation: The first that did not, with the end of the trace.
+        """
         if self.violation is not None:
             raise Violation(self.describe(60))
 
@@ -245,7 +250,8 @@ class LifeTransport(FakeTransport):
 class World:
     """One history's time, chance and trace.
 
-    :param rng: of what happens; user code has streams of its own, so that an action more does not change them all.
+    Args:
+        rng: Of what happens; user code has streams of its own, so that an action more does not change them all.
     """
 
     loop: HistoryLoop
@@ -286,7 +292,11 @@ class World:
         return self.loop.create_task(work, name=name, context=life.context.copy())
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass. :raises Violation: a promise was broken meanwhile."""
+        """Let time pass.
+
+        Raises:
+            Violation: A promise was broken meanwhile.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self.violated.wait()

@@ -37,7 +37,11 @@ class Undone:
 
     @classmethod
     def read(cls, path: Path) -> Undone:
-        """Read a patch's facts. :raises KeyError: one is missing."""
+        """Read a patch's facts.
+
+        Raises:
+            KeyError: One is missing.
+        """
         head = path.read_text().partition("\n--- ")[0]
         facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in head.splitlines())}
         return cls(
@@ -54,7 +58,8 @@ class Undone:
 def copied(patch: Path | None) -> Iterator[Path]:
     """Return a copy of the package and the histories, with a patch applied.
 
-    :raises AssertionError: it does not apply.
+    Raises:
+        AssertionError: It does not apply.
     """
     with tempfile.TemporaryDirectory(prefix="undone-") as name:
         directory = Path(name)

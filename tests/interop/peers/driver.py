@@ -92,7 +92,11 @@ class PeerClient:
         self.notes = peer.notes(name)
 
     async def until(self, condition: Callable[[Notes], bool], patience: float = PATIENCE) -> None:
-        """Wait for the notes to meet a condition. :raises AssertionError: they do not in time."""
+        """Wait for the notes to meet a condition.
+
+        Raises:
+            AssertionError: They do not in time.
+        """
         await self._peer.until(lambda: condition(self.notes), lambda: repr(self.notes)[:2000], patience)
 
     async def pause(self, seconds: float) -> None:
@@ -120,11 +124,19 @@ class PeerProducer(PeerClient):
     async def send(
         self, events: Sequence[dict[str, Any]], how: str = "list", patience: float = PATIENCE, **target: str
     ) -> None:
-        """Send: "event" one by one, "list" as a list, "batch" in a batch made for it. :raises PeerError: it raised."""
+        """Send: "event" one by one, "list" as a list, "batch" in a batch made for it.
+
+        Raises:
+            PeerError: It raised.
+        """
         await self._peer.call("send", patience, name=self.name, events=list(events), how=how, target=target)
 
     async def fill_batch(self, body: bytes, **target: str) -> dict[str, int]:
-        """Fill a batch with one body and send it. :returns: its count, its size, and the size it may have."""
+        """Fill a batch with one body and send it.
+
+        Returns:
+            Its count, its size, and the size it may have.
+        """
         return dict(await self._peer.call("fill_batch", name=self.name, body=pack(body), target=target))
 
     async def flush(self) -> None:
@@ -193,9 +205,10 @@ class AzurePeer(LinePeer):
     ) -> PeerConsumer:
         """Open a consumer and have it receive.
 
-        :param store: an Azure Storage connection string and a container, for a checkpoint store.
-        :param client: options of the client.
-        :param options: options of `receive_batch`.
+        Args:
+            store: An Azure Storage connection string and a container, for a checkpoint store.
+            client: Options of the client.
+            options: Options of `receive_batch`.
         """
         name = f"consumer-{next(self._names)}"
         await self.call(

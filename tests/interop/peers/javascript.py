@@ -36,7 +36,11 @@ class JavaScriptEvent:
 
 @dataclass
 class Notes:
-    """What a consumer reported so far, in order. :ivar newest: a partition's newest event, where that is tracked."""
+    """What a consumer reported so far, in order.
+
+    Attributes:
+        newest: A partition's newest event, where that is tracked.
+    """
 
     received: list[tuple[str, JavaScriptEvent]] = field(default_factory=list)
     newest: dict[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -59,12 +63,20 @@ class JavaScriptConsumer:
         self.notes = peer.notes(name)
 
     async def until(self, is_so: Callable[[Notes], bool]) -> Notes:
-        """Wait for the notes to meet a condition. :raises AssertionError: they do not in time."""
+        """Wait for the notes to meet a condition.
+
+        Raises:
+            AssertionError: They do not in time.
+        """
         await self._peer.until(lambda: is_so(self.notes), lambda: repr(self.notes)[:2000])
         return self.notes
 
     async def receive(self, count: int) -> list[bytes]:
-        """Wait until it has received a number of events. :returns: the bodies of all."""
+        """Wait until it has received a number of events.
+
+        Returns:
+            The bodies of all.
+        """
         return (await self.until(lambda notes: len(notes.received) >= count)).bodies
 
     async def error(self) -> PeerError:
@@ -99,15 +111,27 @@ class JavaScriptProducer:
         await self._do("flush")
 
     async def send(self, events: Sequence[dict[str, Any]], **target: str) -> None:
-        """Send a list of events. :raises PeerError: the package threw."""
+        """Send a list of events.
+
+        Raises:
+            PeerError: The package threw.
+        """
         await self._do("send", events=list(events), target=target)
 
     async def send_in_batch(self, events: Sequence[dict[str, Any]], **target: str) -> dict[str, int]:
-        """Send a batch made by `createBatch`. :returns: its count and size."""
+        """Send a batch made by `createBatch`.
+
+        Returns:
+            Its count and size.
+        """
         return dict(await self._do("sendInBatch", events=list(events), target=target))
 
     async def fill_batch(self, event: dict[str, Any], **target: str) -> dict[str, int]:
-        """Fill a batch with one event and send it. :returns: its count, its size, and the size it may have."""
+        """Fill a batch with one event and send it.
+
+        Returns:
+            Its count, its size, and the size it may have.
+        """
         return dict(await self._do("fillBatch", event=event, target=target))
 
     async def describe(self) -> dict[str, Any]:
@@ -122,9 +146,12 @@ class JavaScriptProducer:
 class JavaScriptPeer(LinePeer):
     """The process of the package.
 
-    :param ca_file: CA certificates (PEM) it trusts beside Node's own.
-    :ivar sent: partition and count of each batch a buffered producer reported as sent.
-    :ivar failed: the same of those it gave up, with the error.
+    Args:
+        ca_file: CA certificates (PEM) it trusts beside Node's own.
+
+    Attributes:
+        sent: Partition and count of each batch a buffered producer reported as sent.
+        failed: The same of those it gave up, with the error.
     """
 
     def __init__(self, ca_file: Path | None = None) -> None:
@@ -189,9 +216,10 @@ class JavaScriptPeer(LinePeer):
     ) -> JavaScriptConsumer:
         """Open a consumer and have it receive: one partition, or (None) those that balancing gives it.
 
-        :param store: an Azure Storage connection string and a container, for a checkpoint store.
-        :param client: options of the client, as the package spells them, and `webSocket`.
-        :param options: options of the subscription. It starts at the beginning unless they say otherwise.
+        Args:
+            store: An Azure Storage connection string and a container, for a checkpoint store.
+            client: Options of the client, as the package spells them, and `webSocket`.
+            options: Options of the subscription. It starts at the beginning unless they say otherwise.
         """
         name = f"consumer-{next(self._names)}"
         await self.call(

@@ -24,7 +24,12 @@ ROOT = Path(__file__).parents[3]
 
 
 class PeerError(Exception):
-    """The peer raised. :param kind: its error's class, name or condition. :param text: what it said."""
+    """The peer raised.
+
+    Args:
+        kind: Its error's class, name or condition.
+        text: What it said.
+    """
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -88,14 +93,23 @@ class LinePeer:
         return self.child.stderr
 
     async def call(self, verb: str, patience: float = PATIENCE, **arguments: Any) -> Any:
-        """Have something done. :raises PeerError: the peer raised, or ended. :raises TimeoutError: no answer."""
+        """Have something done.
+
+        Raises:
+            PeerError: The peer raised, or ended.
+            TimeoutError: No answer.
+        """
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self.child.tell(json.dumps({"id": number, "do": verb, **arguments}))
         return await asyncio.wait_for(answer, patience)
 
     async def until(self, is_so: Callable[[], bool], seen: Callable[[], str], patience: float = PATIENCE) -> None:
-        """Wait for notes. :param seen: tells what came, for the failure."""
+        """Wait for notes.
+
+        Args:
+            seen: Tells what came, for the failure.
+        """
         try:
             await self._changes.until(is_so, patience)
         except TimeoutError:

@@ -21,15 +21,16 @@ _PROGRAM = Path(__file__).with_name("rhea_server.mjs")
 class RheaOptions:
     """How the service behaves.
 
-    :param partitions: of the hub, `telemetry`.
-    :param max_frame_size: the largest frame it takes, in bytes; None for rhea's default.
-    :param idle_time_out: milliseconds, as its open says; it bears twice as many. None for none.
-    :param credit_window: messages it takes without being told; 0 has `grant` say how many.
-    :param is_settled: whether it sends events settled, as the real service does.
-    :param max_message_size: what its links for publishing say.
-    :param tls: a file with its certificate and key (PEM); None for plain TCP.
-    :param web_socket: serve AMQP over WebSockets.
-    :param log_frames: have rhea write every frame to stderr.
+    Args:
+        partitions: Of the hub, `telemetry`.
+        max_frame_size: The largest frame it takes, in bytes; None for rhea's default.
+        idle_time_out: Milliseconds, as its open says; it bears twice as many. None for none.
+        credit_window: Messages it takes without being told; 0 has `grant` say how many.
+        is_settled: Whether it sends events settled, as the real service does.
+        max_message_size: What its links for publishing say.
+        tls: A file with its certificate and key (PEM); None for plain TCP.
+        web_socket: Serve AMQP over WebSockets.
+        log_frames: Have rhea write every frame to stderr.
     """
 
     partitions: int = 2
@@ -55,7 +56,8 @@ class StoredEvent:
 class RheaServer(LinePeer):
     """The process of the service.
 
-    :ivar notes: what happened by itself, in order: a kind, and more.
+    Attributes:
+        notes: What happened by itself, in order: a kind, and more.
     """
 
     hub = "telemetry"

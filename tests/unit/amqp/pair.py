@@ -57,8 +57,9 @@ def sent(data: bytes, kind: type[_T]) -> list[_T]:
 class Pair:
     """Both ends of one connection; `run` carries bytes until both are quiet.
 
-    :ivar to_server: every flight of the client's bytes; likewise `to_client`.
-    :ivar client_events: everything the client was told; likewise `server_events`.
+    Attributes:
+        to_server: Every flight of the client's bytes; likewise `to_client`.
+        client_events: Everything the client was told; likewise `server_events`.
     """
 
     def __init__(
@@ -73,7 +74,11 @@ class Pair:
         self.server_events: list[Event] = []
 
     def run(self) -> tuple[list[Event], list[Event]]:
-        """Exchange bytes until there are none. :returns: what the client and the server were told."""
+        """Exchange bytes until there are none.
+
+        Returns:
+            What the client and the server were told.
+        """
         told: tuple[list[Event], list[Event]] = ([], [])
         while True:
             up, down = self.client.data_to_send(), self.server.data_to_send()
@@ -105,7 +110,11 @@ class Pair:
         return self
 
     def session(self) -> tuple[Session, Session]:
-        """Begin a session. :returns: the client's and the server's end."""
+        """Begin a session.
+
+        Returns:
+            The client's and the server's end.
+        """
         mine = self.client.begin()
         _, told = self.run()
         return mine, only(told, SessionBegun).session
@@ -119,7 +128,11 @@ class Pair:
         max_message_size: int | None = None,
         server_max_message_size: int | None = None,
     ) -> tuple[Link, Link]:
-        """Attach a link from the client. :returns: the client's and the server's end."""
+        """Attach a link from the client.
+
+        Returns:
+            The client's and the server's end.
+        """
         mine = session.attach(
             name,
             is_receiver=is_receiver,

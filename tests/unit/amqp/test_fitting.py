@@ -43,7 +43,11 @@ def told_by(server: Connection) -> bytes:
 
 
 def attached(pair: Pair, name: str, **options: Any) -> bytes:
-    """Attach by hand, and have it accepted. :returns: what the server answers."""
+    """Attach by hand, and have it accepted.
+
+    Returns:
+        What the server answers.
+    """
     attach = Attach(name=name, handle=0, role=True, **{"source": Source("a"), "target": Target("b"), **options})
     pair.server.receive(frame(0, Begin(None, 0, 10, 10)))
     pair.server.data_to_send()

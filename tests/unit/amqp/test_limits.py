@@ -140,8 +140,9 @@ def limited(**limits: Any) -> Any:
 class Receiving:
     """An engine that receives on two links of two sessions each.
 
-    :ivar engine: it.
-    :ivar links: its ends of the links, by channel and handle.
+    Attributes:
+        engine: It.
+        links: Its ends of the links, by channel and handle.
     """
 
     def __init__(self, *, is_client: bool, **limits: Any) -> None:

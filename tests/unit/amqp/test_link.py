@@ -42,7 +42,11 @@ MAX = 0xFFFF_FFFF
 def linked(
     *, client_sends: bool, client: Any = None, server: Any = None, limit: int | None = None
 ) -> tuple[Pair, Link, Link]:
-    """Return an open pair with a link in one direction. :returns: the pair, the sender's end and the receiver's."""
+    """Return an open pair with a link in one direction.
+
+    Returns:
+        The pair, the sender's end and the receiver's.
+    """
     pair = opened(client, server)
     mine, _ = pair.session()
     mine_end, theirs = pair.link(

@@ -14,7 +14,11 @@ STOLEN = "amqp:link:stolen"
 
 
 def attach(pair: Pair, session: Session, *, is_receiver: bool, accepts: bool = True) -> tuple[Link, Link]:
-    """Attach a link "x" from the client. :returns: both ends."""
+    """Attach a link "x" from the client.
+
+    Returns:
+        Both ends.
+    """
     mine = session.attach("x", is_receiver=is_receiver, source=Source("a"), target=Target("b"))
     told = pair.server.receive(pair.client.data_to_send())
     theirs = only(told, LinkAttached).link

@@ -50,7 +50,11 @@ class InTurns(Connection):
 
 
 def react(engine: Connection, events: list[Event]) -> list[Event]:
-    """Do what a simple shell does at once. :returns: all events, with those that a SASL answer let through."""
+    """Do what a simple shell does at once.
+
+    Returns:
+        All events, with those that a SASL answer let through.
+    """
     told = list(events)
     for event in events:
         match event:
@@ -85,7 +89,11 @@ class Recording:
     def replay(
         self, split: Callable[[bytes], Iterator[bytes]], make: type[Connection] = Connection
     ) -> tuple[Connection, list[Event]]:
-        """Let a new engine do and receive the same. :param split: cuts a flight of bytes into pieces."""
+        """Let a new engine do and receive the same.
+
+        Args:
+            split: Cuts a flight of bytes into pieces.
+        """
         engine = make(self.config, self.role)
         events: list[Event] = []
         for step in self.steps:
@@ -109,7 +117,11 @@ def find(engine: Connection, name: str) -> Link:
 
 
 def record() -> tuple[Recording, Recording]:
-    """Let a client and a server do a bit of everything. :returns: what the server received, and the client."""
+    """Let a client and a server do a bit of everything.
+
+    Returns:
+        What the server received, and the client.
+    """
     generator = random.Random(7)
     mine, theirs = config(container_id="me", **SMALL), config(container_id="you", **SMALL)
     pair = Pair(mine, theirs)
@@ -286,7 +298,11 @@ def transfers(draw: st.DrawFn) -> bytes:
 
 
 def read(make: type[Connection], stream: bytes, *, enforce: bool = True) -> Any:
-    """Let an engine with two links read a stream. :returns: all that came of it."""
+    """Let an engine with two links read a stream.
+
+    Returns:
+        All that came of it.
+    """
     pair = Pair(server=config(enforce_credit=enforce, incoming_window=8, max_frame_size=600))
     pair.server = make(pair.server.config, Role.SERVER)
     pair.open()

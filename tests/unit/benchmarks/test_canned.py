@@ -22,7 +22,11 @@ RECEIVED: Mapping[str, object] = {"kind": "varied", "partitions": PARTITIONS, "a
 
 
 def exchange(client: Connection, service: Connection) -> list[Event]:
-    """Carry bytes both ways until both are silent. :returns: the service's events."""
+    """Carry bytes both ways until both are silent.
+
+    Returns:
+        The service's events.
+    """
     events: list[Event] = []
     while True:
         asked, answered = client.data_to_send(), service.data_to_send()
@@ -37,7 +41,11 @@ def exchange(client: Connection, service: Connection) -> list[Event]:
 
 
 def attach_sender(number: int, credit: int) -> tuple[Connection, Link]:
-    """Attach so many links in one session. :returns: the service's engine, and its end of the last of them."""
+    """Attach so many links in one session.
+
+    Returns:
+        The service's engine, and its end of the last of them.
+    """
     client = Connection(ConnectionConfig(container_id="client", hostname="localhost"), Role.CLIENT)
     service = Connection(service_config(1 << 20), Role.SERVER)
     client.start()

@@ -162,7 +162,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Benches:
 
 
 def written(path: Path, *rows: Row, repeats: dict[str, tuple[float, ...]] | None = None, is_quick: bool = False) -> str:
-    """Write an earlier run. :returns: the path, as an argument."""
+    """Write an earlier run.
+
+    Returns:
+        The path, as an argument.
+    """
     make_report(*rows, repeats=repeats, is_quick=is_quick).write(path)
     return str(path)
 

@@ -64,8 +64,9 @@ class Transfer:
 class Service:
     """One partition, by protocol.md 8.2 and 8.5.
 
-    :param nothing: the number answered where nothing is published, -1 or 0.
-    :param keeps_claims: whether a number given to a fresh producer is answered to the next attach too.
+    Args:
+        nothing: The number answered where nothing is published, -1 or 0.
+        keeps_claims: Whether a number given to a fresh producer is answered to the next attach too.
     """
 
     def __init__(self, *, nothing: int, keeps_claims: bool) -> None:
@@ -145,8 +146,9 @@ class Process:
 class World:
     """Everything, and what must be true of it whatever happens.
 
-    :param first: the state to begin with; its producer is known to the service.
-    :param others: the chance that another writer's event is stored, at each step.
+    Args:
+        first: The state to begin with; its producer is known to the service.
+        others: The chance that another writer's event is stored, at each step.
     """
 
     def __init__(

@@ -66,9 +66,10 @@ class Ledger:
 class Service:
     """One partition of it.
 
-    :param nothing: the number answered where nothing is published, -1 or 0.
-    :param look_back: how many batches a repeat is recognised among; 0 refuses repeats.
-    :param keeps_claims: whether a number given to a fresh producer is answered to the next attach too.
+    Args:
+        nothing: The number answered where nothing is published, -1 or 0.
+        look_back: How many batches a repeat is recognised among; 0 refuses repeats.
+        keeps_claims: Whether a number given to a fresh producer is answered to the next attach too.
     """
 
     nothing: int
@@ -132,10 +133,11 @@ class Observed(PartitionSequencer[Batch]):
 class World:
     """Everything, and what must be true of it whatever happens.
 
-    :param last: the number published last by an earlier life under the id and level given; None for a new producer.
-    :param is_claimed: whether that number is given at the first attach, instead of asked for.
-    :param off_by: how far the number given is off the truth.
-    :param is_raised: whether the first life raises the level with that number.
+    Args:
+        last: The number published last by an earlier life under the id and level given; None for a new producer.
+        is_claimed: Whether that number is given at the first attach, instead of asked for.
+        off_by: How far the number given is off the truth.
+        is_raised: Whether the first life raises the level with that number.
     """
 
     def __init__(
@@ -507,7 +509,11 @@ class World:
 
 
 def walk(seed: int, steps: int) -> set[tuple[SequencerState, SequencerInput]]:
-    """Run a world by chance. :returns: the transitions made."""
+    """Run a world by chance.
+
+    Returns:
+        The transitions made.
+    """
     rng = random.Random(seed)
     last = rng.choice([None, 5, NUMBERS - 1, NUMBERS - 3])
     keeps_claims = rng.random() < 0.7

@@ -312,7 +312,11 @@ TestAnyTraffic.settings = settings(stateful_step_count=40)
 
 
 def fill(room: BufferRoom, partition_id: str, size: int = 1) -> int:
-    """Reserve until there is no room. :returns: how many events went in."""
+    """Reserve until there is no room.
+
+    Returns:
+        How many events went in.
+    """
     count = 0
     while count < 10_000 and room.reserve(partition_id, size):
         count += 1

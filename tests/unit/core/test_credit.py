@@ -26,7 +26,8 @@ _MESSAGES = [b"x" * size for size in range(LARGEST + 1)]
 class _Service:
     """A sender at the far end of a link with a delay, by the rules of AMQP 2.6.7, and the cache it fills.
 
-    :ivar granted: the most that any flow of this link lets come, counted from its beginning.
+    Attributes:
+        granted: The most that any flow of this link lets come, counted from its beginning.
     """
 
     window: CreditWindow

@@ -23,7 +23,11 @@ def _answering() -> Peer:
 
 
 def _go(check: SilenceCheck, *outcomes: Any) -> list[Step]:
-    """Go through a check. :returns: its steps, the first and the last included."""
+    """Go through a check.
+
+    Returns:
+        Its steps, the first and the last included.
+    """
     steps = [check.step]
     for outcome in outcomes:
         {Step.PROBE: check.probed, Step.ASK: check.looked, Step.REOPEN: check.reopened}[check.step](outcome)

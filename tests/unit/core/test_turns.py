@@ -6,7 +6,11 @@ from eventpump.core.turns import CALL_TURNS, FRESH, SLOW_TURN, TurnLedger
 
 
 def _turn(ledger: TurnLedger, began: float, length: float) -> float:
-    """Let a turn pass. :returns: its end."""
+    """Let a turn pass.
+
+    Returns:
+        Its end.
+    """
     assert ledger.stepped(began)
     assert not ledger.stepped(began + length / 2)
     ledger.turned(began + length)

@@ -61,8 +61,9 @@ async def connect(service: Service, config: ConnectionConfig | None = None) -> A
 class Sink(asyncio.Transport):
     """The stream of a client that is written by hand.
 
-    :ivar written: what the service sent.
-    :ivar reading: set while the service reads.
+    Attributes:
+        written: What the service sent.
+        reading: Set while the service reads.
     """
 
     def __init__(self) -> None:

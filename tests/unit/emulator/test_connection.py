@@ -38,7 +38,11 @@ SECRET = "c2VjcmV0IG9mIGEgdG9rZW4="
 
 
 class Broken:
-    """A part of the user's that does what nobody expects. :ivar error: what it raises; None while it works."""
+    """A part of the user's that does what nobody expects.
+
+    Attributes:
+        error: What it raises; None while it works.
+    """
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -386,7 +390,11 @@ LONG_KEY = Message(body=Data((b"x",)), message_annotations={PARTITION_KEY: "k" *
 
 
 async def hashing(service: Service) -> tuple[AmqpPeer, asyncio.Future[Any]]:
-    """Send an event whose key takes several turns of the loop to hash. :returns: the client, and its send."""
+    """Send an event whose key takes several turns of the loop to hash.
+
+    Returns:
+        The client, and its send.
+    """
     peer = await connect(service)
     assert await peer.put_token(AUDIENCE, lifetime=1000) == 202
     sender = await peer.attach(await peer.begin(), target="telemetry")

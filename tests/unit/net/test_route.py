@@ -29,7 +29,11 @@ OPEN = b"HTTP/1.1 200 OK\r\n\r\n"
 async def served(
     make: Callable[[], ConnectionProtocol], *, tls: ssl.SSLContext | None, is_websocket: bool
 ) -> AsyncIterator[int]:
-    """Serve on loopback. :returns: the port."""
+    """Serve on loopback.
+
+    Returns:
+        The port.
+    """
     if is_websocket:
         websockets = await WebSocketServer.start(make, "127.0.0.1", 0, tls=tls)
         yield websockets.port
@@ -43,7 +47,11 @@ async def served(
 
 @contextlib.asynccontextmanager
 async def answering(answer: Answer) -> AsyncIterator[int]:
-    """Serve bytes on loopback. :returns: the port."""
+    """Serve bytes on loopback.
+
+    Returns:
+        The port.
+    """
 
     async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -68,7 +76,11 @@ def saying(data: bytes) -> Answer:
 
 
 async def lost(route: Route) -> ConnectionLostError:
-    """Dial. :returns: the error it ends with, before or after the stream is there."""
+    """Dial.
+
+    Returns:
+        The error it ends with, before or after the stream is there.
+    """
     client = Client()
     async with asyncio.timeout(20):
         try:

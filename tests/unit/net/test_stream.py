@@ -32,9 +32,10 @@ from tests.unit.net.ends import Recorder
 class MemoryTransport(asyncio.Transport):
     """A byte stream to a peer that takes bytes, or not.
 
-    :ivar written: what the peer has taken.
-    :ivar reading: set while this end reads.
-    :ivar ended: when the stream was gone, and whether it was cut; None before.
+    Attributes:
+        written: What the peer has taken.
+        reading: Set while this end reads.
+        ended: When the stream was gone, and whether it was cut; None before.
     """
 
     def __init__(self, protocol: ConnectionProtocol) -> None:

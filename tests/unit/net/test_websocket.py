@@ -92,7 +92,11 @@ async def pair() -> AsyncIterator[tuple[End, End]]:
 
 @contextlib.asynccontextmanager
 async def http(handler: Handler) -> AsyncIterator[Route]:
-    """Serve HTTP by hand. :returns: the way there."""
+    """Serve HTTP by hand.
+
+    Returns:
+        The way there.
+    """
     server = web.Server(handler, access_log=None)
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     yield Route("127.0.0.1", listening.sockets[0].getsockname()[1], is_websocket=True)
@@ -407,7 +411,11 @@ LIMIT = 300_000
 
 
 async def to_the_server(pieces: list[bytes], *, is_last: bool) -> tuple[bytes, End]:
-    """Send one message in fragments. :returns: the server's close frame, empty where there is none, and its end."""
+    """Send one message in fragments.
+
+    Returns:
+        The server's close frame, empty where there is none, and its end.
+    """
     ends: list[End] = []
 
     def serve() -> End:

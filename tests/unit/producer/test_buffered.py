@@ -46,9 +46,10 @@ Step = Callable[[], Any]
 class ScriptedProducer(HubProducer):
     """Takes sealed batches as a test says: at once, later, or not at all.
 
-    :ivar sent: what was stored, per partition and batch.
-    :ivar script: what becomes of the next batches, per partition: an error to raise, or seconds to take first.
-    :ivar held: partitions that answer nothing until they are let go.
+    Attributes:
+        sent: What was stored, per partition and batch.
+        script: What becomes of the next batches, per partition: an error to raise, or seconds to take first.
+        held: Partitions that answer nothing until they are let go.
     """
 
     def __init__(self, partitions: int = 4, *, idempotent: bool = False, limit: int = MIB, first: int = 0) -> None:

@@ -46,7 +46,8 @@ class Odd(BaseException):
 class Store(MemoryPublisherStateStore):
     """Does in its calls what a test says, and counts them.
 
-    :ivar script: by call: what it raises, one after the other; or seconds it takes.
+    Attributes:
+        script: By call: what it raises, one after the other; or seconds it takes.
     """
 
     def __init__(self) -> None:

@@ -104,9 +104,10 @@ class Producer:
 class Partition:
     """One partition of the service.
 
-    :param nothing: the number answered where nothing is published, -1 or 0.
-    :param look_back: how many messages a repeat is recognised among; 0 refuses repeats.
-    :param takes_strangers: whether a producer it does not know is taken as a new one, instead of refused.
+    Args:
+        nothing: The number answered where nothing is published, -1 or 0.
+        look_back: How many messages a repeat is recognised among; 0 refuses repeats.
+        takes_strangers: Whether a producer it does not know is taken as a new one, instead of refused.
     """
 
     nothing: int
@@ -144,7 +145,11 @@ class Partition:
         return asked.producer_id, known.level, known.last
 
     def take(self, transfer: Transfer) -> bool:
-        """Store a transfer, or know it as a repeat. :returns: False where it is out of order."""
+        """Store a transfer, or know it as a repeat.
+
+        Returns:
+            False where it is out of order.
+        """
         known = self.find(transfer.producer_id, transfer.level)
         assert transfer.level == known.level, "a level is raised by an attach only"
         run = (transfer.first, len(transfer.rows))
@@ -160,8 +165,9 @@ class Partition:
 class Attempt:
     """A task's try at a partition's share.
 
-    :ivar outcome: what it reported.
-    :ivar error: what it failed with.
+    Attributes:
+        outcome: What it reported.
+        error: What it failed with.
     """
 
     def __init__(self, plan: Plan, partition_id: str, actor: Actor[PartitionOutcome]) -> None:
@@ -209,12 +215,13 @@ class Run:
 class World:
     """Everything, and what must be true of it whatever happens.
 
-    :param policy: what follows when producers are lost.
-    :param forgets: how often the service may forget a producer.
-    :param takes_strangers: see `Partition`. Such a service forgets only while nothing is on its way and no attempt
-        lives: what comes later than its memory reaches is stored again, and nobody can help it.
-    :param near_wrap: whether the sink's numbers are near 2^31 from the start.
-    :param renews: whether producers are renewed there, instead of going across.
+    Args:
+        policy: What follows when producers are lost.
+        forgets: How often the service may forget a producer.
+        takes_strangers: See `Partition`. Such a service forgets only while nothing is on its way and no attempt lives:
+            what comes later than its memory reaches is stored again, and nobody can help it.
+        near_wrap: Whether the sink's numbers are near 2^31 from the start.
+        renews: Whether producers are renewed there, instead of going across.
     """
 
     def __init__(

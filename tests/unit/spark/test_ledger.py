@@ -269,8 +269,11 @@ def test_a_long_sink_id_is_refused() -> None:
 class Outside:
     """Answers the requests of procedures.
 
-    :param partitions: where each begins and ends.
-    :ivar made: what was created, attached and deleted, in order.
+    Args:
+        partitions: Where each begins and ends.
+
+    Attributes:
+        made: What was created, attached and deleted, in order.
     """
 
     def __init__(self, *records: Record, partitions: Mapping[str, tuple[int, int]] | None = None) -> None:

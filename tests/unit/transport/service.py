@@ -44,10 +44,11 @@ EARLIEST = EventPosition.earliest()
 class MemoryStream(asyncio.Transport):
     """One end of a stream in memory.
 
-    :ivar is_stalled: whether what is written stays here, as when the peer does not read.
-    :ivar is_read: whether this end takes what the other one writes.
-    :ivar is_mute: whether what is written is lost, as on a half-open connection.
-    :ivar is_lost: whether it is gone.
+    Attributes:
+        is_stalled: Whether what is written stays here, as when the peer does not read.
+        is_read: Whether this end takes what the other one writes.
+        is_mute: Whether what is written is lost, as on a half-open connection.
+        is_lost: Whether it is gone.
     """
 
     def __init__(self, protocol: ConnectionProtocol) -> None:
@@ -127,14 +128,15 @@ class MemoryStream(asyncio.Transport):
 class Script:
     """What the service does. Addresses are those of links: `$cbs`, `$management`, or of a partition.
 
-    :ivar hold_attach: addresses whose attach is not answered.
-    :ivar refuse_attach: errors to refuse an attach with, by address.
-    :ivar detach_at_once: errors to detach with right after the attach, in one write.
-    :ivar hold_messages: addresses whose messages get neither outcome nor answer.
-    :ivar answer: makes the answer of the token node; None leaves it unanswered.
-    :ivar credit: what every sender is given.
-    :ivar properties: makes the link properties that a sender's attach is answered with.
-    :ivar connect: is awaited before a stream is made.
+    Attributes:
+        hold_attach: Addresses whose attach is not answered.
+        refuse_attach: Errors to refuse an attach with, by address.
+        detach_at_once: Errors to detach with right after the attach, in one write.
+        hold_messages: Addresses whose messages get neither outcome nor answer.
+        answer: Makes the answer of the token node; None leaves it unanswered.
+        credit: What every sender is given.
+        properties: Makes the link properties that a sender's attach is answered with.
+        connect: Is awaited before a stream is made.
     """
 
     hold_attach: set[str] = field(default_factory=set)
@@ -150,8 +152,9 @@ class Script:
 class Served(ConnectionHandler):
     """The service's end of one connection.
 
-    :ivar links: by the address of the node; for `$cbs` and `$management` both links of the pair.
-    :ivar detached: the addresses of links the client detached.
+    Attributes:
+        links: By the address of the node; for `$cbs` and `$management` both links of the pair.
+        detached: The addresses of links the client detached.
     """
 
     def __init__(self, service: Service) -> None:
@@ -259,11 +262,12 @@ class Served(ConnectionHandler):
 class Service:
     """A scripted service.
 
-    :ivar attempts: when somebody connected.
-    :ivar seen: the addresses of all attaches.
-    :ivar stored: the messages sent to it, without tokens and reads.
-    :ivar held: the deliveries the script held.
-    :ivar tokens: the tokens put, with their time.
+    Attributes:
+        attempts: When somebody connected.
+        seen: The addresses of all attaches.
+        stored: The messages sent to it, without tokens and reads.
+        held: The deliveries the script held.
+        tokens: The tokens put, with their time.
     """
 
     def __init__(self, config: ConnectionConfig | None = None, *, max_message_size: int = 1024 * 1024) -> None:

@@ -42,7 +42,11 @@ class AccessToken:
 
 @dataclass
 class Credential:
-    """Gives tokens of a life, or fails. :ivar given: how often it was asked."""
+    """Gives tokens of a life, or fails.
+
+    Attributes:
+        given: How often it was asked.
+    """
 
     epoch: float
     life: float = 3600.0

@@ -19,7 +19,8 @@ FOR_EVER = 60.0
 class _Timer:
     """Wakes a watch from another thread, in a moment.
 
-    :ivar is_over: whether it has begun to.
+    Attributes:
+        is_over: Whether it has begun to.
     """
 
     def __init__(self, watch: Watch) -> None:
