@@ -8,11 +8,11 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.core.backoff import Backoff, is_used_up, least_delay
-from eventpump.core.cache import EventCache
+from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
 from eventpump.errors import (
@@ -26,11 +26,13 @@ from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEve
 from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
 
+_T = TypeVar("_T")
+
 CLOSE_TIMEOUT = 5.0
 """Seconds a link may take to detach before it is left to its connection."""
 
 
-class PartitionFeed:
+class PartitionFeed(Generic[_T]):
     """Receives one partition, as the `ReceiveSink` of its link.
 
     What the link's end allows is decided by the error's `Recovery`: to give up ends the feed, everything else opens
@@ -40,6 +42,7 @@ class PartitionFeed:
 
     Args:
         spec: The link; its position is where the first one begins.
+        wrap: Called with received messages; returns what cursors read of them: an item for each, in order.
         startup_timeout: Seconds after which a feed that was never attached ends; None for never.
         limit: The messages wanted, until `resume` says more; None for no end.
         locate: Is called before each link with the place where it would begin, and returns where it begins; what it
@@ -54,6 +57,7 @@ class PartitionFeed:
         spec: ReceiveLinkSpec,
         settings: FeedSettings,
         *,
+        wrap: Callable[[list[bytes]], list[_T]],
         rng: random.Random,
         startup_timeout: float | None = None,
         limit: int | None = None,
@@ -77,8 +81,8 @@ class PartitionFeed:
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
-        self._cache: EventCache[bytes] = EventCache(lambda messages: messages)
-        self._cursor = self._cache.cursor()
+        self._cache = EventCache(wrap)
+        self._cursors: tuple[FeedCursor[_T], ...] = ()
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
@@ -87,10 +91,6 @@ class PartitionFeed:
         self._is_stopped = False
         self._is_parked = False
         self._is_closing = False
-        self._waiter: asyncio.Future[bool] | None = None
-        self._wait_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
         self._tasks = TaskSet(self._keeper_failed)
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
@@ -148,42 +148,11 @@ class PartitionFeed:
         """Open the link, and keep it open. Once."""
         self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
 
-    def take(self, limit: int) -> list[bytes]:
-        """Take what is there, at most `limit` messages; empty where nothing is."""
-        messages = self._cursor.read(limit)
-        if messages:
-            self._adjust_credit()
-        return messages
-
-    async def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
-
-        Args:
-            timeout: Seconds; None for as long as it takes.
-
-        Returns:
-            False where the time ran out. Cancelled, nothing is lost.
-        """
-        if self._cache.count or self.error is not None:
-            return True
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        if timeout is not None:
-            # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
-            self._wait_until = loop.time() + timeout
-            if self._timer is None or self._timer_at > self._wait_until:
-                self._set_timer()
-        else:
-            self._wait_until = float("inf")
-        try:
-            found: bool = await waiter
-            return found
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        """End a wait."""
-        self._wake(True)
+    def cursor(self) -> FeedCursor[_T]:
+        """Make a reader of what is received, which begins at the oldest message held."""
+        cursor = FeedCursor(self, self._cache.cursor())
+        self._cursors = (*self._cursors, cursor)
+        return cursor
 
     def stop(self) -> None:
         """Take no more: credit goes to 0."""
@@ -213,7 +182,7 @@ class PartitionFeed:
         assert self._is_parked
         self._is_parked = False
         self._credit.left = limit
-        self._adjust_credit()
+        self.adjust_credit()
 
     def reopen(self, error: ServiceError) -> None:
         """Close the link with an error of ours, and open another. Do nothing where there is none."""
@@ -246,10 +215,8 @@ class PartitionFeed:
         if self.error is None:
             self.error = ClosedError("partition feed")
         self._attempted(self.error)
-        self._wake(True)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for cursor in self._cursors:
+            cursor.end()
         try:
             if self._is_closing:
                 await self._tasks.wait(timeout)
@@ -272,10 +239,9 @@ class PartitionFeed:
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
-        self._adjust_credit()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(True)
+        self.adjust_credit()
+        for cursor in self._cursors:
+            cursor.wake()
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
@@ -358,7 +324,7 @@ class PartitionFeed:
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()
-            self._adjust_credit()
+            self.adjust_credit()
             raise await ended
         finally:
             self._link = None
@@ -369,7 +335,8 @@ class PartitionFeed:
                     async with asyncio.timeout(CLOSE_TIMEOUT):
                         await link.aclose()
 
-    def _adjust_credit(self) -> None:
+    def adjust_credit(self) -> None:
+        """Let the service send what there is room for. Called when messages were received, taken or given up."""
         link = self._link
         if link is None or self._is_stopped:
             return
@@ -383,7 +350,8 @@ class PartitionFeed:
             if self._on_trouble is not None:
                 self._on_trouble(error, None)
         self._attempted(error)
-        self._wake(True)
+        for cursor in self._cursors:
+            cursor.wake()
 
     def _keeper_failed(self, _: str, error: BaseException) -> None:
         self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
@@ -392,11 +360,86 @@ class PartitionFeed:
         if self._reopening is not None:
             resolve(self._reopening, error)
 
-    # -------------------------------------------------------------------------------------------------- waiting
+    def forget(self, cursor: FeedCursor[_T]) -> None:
+        """Receive for the other cursors only."""
+        self._cursors = tuple(each for each in self._cursors if each is not cursor)
+        self.adjust_credit()
 
-    def _wake(self, found: bool) -> None:
-        if self._waiter is not None:
-            resolve(self._waiter, found)
+
+class FeedCursor(Generic[_T]):
+    """One reader's place in a feed.
+
+    Args:
+        feed: The feed.
+        cursor: The place in its cache.
+    """
+
+    __slots__ = ("_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
+
+    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T]) -> None:
+        self._feed = feed
+        self._cursor = cursor
+        self._waiter: asyncio.Future[bool] | None = None
+        self._wait_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
+
+    @property
+    def available(self) -> int:
+        """How many messages can be taken now."""
+        return self._cursor.available
+
+    def take(self, limit: int) -> list[_T]:
+        """Take what is there, at most `limit` messages; empty where nothing is."""
+        messages = self._cursor.read(limit)
+        if messages:
+            self._feed.adjust_credit()
+        return messages
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
+
+        Args:
+            timeout: Seconds; None for as long as it takes.
+
+        Returns:
+            False where the time ran out. Cancelled, nothing is lost.
+        """
+        if self._cursor.available or self._feed.error is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        if timeout is not None:
+            # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
+            self._wait_until = loop.time() + timeout
+            if self._timer is None or self._timer_at > self._wait_until:
+                self._set_timer()
+        else:
+            self._wait_until = float("inf")
+        try:
+            found: bool = await waiter
+            return found
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End a wait."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+
+    def end(self) -> None:
+        """End a wait, and its timer: the feed is closed, or the cursor."""
+        self.wake()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Read no more: what only this cursor has not read is dropped. Closing twice is fine."""
+        self._cursor.close()
+        self._feed.forget(self)
+        self.end()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -412,4 +455,9 @@ class PartitionFeed:
             if self._wait_until != float("inf"):
                 self._set_timer()
             return
-        self._wake(False)
+        resolve(self._waiter, False)
+
+
+def as_received(messages: list[bytes]) -> list[bytes]:
+    """Return the messages as they are, for cursors that read encoded messages."""
+    return messages

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
 from eventpump.core.checkpoint import CheckpointTracker
@@ -28,6 +28,7 @@ class OpenPartition:
         partition_id: The partition.
         processor: The processor, open.
         feed: Receives the events.
+        cursor: Reads them.
         tracker: Decides which checkpoints to write.
         writer: Writes them.
         continuity: Checks that no event is missing.
@@ -38,7 +39,8 @@ class OpenPartition:
 
     partition_id: str
     processor: EventProcessor
-    feed: PartitionFeed
+    feed: PartitionFeed[ReceivedEvent]
+    cursor: FeedCursor[ReceivedEvent]
     tracker: CheckpointTracker
     writer: CheckpointWriter
     continuity: ContinuityCheck
@@ -129,7 +131,7 @@ class OpenPartition:
     def stop(self) -> None:
         """Receive no more, and end a wait for events. No checkpoint becomes due any more."""
         self.feed.stop()
-        self.feed.wake()
+        self.cursor.wake()
         self.cancel_timer()
 
     def cancel_timer(self) -> None:

@@ -333,6 +333,7 @@ class PartitionPump:
             until_done=self._opening.until_done,
             report=self._report,
         )
+        origin = (around.scope, partition_id, beginning.hub_created_at)
         feed = PartitionFeed(
             around.transport,
             ReceiveLinkSpec(
@@ -346,14 +347,14 @@ class PartitionPump:
                 max_message_size=self._settings.max_message_size,
             ),
             self._settings,
+            wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
             rng=around.rng,
             locate=continuity.locate,
             on_attached=lambda: self._attached(position_text(position)),
             on_trouble=self._link_trouble,
         )
-        origin = (around.scope, partition_id, beginning.hub_created_at)
         self._partition = OpenPartition(
-            partition_id, processor, feed, tracker, writer, continuity, beginning, origin, self._life
+            partition_id, processor, feed, feed.cursor(), tracker, writer, continuity, beginning, origin, self._life
         )
         feed.start()
         return self._partition
@@ -399,19 +400,18 @@ class PartitionPump:
         settings = self._settings
         limit = settings.max_batch_size
         while not self._life.is_ending:
-            feed = partition.feed
+            feed, cursor = partition.feed, partition.cursor
             if self._life.is_suspended:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._ending.wait()
                 return
-            raw = feed.take(limit)
-            if raw:
-                events = tuple(map(ReceivedEvent, raw, repeat(partition.origin)))
+            events = tuple(cursor.take(limit))
+            if events:
                 if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
                     partition = await self._restart(partition)
                     continue
                 await self._deliver(partition, events)
-                if feed.events_held:
+                if cursor.available:
                     # A handler that never really waits must not keep the loop from turning.
                     await asyncio.sleep(0)
             elif feed.error is not None:
@@ -419,7 +419,7 @@ class PartitionPump:
                     await self._feed_failed(feed.error if self.was_attached else partition.explained(feed.error))
                     return
                 partition = await self._restart(partition)
-            elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
+            elif not await cursor.wait(settings.max_wait_time) and self._may_deliver():
                 self._silence.waited(feed, self.partition_id, self._link_silent)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())

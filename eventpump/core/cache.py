@@ -91,6 +91,7 @@ class EventCache(Generic[_T]):
         """
         cursor = Cursor(self, self.end if at_end else self._start)
         self._cursors.append(cursor)
+        self._purge()
         return cursor
 
     def clear(self) -> None:
