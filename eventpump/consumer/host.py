@@ -185,7 +185,6 @@ class PartitionHost:
             directory=PacedDirectory(transport, transport.fully_qualified_namespace),
             store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, turns=turns),
             settings=settings,
-            source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
             owner_id=self._owner_id,
             clock=self._clock,
@@ -196,7 +195,7 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
         )
-        manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
+        manager = self._manager = PartitionManager(around, self._source, renew_interval=self._renew_interval)
         if self._is_closed:
             manager.stop(0.0)
         try:

@@ -14,8 +14,10 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
+from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.silence import SilenceWatch
+from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
 from eventpump.core.backoff import Backoff, Unlimited
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -73,13 +75,20 @@ class _Slot:
 
     partition_id: str
     lease: PartitionLease | None = None
-    pump: PartitionPump | None = None
-    """Stays until it has ended, whoever holds the lease by then."""
+    pumps: dict[str, PartitionPump] = field(default_factory=dict)
+    """By subscription. Each stays until it has ended, whoever holds the lease by then."""
     expiry: asyncio.TimerHandle | None = None
     is_renewing: bool = False
     is_taking: bool = False
     stolen: ConsumerDisconnectedError | None = None
     avoid_until: float = -math.inf
+    failed_until: dict[str, float] = field(default_factory=dict)
+    """The subscriptions whose pump failed, and when it may be started again."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a pump needs the lease: one that runs, or that ends and is not overdue."""
+        return any(not pump.is_overdue for pump in self.pumps.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +131,13 @@ class PartitionManager:
         renew_interval: Seconds between renewals.
     """
 
-    def __init__(self, around: PumpSurroundings, *, renew_interval: float) -> None:
+    def __init__(self, around: PumpSurroundings, source: ProcessorSource, *, renew_interval: float) -> None:
         self._around = around
         self._settings = around.settings
         self._store = around.store
         self._clock = around.clock
         self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
+        self._subscriptions = [Subscription(DEFAULT_SUBSCRIPTION, around.settings, source, self._group)]
         self._renew_interval = renew_interval
         self._slots: dict[str, _Slot] = {}
         self._known: set[str] = set()
@@ -156,13 +166,13 @@ class PartitionManager:
             PartitionStatus(
                 slot.partition_id,
                 None if slot.lease is None else slot.lease.epoch,
-                slot.pump.state,
-                None if (last := slot.pump.context.last_delivered) is None else last.sequence_number,
-                slot.pump.context.lag,
-                slot.pump.is_attached,
+                pump.state,
+                None if (last := pump.context.last_delivered) is None else last.sequence_number,
+                pump.context.lag,
+                pump.is_attached,
             )
             for slot in self._slots.values()
-            if slot.pump is not None
+            for pump in slot.pumps.values()
         ]
 
     async def run(self) -> None:
@@ -196,14 +206,16 @@ class PartitionManager:
         self._end.is_stopping = True
         self._end.wake.set()
         self._hurry.set()
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.stop(CloseReason.SHUTDOWN, within)
+        for pump in self._all_pumps():
+            pump.stop(CloseReason.SHUTDOWN, within)
 
     @property
     def remaining(self) -> float:
         """The seconds left of the time that closing may take; infinite before it is known."""
         return self._close_by - self._clock.monotonic()
+
+    def _all_pumps(self) -> list[PartitionPump]:
+        return [pump for slot in self._slots.values() for pump in slot.pumps.values()]
 
     @property
     def _is_ending(self) -> bool:
@@ -330,9 +342,8 @@ class PartitionManager:
                 operation = f"reading the properties of hub {self._settings.hub}"
                 self._report(ServiceFailed(self._around.owner_id, None, operation, error))
                 return
-            for slot in self._slots.values():
-                if slot.pump is not None:
-                    slot.pump.hub_found(properties.created_at)
+            for pump in self._all_pumps():
+                pump.hub_found(properties.created_at)
             new = tuple(each for each in properties.partition_ids if each not in self._known)
             if not new:
                 return
@@ -399,8 +410,8 @@ class PartitionManager:
                 await asyncio.wait((task,))
 
     def _is_barred(self, slot: _Slot, now: float) -> bool:
-        """Return whether a partition must not be started here now; above all while its old pump has not ended."""
-        return slot.pump is not None or slot.is_taking or now < slot.avoid_until
+        """Return whether a partition must not be started here now; above all while an old pump of it has not ended."""
+        return bool(slot.pumps) or slot.is_taking or now < slot.avoid_until
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -434,7 +445,7 @@ class PartitionManager:
             return
         source = None if snapshot is None else snapshot.owner
         self._report(LeaseTaken(owner, slot.partition_id, lease.epoch, source))
-        self._start_pump(slot, lease)
+        self._start_pumps(slot, lease)
 
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Record a lease, taken or renewed, and when it ends."""
@@ -460,8 +471,8 @@ class PartitionManager:
             return
         self._report(LeaseLost(self._around.owner_id, slot.partition_id, slot.lease.epoch, why))
         self._forget(slot)
-        if slot.pump is not None:
-            slot.pump.ownership_lost()
+        for pump in list(slot.pumps.values()):
+            pump.ownership_lost()
 
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
@@ -506,7 +517,7 @@ class PartitionManager:
 
     def _renewal_ended(self, slot: _Slot) -> None:
         slot.is_renewing = False
-        lease = slot.lease if slot.pump is not None else None
+        lease = slot.lease if slot.pumps else None
         if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
             # Taken anew meanwhile, and due while the renewal of the lease before was not over.
             self._renew_later(slot, lease)
@@ -517,7 +528,7 @@ class PartitionManager:
         # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         # A lease without a pump is never kept, however the pump ended.
-        while (lease := slot.lease) is not None and slot.pump is not None:
+        while (lease := slot.lease) is not None and slot.pumps:
             if self._clock.monotonic() >= lease.expires_at:
                 # Before the timer for it: timers stand still while the machine is suspended.
                 self._lost(slot, "it was not renewed in time")
@@ -534,8 +545,8 @@ class PartitionManager:
                 return
             self._own(slot, renewed)
             self._renew_later(slot, renewed)
-            if slot.pump is not None:
-                slot.pump.renewed(renewed)
+            for pump in slot.pumps.values():
+                pump.renewed(renewed)
             if slot.stolen is None:
                 return
             if slot.stolen is stolen:
@@ -549,8 +560,8 @@ class PartitionManager:
         slot.stolen = None
         slot.avoid_until = self._clock.monotonic() + avoided_for
         self._report(OutsideReader(self._around.owner_id, slot.partition_id, avoided_for, error))
-        if slot.pump is not None:
-            slot.pump.stop(CloseReason.OWNERSHIP_LOST)
+        for pump in slot.pumps.values():
+            pump.stop(CloseReason.OWNERSHIP_LOST)
 
     async def _release(self, slot: _Slot) -> None:
         lease = slot.lease
@@ -567,34 +578,60 @@ class PartitionManager:
 
     # -------------------------------------------------------------------------------------------------- pumps
 
-    def _start_pump(self, slot: _Slot, lease: PartitionLease) -> None:
+    def _start_pumps(self, slot: _Slot, lease: PartitionLease) -> None:
+        """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
+        now = self._clock.monotonic()
+        for subscription in self._subscriptions:
+            name = subscription.name
+            if name not in slot.pumps and now >= slot.failed_until.get(name, -math.inf):
+                self._start_pump(slot, lease, subscription)
+
+    def _start_pump(self, slot: _Slot, lease: PartitionLease, subscription: Subscription) -> None:
+        name = subscription.name
+
         def stolen(error: ConsumerDisconnectedError) -> None:
-            if slot.pump is pump and slot.lease is not None:
+            if slot.pumps.get(name) is pump and slot.lease is not None:
                 slot.stolen = error
                 self._renew(slot)
 
-        pump = slot.pump = PartitionPump(
+        pump = slot.pumps[name] = PartitionPump(
             self._around,
             lease,
-            self._group,
+            subscription,
             silence=self._silence,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
         )
-        self._start_of_host.tried(slot.partition_id)
-        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
+        self._start_of_host.tried(pump.key)
+        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {pump.key}")
         task.add_done_callback(lambda _: self._pump_ended(slot, pump))
 
+    def _is_running(self, slot: _Slot, pump: PartitionPump) -> bool:
+        return slot.pumps.get(pump.subscription) is pump
+
     def _pump_ended(self, slot: _Slot, pump: PartitionPump) -> None:
-        if slot.pump is pump:
+        if self._is_running(slot, pump):
             # Cancelled before its first step, by code that cancels whatever task it finds.
-            slot.pump = None
-            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-            self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+            del slot.pumps[pump.subscription]
+            self._avoid(slot, pump)
+            if not slot.is_in_use:
+                self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+
+    def _avoid(self, slot: _Slot, pump: PartitionPump) -> float:
+        """Leave a subscription's partition alone for a while, and the partition where no other pump is left.
+
+        Returns:
+            For how long, in seconds.
+        """
+        avoided_for = self._store.lease_duration
+        until = slot.failed_until[pump.subscription] = self._clock.monotonic() + avoided_for
+        if not slot.is_in_use:
+            slot.avoid_until = until
+        return avoided_for
 
     def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
-        if slot.pump is pump and slot.lease is not None:
+        if self._is_running(slot, pump) and slot.lease is not None:
             self._lost(slot, why)
         else:
             pump.ownership_lost()
@@ -610,26 +647,28 @@ class PartitionManager:
                 raise
             escaped = error
         finally:
-            # Only now may the partition be started here again.
-            slot.pump = None
+            # Only now may it be started here again.
+            if self._is_running(slot, pump):
+                del slot.pumps[pump.subscription]
         if escaped is not None:
-            self._pump_broke(slot, escaped)
+            self._pump_broke(slot, pump, escaped)
         elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
         self._attempt_ended(pump)
-        await self._release(slot)
+        if not slot.is_in_use:
+            await self._release(slot)
 
     def _attempt_ended(self, pump: PartitionPump) -> None:
         """End the host where this was the last attempt that could have shown that it is configured rightly."""
         if pump.was_attached:
             self._start_of_host.linked()
-        self._start_of_host.ended(pump.partition_id)
+        self._start_of_host.ended(pump.key)
         self._judge_start()
 
     def _judge_start(self) -> None:
         """End the host over what was refused at its start, or report it; neither while that is not decided."""
         now, start = self._clock.monotonic(), self._start_of_host
-        if any(slot.pump is not None and slot.pump.was_attached for slot in self._slots.values()):
+        if any(pump.was_attached for pump in self._all_pumps()):
             start.linked()
         error = start.verdict(now)
         if isinstance(error, EventPumpError) and not self._end.is_stopping:
@@ -640,13 +679,13 @@ class PartitionManager:
             for report in withheld:
                 self._report(report)
 
-    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
+    def _pump_broke(self, slot: _Slot, pump: PartitionPump, error: BaseException) -> None:
         """Report an end of a pump that never should be, and leave the partition to others for a while."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             # It was the pump that this ended; the lease is still to be released.
             task.uncancel()
-        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+        self._avoid(slot, pump)
         self._report(UnexpectedFailure(self._around.owner_id, slot.partition_id, "the pump", error))
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
@@ -654,15 +693,14 @@ class PartitionManager:
             self._fail(error)
             return
         if isinstance(error, ServiceError):
-            self._start_of_host.refused(slot.partition_id, error)
-        avoided_for = self._store.lease_duration
-        slot.avoid_until = self._clock.monotonic() + avoided_for
+            self._start_of_host.refused(pump.key, error)
+        avoided_for = self._avoid(slot, pump)
         # The error that ends a host is raised by `run`, and not reported once per partition as well.
         self._withheld.append(PartitionFailed(self._around.owner_id, slot.partition_id, avoided_for, error))
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
-        """Let others have a partition whose processor does not return. It was reported."""
-        if slot.pump is pump and slot.lease is not None:
+        """Let others have a partition of which no processor returns. It was reported."""
+        if self._is_running(slot, pump) and slot.lease is not None and not slot.is_in_use:
             self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
 
     # ------------------------------------------------------------------------------------------------- closing
@@ -672,9 +710,8 @@ class PartitionManager:
         if self._close_by == math.inf:
             self._close_by = self._clock.monotonic() + self._settings.close_timeout
         self._store.take_no_more()
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
+        for pump in self._all_pumps():
+            pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
         await self._silence.aclose()
         await self._wait_for_pumps()
@@ -685,9 +722,8 @@ class PartitionManager:
                 self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.abandon()
+        for pump in self._all_pumps():
+            pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
         self._judge_start()
         for slot in self._slots.values():

@@ -18,10 +18,11 @@ from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import GroupStart, HubMadeAgainError, PartitionOpening, loss_error
+from eventpump.consumer.opening import HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.partition import OpenPartition, not_delivered, position_text
-from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
+from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.silence import SilenceWatch, SilentLink
+from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
 from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import Backoff, Unlimited, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
@@ -68,7 +69,6 @@ class PumpSurroundings:
         directory: Reads the properties of the hub and its partitions.
         store: The leases and checkpoints; each call ends at the store's time-out.
         settings: The options of the host.
-        source: Creates the processors.
         scope: Namespace, hub and consumer group.
         owner_id: The owner's name in the leases.
         clock: The clock that leases go by.
@@ -84,7 +84,6 @@ class PumpSurroundings:
     directory: HubDirectory
     store: BoundedLeaseStore
     settings: HostSettings
-    source: ProcessorSource
     scope: ConsumerScope
     owner_id: str
     clock: Clock
@@ -105,7 +104,7 @@ class PartitionPump:
     Args:
         around: What all pumps of a host share.
         lease: The lease of the partition.
-        group: The consumer group's record.
+        subscription: Whose events it delivers.
         silence: Checks its link when it is silent.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_lost: Called with how it was found that the lease is lost.
@@ -116,7 +115,7 @@ class PartitionPump:
         self,
         around: PumpSurroundings,
         lease: PartitionLease,
-        group: GroupStart,
+        subscription: Subscription,
         *,
         silence: SilenceWatch,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
@@ -124,19 +123,18 @@ class PartitionPump:
         on_overdue: Callable[[], None],
     ) -> None:
         self._around = around
-        self._settings = around.settings
+        self._subscription = subscription
+        settings = self._settings = subscription.settings
         self._clock = around.clock
         self._loop = asyncio.get_running_loop()
         self._silence = silence
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
-        self._life = PumpLife(
-            ownership_lost_grace=around.settings.ownership_lost_grace, close_timeout=around.settings.close_timeout
-        )
+        self._life = PumpLife(ownership_lost_grace=settings.ownership_lost_grace, close_timeout=settings.close_timeout)
         self._runner = HandlerRunner(
             lease.partition_id,
-            around.settings,
+            settings,
             blocked_after=around.blocked_after,
             blocked_pause=around.renew_interval,
             stepped=around.turns.stepped,
@@ -148,14 +146,14 @@ class PartitionPump:
         self._held_back: asyncio.Future[None] | None = None
         self._processor: EventProcessor | None = None
         self._partition: OpenPartition | None = None
-        retry = around.settings.handler_retry
+        retry = settings.handler_retry
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
-        self._group = group
+        self._group = subscription.start
         self._opening = PartitionOpening(
-            group,
+            subscription.start,
             around.store,
             around.directory,
-            around.settings,
+            settings,
             lease.partition_id,
             store_timeout=around.store_timeout,
             rng=around.rng,
@@ -180,6 +178,8 @@ class PartitionPump:
         """Why the pump failed, if it did not end because of the lease or the host."""
         self.was_attached = False
         """Whether a link was ever attached."""
+        self.is_overdue = False
+        """Whether it should have ended and has not."""
 
     # ---------------------------------------------------------------------------------- called by PartitionManager
 
@@ -187,6 +187,18 @@ class PartitionPump:
     def partition_id(self) -> str:
         """The partition."""
         return self.lease.partition_id
+
+    @property
+    def subscription(self) -> str:
+        """The name of the subscription."""
+        return self._subscription.name
+
+    @property
+    def key(self) -> str:
+        """Identifies the pump among those of a host."""
+        if self.subscription == DEFAULT_SUBSCRIPTION:
+            return self.partition_id
+        return f"{self.partition_id} of {self.subscription}"
 
     @property
     def state(self) -> PumpState:
@@ -286,7 +298,7 @@ class PartitionPump:
 
     def _made(self) -> EventProcessor:
         try:
-            return self._around.source.make()
+            return self._subscription.source.make()
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -587,6 +599,7 @@ class PartitionPump:
         self._disown()
         waited = self._clock.monotonic() - self._life.ending_since
         self._report(PumpOverdue, reason, self._runner.operation, waited)
+        self.is_overdue = True
         self._on_overdue()
 
     def _check_ending(self) -> None:
