@@ -18,6 +18,7 @@ from eventpump.core.silence import Look
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
+    EventError,
     EventPumpError,
     Recovery,
     ServiceError,
@@ -92,6 +93,7 @@ class PartitionFeed(Generic[_T]):
         self._is_parked = False
         self._is_closing = False
         self._tasks = TaskSet(self._keeper_failed)
+        self._keeper: asyncio.Task[None] | None = None
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
@@ -118,9 +120,28 @@ class PartitionFeed(Generic[_T]):
 
     @property
     def is_silent(self) -> bool:
-        """Whether messages could come and none is there: attached, with credit, and everything received was taken."""
+        """Whether messages could come and none is there: attached, with credit, and a cursor has taken everything."""
         is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
-        return is_wanting and self._link is not None and self._credit.credit > 0 and self._cache.count == 0
+        could_come = is_wanting and self._link is not None and self._credit.credit > 0
+        return could_come and not all(cursor.available for cursor in self._cursors)
+
+    @property
+    def readers(self) -> int:
+        """How many cursors there are."""
+        return len(self._cursors)
+
+    @property
+    def first_held(self) -> int | None:
+        """The sequence number of the oldest message in the cache, or of the next one to come.
+
+        None where nothing was dropped from the cache yet, and where that number cannot be read.
+        """
+        oldest = self._cache.oldest or self.newest
+        if not self._cache.start or oldest is None:
+            return None
+        with suppress(EventError):
+            return ReceivedEvent(oldest).sequence_number + (self._cache.oldest is None)
+        return None
 
     @property
     def position(self) -> EventPosition:
@@ -146,7 +167,7 @@ class PartitionFeed(Generic[_T]):
 
     def start(self) -> None:
         """Open the link, and keep it open. Once."""
-        self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
+        self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
 
     def cursor(self) -> FeedCursor[_T]:
         """Make a reader of what is received, which begins at the oldest message held."""
@@ -190,6 +211,13 @@ class PartitionFeed(Generic[_T]):
             self._is_given_up = True
             self._link = None
             self._link_error.set_result(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error of ours, and detach. What is in the cache can still be taken."""
+        self.stop()
+        self._end(error)
+        if self._keeper is not None:
+            self._tasks.drop(self._keeper)
 
     async def until_reopened(self) -> Exception | None:
         """Wait for the next attempt to open a link, and give its error; None where it is attached.

@@ -16,6 +16,7 @@ from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
+from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
 from eventpump.core.backoff import Backoff, Unlimited
@@ -33,6 +34,8 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
+from eventpump.eventhubs.events import EventPosition
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.reports import (
     HostReport,
     LeaseLost,
@@ -81,6 +84,8 @@ class _Slot:
     is_renewing: bool = False
     is_taking: bool = False
     stolen: ConsumerDisconnectedError | None = None
+    shared: SharedPartition | None = None
+    """The receive link, of the lease that its pumps were started with."""
     avoid_until: float = -math.inf
     failed_until: dict[str, float] = field(default_factory=dict)
     """The subscriptions whose pump failed, and when it may be started again."""
@@ -581,12 +586,44 @@ class PartitionManager:
     def _start_pumps(self, slot: _Slot, lease: PartitionLease) -> None:
         """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
         now = self._clock.monotonic()
-        for subscription in self._subscriptions:
-            name = subscription.name
-            if name not in slot.pumps and now >= slot.failed_until.get(name, -math.inf):
-                self._start_pump(slot, lease, subscription)
+        due = [
+            each
+            for each in self._subscriptions
+            if each.name not in slot.pumps and now >= slot.failed_until.get(each.name, -math.inf)
+        ]
+        if not slot.pumps:
+            slot.shared = self._share(lease)
+        assert slot.shared is not None
+        for subscription in due:
+            slot.shared.expect(subscription.name)
+        for subscription in due:
+            self._start_pump(slot, slot.shared, lease, subscription)
 
-    def _start_pump(self, slot: _Slot, lease: PartitionLease, subscription: Subscription) -> None:
+    def _share(self, lease: PartitionLease) -> SharedPartition:
+        around, settings = self._around, self._settings
+        return SharedPartition(
+            around.transport,
+            ReceiveLinkSpec(
+                hub=around.scope.hub,
+                consumer_group=around.scope.consumer_group,
+                partition_id=lease.partition_id,
+                position=EventPosition.earliest(),
+                owner_level=lease.epoch,
+                receiver_name=around.owner_id,
+                track_last_enqueued=settings.track_last_enqueued,
+                max_message_size=settings.max_message_size,
+            ),
+            settings,
+            scope=around.scope,
+            rng=around.rng,
+            hub=self._group.hub,
+            on_closed=self._silence.forget,
+            on_unexpected=self._unexpected,
+        )
+
+    def _start_pump(
+        self, slot: _Slot, shared: SharedPartition, lease: PartitionLease, subscription: Subscription
+    ) -> None:
         name = subscription.name
 
         def stolen(error: ConsumerDisconnectedError) -> None:
@@ -598,6 +635,7 @@ class PartitionManager:
             self._around,
             lease,
             subscription,
+            shared,
             silence=self._silence,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
@@ -654,6 +692,8 @@ class PartitionManager:
             self._pump_broke(slot, pump, escaped)
         elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
+        if not slot.pumps and slot.shared is not None:
+            await slot.shared.aclose()
         self._attempt_ended(pump)
         if not slot.is_in_use:
             await self._release(slot)

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.silence import lag
@@ -28,7 +28,6 @@ class OpenPartition:
         partition_id: The partition.
         processor: The processor, open.
         feed: Receives the events.
-        cursor: Reads them.
         tracker: Decides which checkpoints to write.
         writer: Writes them.
         continuity: Checks that no event is missing.
@@ -39,8 +38,7 @@ class OpenPartition:
 
     partition_id: str
     processor: EventProcessor
-    feed: PartitionFeed[ReceivedEvent]
-    cursor: FeedCursor[ReceivedEvent]
+    feed: MemberFeed
     tracker: CheckpointTracker
     writer: CheckpointWriter
     continuity: ContinuityCheck
@@ -131,7 +129,7 @@ class OpenPartition:
     def stop(self) -> None:
         """Receive no more, and end a wait for events. No checkpoint becomes due any more."""
         self.feed.stop()
-        self.cursor.wake()
+        self.feed.wake()
         self.cancel_timer()
 
     def cancel_timer(self) -> None:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import repeat
 from typing import Any, Final, TypeVar
 
 from eventpump.aio.retry import retrying
@@ -15,12 +14,13 @@ from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.feed import CLOSE_TIMEOUT
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import HubMadeAgainError, PartitionOpening, loss_error
 from eventpump.consumer.partition import OpenPartition, not_delivered, position_text
 from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
 from eventpump.consumer.turns import Turns
@@ -38,7 +38,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
+from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
@@ -105,6 +105,7 @@ class PartitionPump:
         around: What all pumps of a host share.
         lease: The lease of the partition.
         subscription: Whose events it delivers.
+        shared: The receive link of the partition.
         silence: Checks its link when it is silent.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_lost: Called with how it was found that the lease is lost.
@@ -116,6 +117,7 @@ class PartitionPump:
         around: PumpSurroundings,
         lease: PartitionLease,
         subscription: Subscription,
+        shared: SharedPartition,
         *,
         silence: SilenceWatch,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
@@ -124,6 +126,7 @@ class PartitionPump:
     ) -> None:
         self._around = around
         self._subscription = subscription
+        self._shared = shared
         settings = self._settings = subscription.settings
         self._clock = around.clock
         self._loop = asyncio.get_running_loop()
@@ -273,7 +276,6 @@ class PartitionPump:
             self._clear_timers()
             self._runner.stop()
             if self._partition is not None:
-                self._silence.forget(self._partition.feed)
                 await self._partition.feed.aclose(0.0)
                 await self._partition.writer.aclose()
             await self._tasks.cancel(self._around.store_timeout)
@@ -345,30 +347,17 @@ class PartitionPump:
             until_done=self._opening.until_done,
             report=self._report,
         )
-        origin = (around.scope, partition_id, beginning.hub_created_at)
-        feed = PartitionFeed(
-            around.transport,
-            ReceiveLinkSpec(
-                hub=around.scope.hub,
-                consumer_group=around.scope.consumer_group,
-                partition_id=partition_id,
-                position=position,
-                owner_level=self.lease.epoch,
-                receiver_name=around.owner_id,
-                track_last_enqueued=self._settings.track_last_enqueued,
-                max_message_size=self._settings.max_message_size,
-            ),
-            self._settings,
-            wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
-            rng=around.rng,
-            locate=continuity.locate,
+        feed = self._shared.join(
+            self.subscription,
+            beginning,
+            facts=self._opening.facts,
             on_attached=lambda: self._attached(position_text(position)),
             on_trouble=self._link_trouble,
         )
+        origin = (around.scope, partition_id, beginning.hub_created_at)
         self._partition = OpenPartition(
-            partition_id, processor, feed, feed.cursor(), tracker, writer, continuity, beginning, origin, self._life
+            partition_id, processor, feed, tracker, writer, continuity, beginning, origin, self._life
         )
-        feed.start()
         return self._partition
 
     async def _restart(self, partition: OpenPartition) -> OpenPartition:
@@ -381,7 +370,6 @@ class PartitionPump:
             PumpEndedError: The pump ends.
         """
         self._check_ending()
-        self._silence.forget(partition.feed)
         await partition.feed.aclose()
         partition.tracker.closing()
         await self._unless_ending(partition.writer.flush(self._around.store_timeout))
@@ -412,18 +400,18 @@ class PartitionPump:
         settings = self._settings
         limit = settings.max_batch_size
         while not self._life.is_ending:
-            feed, cursor = partition.feed, partition.cursor
+            feed = partition.feed
             if self._life.is_suspended:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._ending.wait()
                 return
-            events = tuple(cursor.take(limit))
+            events = tuple(feed.take(limit))
             if events:
                 if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
                     partition = await self._restart(partition)
                     continue
                 await self._deliver(partition, events)
-                if cursor.available:
+                if feed.available:
                     # A handler that never really waits must not keep the loop from turning.
                     await asyncio.sleep(0)
             elif feed.error is not None:
@@ -431,8 +419,9 @@ class PartitionPump:
                     await self._feed_failed(feed.error if self.was_attached else partition.explained(feed.error))
                     return
                 partition = await self._restart(partition)
-            elif not await cursor.wait(settings.max_wait_time) and self._may_deliver():
-                self._silence.waited(feed, self.partition_id, self._link_silent)
+            elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
+                if feed.feed is not None:
+                    self._silence.waited(feed.feed, self.partition_id, self._link_silent)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())
 
@@ -572,6 +561,7 @@ class PartitionPump:
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
         self._ending.set()
+        self._shared.left(self.subscription)
         if self._held_back is not None:
             resolve(self._held_back, None)
         if self._partition is not None:
@@ -684,14 +674,14 @@ class PartitionPump:
             self.was_attached = True
             self._report(PumpStarted, self.lease.epoch, position)
 
-    def _link_trouble(self, error: Exception, delay: float | None) -> None:
+    def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
         if self._life.is_ending:
             return
         if isinstance(error, ConsumerDisconnectedError):
             # Not reported here: only the manager can find out whether it is a move inside the fleet.
             self._life.stolen()
             self._on_stolen(error)
-        elif delay is not None:
+        elif delay is not None and reports:
             # Without a delay the feed has ended, and the manager reports or raises the error.
             self._report(LinkFailed, error, delay)
 
