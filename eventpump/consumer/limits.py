@@ -16,6 +16,7 @@ from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
+    CheckpointClaim,
     Clock,
     ConsumerScope,
     HubDirectory,
@@ -29,6 +30,8 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkSpec,
     StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
     Transport,
 )
 
@@ -180,6 +183,10 @@ class BoundedLeaseStore:
         """See `LeaseStore`."""
         return await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id, subscription))
 
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.claim_checkpoint(lease, subscription))
+
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
@@ -201,6 +208,24 @@ class BoundedLeaseStore:
     ) -> StoredScopeRecord | None:
         """See `LeaseStore`."""
         return await self._call(LISTING, lambda: self._store.write_scope_record(record, replaces))
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, self._store.list_subscriptions)
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.read_subscription(name))
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.write_subscription(record, replaces))
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.delete_subscription(stored))
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""
