@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import (
-    SecretStr,
-)
+from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs import sas
@@ -29,14 +27,14 @@ WHOLE: Final = "connection_string"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """A connection string, taken apart.
+    """A parsed connection string.
 
     Args:
         host: The namespace's host name, in lower case.
-        port: The port the endpoint names, None where it names none.
-        hub: What `EntityPath` names.
-        credential: The key or the signature; None where the string has neither.
-        use_development_emulator: Connect without TLS, as the official emulator wants it.
+        port: The port of the endpoint; None if it has none.
+        hub: The value of `EntityPath`; None if there is none.
+        credential: The key or the signature; None if the string has neither.
+        use_development_emulator: Whether to connect without TLS, as the official emulator requires.
     """
 
     host: str
@@ -47,12 +45,12 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
-        """Take a connection string apart.
+        """Parse a connection string.
 
-        Keys are known in any case, and unknown ones are ignored. A value may hold `=`.
+        The case of keys does not matter, and unknown keys are ignored. A value may contain `=`.
 
         Raises:
-            ConfigurationError: It is none; the error names the key at fault and shows no value of the string.
+            ConfigurationError: A part is missing or malformed; the error names the key and shows no value.
         """
         values = _pairs(text)
         host, port = _endpoint(values)
@@ -72,7 +70,7 @@ def _pairs(text: object) -> dict[str, str]:
     for number, pair in enumerate(text.strip().split(";"), 1):
         if not pair.strip():
             continue
-        # A key in base64 ends with equals signs, so only the first one parts.
+        # A key in base64 ends with equals signs, so only the first one separates.
         name, separator, value = pair.partition("=")
         key, value = name.strip().lower(), value.strip()
         if not separator or not key:
