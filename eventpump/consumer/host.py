@@ -26,7 +26,7 @@ from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Hook, Reporter
 
-logger = logging.getLogger("eventpump.consumer")
+_log = logging.getLogger("eventpump.consumer")
 
 STORE_SHARE = 0.45
 """A store's call may take this part of lease duration minus renew interval: two tries fit before a lease runs out."""
@@ -75,7 +75,8 @@ class PartitionHost:
         self._leases = leases
         self._settings = settings
         self._source = ProcessorSource.of(processor)
-        self._reporter = Reporter(logger, hooks)
+        self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
+        self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
@@ -143,7 +144,7 @@ class PartitionHost:
             self._unwatch_signals(signals)
         if cancelled is not None:
             if not main.cancelled() and (failure := main.exception()) is not None:
-                logger.error("host %s: failed while closing: %s", self._owner_id, failure)
+                _log.error("host %s: failed while closing: %s", self._owner_id, failure)
             raise cancelled
         main.result()
 
@@ -196,6 +197,8 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
         )
+        fields = {**self._fields, "owner_id": self._owner_id}
+        _log.info("host %s: started on hub %s, %s", self._owner_id, settings.hub, settings.consumer_group, extra=fields)
         manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
         if self._is_closed:
             manager.stop(0.0)
@@ -209,7 +212,8 @@ class PartitionHost:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    logger.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+                    _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+            _log.info("host %s: closed", self._owner_id, extra=fields)
 
     def _watch_signals(self) -> list[signal.Signals]:
         watched: list[signal.Signals] = []
@@ -221,7 +225,7 @@ class PartitionHost:
         return watched
 
     def _signalled(self, watched: list[signal.Signals]) -> None:
-        logger.info("host %s: closing on a signal", self._owner_id)
+        _log.info("host %s: closing on a signal", self._owner_id)
         self._unwatch_signals(watched)
         self._stop(self._settings.close_timeout)
 

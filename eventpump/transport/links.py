@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
@@ -18,12 +20,16 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.eventhubs.addresses import parse_address
 from eventpump.eventhubs.conditions import error_for
 from eventpump.interfaces import ReceiveSink
+from eventpump.logs import present
 from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 
 _UNLIMITED = 2**63
+
+_log = logging.getLogger("eventpump.transport")
 
 
 class ClientLink:
@@ -52,10 +58,23 @@ class ClientLink:
         self._is_open = False
         self._is_closing = False
         self.error: ServiceError | None = None
+        self._name: str | None = None
+
+    def _debug(self, what: str, detail: object = "") -> None:
+        """Log a step in the life of the link."""
+        if _log.isEnabledFor(logging.DEBUG):
+            fields: dict[str, object | None] = {"link": self._name}
+            with suppress(ValueError):
+                address = parse_address(self.entity)
+                fields["hub"] = address.hub or None
+                fields |= {"consumer_group": address.consumer_group, "partition_id": address.partition_id}
+            _log.debug("link to %s: %s%s", self.entity, what, detail, extra=present(**fields))
 
     async def _attach(self, spec: LinkSpec, *, is_receiver: bool) -> None:
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
+        self._name = spec.name
+        self._debug("attaching a receiver" if is_receiver else "attaching a sender")
         try:
             async with asyncio.timeout(timeout):
                 self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
@@ -63,6 +82,7 @@ class ClientLink:
             if self.error is not None:
                 raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
         except TimeoutError:
+            self._debug("the attach was not answered in time")
             self.detach_now()
             recovery = Recovery.RECONNECT if self.connection.unanswered(asked) else Recovery.RELINK
             raise ServiceTimeoutError(
@@ -72,6 +92,7 @@ class ClientLink:
             self.detach_now()
             raise
         self._is_open = True
+        self._debug("attached")
 
     @property
     def is_attached(self) -> bool:
@@ -88,6 +109,8 @@ class ClientLink:
         """Begin to detach, without waiting for the peer."""
         self._is_closing = True
         if self.link is not None and self.connection.is_alive:
+            if self.link.is_attached:
+                self._debug("detaching")
             self.link.detach()
             self.connection.flush_soon()
 
@@ -116,6 +139,7 @@ class ClientLink:
         if self.error is not None:
             return
         self.error = error
+        self._debug("detached: ", error)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 _RETRY: Final = Unlimited(0.2, 5.0)
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger("eventpump.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
     """
 
     def log(error: Exception, delay: float) -> None:
-        _logger.warning("%s; asking again in %.1f s", error, delay)
+        _log.warning("%s; asking again in %.1f s", error, delay)
 
     until = asyncio.get_running_loop().time() + timeout
     try:
