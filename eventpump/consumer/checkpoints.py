@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
-from eventpump.core.backoff import Backoff, least_delay
+from eventpump.core.backoff import UNLIMITED, Backoff, least_delay
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
@@ -49,7 +49,7 @@ class CheckpointWriter:
         self._lease = lease
         self._timeout = timeout
         self._rng = rng
-        self._backoff = Backoff(0.2, 5.0)
+        self._backoff = Backoff(UNLIMITED.base_delay, UNLIMITED.max_delay)
         self._on_written = on_written
         self._on_failed = on_failed
         self._on_refused = on_refused

@@ -24,14 +24,11 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
-from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.logs import log_retry
 from eventpump.options.consumer import FeedSettings
 
 _log = logging.getLogger("eventpump.consumer")
-
-CLOSE_TIMEOUT = 5.0
-"""Seconds a link may take to detach before it is left to its connection."""
 
 
 class PartitionFeed:

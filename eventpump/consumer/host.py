@@ -22,7 +22,7 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
-from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Hook, Reporter
 
@@ -34,11 +34,8 @@ STORE_SHARE = 0.45
 BLOCKED_SHARE = 0.1
 """A standstill of the loop is reported from this part of the lease duration on, while the leases are still safe."""
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds the transport and the store may take each to close."""
-
 LAST_SECOND = 1.0
-"""The same where the host's time to close has run out."""
+"""Seconds that transport and store may take each to close if the host's time to close has run out."""
 
 
 class PartitionHost:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from eventpump.aio.tasks import resolve
 from eventpump.consumer.turns import Turns
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -98,16 +99,12 @@ class RequestGate:
     def withdraw(self, priority: int) -> None:
         """End the waits of a priority."""
         for request in self._queue.waiting_of(priority):
-            turn = self._waiting[request]
-            if not turn.done():
-                turn.set_result(False)
+            resolve(self._waiting[request], False)
             self._queue.leave(request)
 
     def _begin(self) -> None:
         while (request := self._queue.begin()) is not None:
-            turn = self._waiting[request]
-            if not turn.done():
-                turn.set_result(True)
+            resolve(self._waiting[request], True)
 
 
 class BoundedLeaseStore:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
@@ -16,7 +16,7 @@ from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.core.backoff import Backoff, Unlimited
+from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
@@ -60,11 +60,8 @@ FIRST_STEP = 0.25
 RELEASE_TIME = 1.0
 """Seconds a release may take at the least, even where the time to close has run out."""
 
-
 LEAST_START_TIME = 1.0
 """Seconds that an attempt at the start may take at the least, even where the time to start has run out."""
-
-_START_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -286,7 +283,7 @@ class PartitionManager:
 
         attempts = retrying(
             attempt,
-            _START_RETRY,
+            UNLIMITED,
             self._around.rng,
             until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
             least_time=LEAST_START_TIME,

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
-from eventpump.core.backoff import Unlimited
+from eventpump.core.backoff import UNLIMITED
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
@@ -47,9 +47,6 @@ _T = TypeVar("_T")
 
 BEYOND_END_PAUSE = 1.0
 """Seconds after which a partition's end is read again before a checkpoint is taken to lie beyond it."""
-
-
-_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 class HubMadeAgainError(DataLossError):
@@ -369,7 +366,7 @@ class PartitionOpening:
             else:
                 self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
 
-        return await retrying(attempt, _RETRY, self._rng, on_retry=report, sleep=self._pause)
+        return await retrying(attempt, UNLIMITED, self._rng, on_retry=report, sleep=self._pause)
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
         """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
@@ -381,7 +378,7 @@ class PartitionOpening:
 
         is_stored = await retrying(
             lambda: self._step(self._store_once(checkpoint, is_reset)),
-            _RETRY,
+            UNLIMITED,
             self._rng,
             is_final=lambda _: False,
             on_retry=report,

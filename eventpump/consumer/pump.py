@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import GroupStart, HubMadeAgainError, PartitionOpening, loss_error
@@ -23,7 +23,7 @@ from eventpump.consumer.partition import OpenPartition, not_delivered, position_
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.turns import Turns
-from eventpump.core.backoff import Backoff, Unlimited, is_used_up
+from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
@@ -37,7 +37,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
@@ -55,8 +55,6 @@ from eventpump.reports import (
 )
 
 _T = TypeVar("_T")
-
-_READ_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +385,7 @@ class PartitionPump:
 
         return await retrying(
             lambda: self._unless_ending(self._around.store.read_checkpoint(self.partition_id)),
-            _READ_RETRY,
+            UNLIMITED,
             self._around.rng,
             is_final=lambda _: False,
             on_retry=report,

@@ -15,13 +15,13 @@ from typing import Self
 
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
-from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.opening import HubMadeAgainError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.consumer import ReaderSettings
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from eventpump.aio.tasks import resolve
 from eventpump.core.turns import TurnLedger
 from eventpump.interfaces import Clock
 
@@ -72,5 +73,4 @@ class Turns:
     def _look(self) -> None:
         if self._waiters and not self.ledger.is_closed(self._clock.monotonic()):
             for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                resolve(waiter, None)

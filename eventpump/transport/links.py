@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from eventpump.aio.tasks import reject, resolve
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.errors import (
     AuthenticationError,
@@ -22,9 +23,8 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.addresses import parse_address
 from eventpump.eventhubs.conditions import error_for
-from eventpump.interfaces import ReceiveSink
+from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveSink
 from eventpump.logs import present
-from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 
 _UNLIMITED = 2**63
@@ -129,13 +129,11 @@ class ClientLink:
 
     def on_attached(self) -> None:
         """The peer attached."""
-        if not self._attached.done():
-            self._attached.set_result(None)
+        resolve(self._attached, None)
 
     def on_detached(self, error: ServiceError) -> None:
         """The link is over: refused, detached by either end, or its session or connection ended."""
-        if not self._gone.done():
-            self._gone.set_result(None)
+        resolve(self._gone, None)
         if self.error is not None:
             return
         self.error = error
@@ -340,13 +338,13 @@ class ClientSendLink(ClientLink):
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         for delivery_id, outcome in outcomes:
             waiting = self._unsettled.pop(delivery_id, None)
-            if waiting is None or waiting.done():
+            if waiting is None:
                 continue
             error = self._error(outcome)
             if error is None:
-                waiting.set_result(None)
+                resolve(waiting, None)
             else:
-                waiting.set_exception(error)
+                reject(waiting, error)
 
     def _error(self, outcome: Any) -> EventPumpError | None:
         match outcome:
@@ -381,7 +379,6 @@ class ClientSendLink(ClientLink):
 
     def _on_end(self, error: EventPumpError) -> None:
         for waiting in (*self._queue, *self._unsettled.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
+            reject(waiting, error)
         self._queue.clear()
         self._unsettled.clear()

@@ -7,11 +7,11 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.core.backoff import Unlimited
+from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
@@ -19,8 +19,6 @@ from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, nu
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
-
-_RETRY: Final = Unlimited(0.2, 5.0)
 
 _log = logging.getLogger("eventpump.spark")
 
@@ -136,6 +134,6 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
 
     until = asyncio.get_running_loop().time() + timeout
     try:
-        return await retrying(ask, _RETRY, random.Random(), until=until, on_retry=log)
+        return await retrying(ask, UNLIMITED, random.Random(), until=until, on_retry=log)
     except TimeoutError:
         raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None
