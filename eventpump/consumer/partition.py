@@ -62,7 +62,7 @@ class OpenPartition:
             return error
         source = _FROM_SETTINGS if self.beginning.checkpoint is None else _FROM_CHECKPOINT
         return RequestRefusedError(
-            f"{error.description}; reading was to begin at {position_text(self.beginning.position)}, {source}",
+            f"{error.description}; reading was to begin at {describe_position(self.beginning.position)}, {source}",
             condition=error.condition,
             entity=error.entity,
             tracking_id=error.tracking_id,
@@ -144,7 +144,7 @@ def not_delivered(partition_id: str) -> ConfigurationError:
     return ConfigurationError("event", f"it was not delivered by partition {partition_id} here")
 
 
-def position_text(position: EventPosition) -> str:
+def describe_position(position: EventPosition) -> str:
     """Return a position in words, for logs and errors."""
     if position.sequence_number is not None:
         place = f"sequence number {position.sequence_number}"

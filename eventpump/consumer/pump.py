@@ -19,7 +19,7 @@ from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import GroupStart, HubMadeAgainError, PartitionOpening, loss_error
-from eventpump.consumer.partition import OpenPartition, not_delivered, position_text
+from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.turns import Turns
@@ -346,7 +346,7 @@ class PartitionPump:
             self._settings,
             rng=around.rng,
             locate=continuity.locate,
-            on_attached=lambda: self._attached(position_text(position)),
+            on_attached=lambda: self._attached(describe_position(position)),
             on_trouble=self._link_trouble,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
