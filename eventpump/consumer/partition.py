@@ -74,7 +74,7 @@ class OpenPartition:
         The hub is checked before each link as well; but it may be created again between that check and the attach.
         """
         if created_at > self.beginning.hub_created_at:
-            self.feed.reopen(LinkDetachedError("the hub was made again"))
+            self.feed.reopen(LinkDetachedError("the hub was recreated"))
 
     def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
         """Request a checkpoint; see `PartitionContext.checkpoint`.
@@ -155,5 +155,5 @@ def describe_position(position: EventPosition) -> str:
     return f"{place}{', inclusive' if position.inclusive else ''}"
 
 
-_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
-_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
+_FROM_SETTINGS = "the host's initial_position; set one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was recreated"

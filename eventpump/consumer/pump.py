@@ -18,7 +18,7 @@ from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import GroupStart, HubMadeAgainError, PartitionOpening, loss_error
+from eventpump.consumer.opening import GroupStart, HubRecreatedError, PartitionOpening, loss_error
 from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
@@ -426,7 +426,7 @@ class PartitionPump:
         """Do what the settings say where missing numbers are lost. Return whether the batch may be delivered."""
         try:
             loss = await partition.continuity.find_loss(events)
-        except HubMadeAgainError:
+        except HubRecreatedError:
             # What is missing was there before its hub was deleted: all that was not processed is reported as lost.
             return False
         if loss is None:
@@ -443,7 +443,7 @@ class PartitionPump:
 
     async def _can_restart(self, partition: OpenPartition, error: Exception) -> bool:
         """Return whether the start position is to be found again after the feed ended with an error."""
-        if isinstance(error, HubMadeAgainError):
+        if isinstance(error, HubRecreatedError):
             return True
         start = partition.recorded_start
         if not isinstance(error, RequestRefusedError) or self.was_attached or start is None:

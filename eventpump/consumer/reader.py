@@ -16,7 +16,7 @@ from typing import Self
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import PartitionFeed
-from eventpump.consumer.opening import HubMadeAgainError
+from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
@@ -332,8 +332,8 @@ class PartitionReader:
         before, self._hub_created_at = self._hub_created_at, created_at
         if before in {None, created_at}:
             return position
-        error = HubMadeAgainError(
-            settings.hub, settings.partition_id, "the hub was deleted and made again while it was read"
+        error = HubRecreatedError(
+            settings.hub, settings.partition_id, "the hub was deleted and recreated while it was being read"
         )
         if settings.on_data_loss in {None, "fail"}:
             raise error
