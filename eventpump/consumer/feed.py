@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -24,13 +25,13 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
-from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLink, ReceiveLinkSpec, Transport
+from eventpump.logs import log_retry
 from eventpump.options.consumer import FeedSettings
 
-_T = TypeVar("_T")
+_log = logging.getLogger("eventpump.consumer")
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds a link may take to detach before it is left to its connection."""
+_T = TypeVar("_T")
 
 
 class PartitionFeed(Generic[_T]):
@@ -303,7 +304,14 @@ class PartitionFeed(Generic[_T]):
                     return
                 if self._is_worth_telling(error, loop.time()) and self._on_trouble is not None:
                     self._on_trouble(error, delay)
+                else:
+                    self._log_retry(error, delay)
             await asyncio.sleep(delay)
+
+    def _log_retry(self, error: ServiceError, delay: float) -> None:
+        spec, attempt = self._spec, self._backoff.failures
+        fields = {"hub": spec.hub, "consumer_group": spec.consumer_group, "partition_id": spec.partition_id}
+        log_retry(_log, f"receiving partition {spec.partition_id}", error, delay=delay, attempt=attempt, **fields)
 
     def _is_final(self, error: ServiceError) -> bool:
         """Return whether to give up. A hub that was deleted under an open link may have been made again."""

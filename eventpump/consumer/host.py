@@ -22,31 +22,28 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
-from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Hook, Reporter
 
-logger = logging.getLogger("eventpump.consumer")
+_log = logging.getLogger("eventpump.consumer")
 
 STORE_SHARE = 0.45
-"""A store's call may take this part of lease duration minus renew interval: two tries fit before a lease runs out."""
+"""The part of (lease duration - renew interval) that one call of the store may take: two fit before a lease expires."""
 
 BLOCKED_SHARE = 0.1
-"""A standstill of the loop is reported from this part of the lease duration on, while the leases are still safe."""
-
-CLOSE_TIMEOUT = 5.0
-"""Seconds the transport and the store may take each to close."""
+"""The part of the lease duration from which a standstill of the event loop is reported; no lease is in danger yet."""
 
 LAST_SECOND = 1.0
-"""The same where the host's time to close has run out."""
+"""Seconds that transport and store may take each to close if the host's time to close has run out."""
 
 
 class PartitionHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
-    partition one host delivers; `docs/guarantees.md` has the conditions. The host owns the transport it makes and the
-    store it is given: it opens and closes both.
+    partition one host delivers; `docs/guarantees.md` has the conditions. The host opens and closes both the transport
+    it creates and the store it is given.
 
     Args:
         transport_factory: Returns the connection to the namespace; called by `run`.
@@ -80,7 +77,8 @@ class PartitionHost:
         self._leases = leases
         self._settings = settings
         self._source = ProcessorSource.of(processor)
-        self._reporter = Reporter(logger, hooks)
+        self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
+        self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
@@ -145,7 +143,7 @@ class PartitionHost:
         if self._is_closed:
             raise ClosedError("processor host")
         if self._main is not None:
-            raise ConfigurationError("run", "the host was run already")
+            raise ConfigurationError("run", "may be called only once per host")
         main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
         signals = self._watch_signals() if handle_signals else []
         cancelled: asyncio.CancelledError | None = None
@@ -161,7 +159,7 @@ class PartitionHost:
             self._unwatch_signals(signals)
         if cancelled is not None:
             if not main.cancelled() and (failure := main.exception()) is not None:
-                logger.error("host %s: failed while closing: %s", self._owner_id, failure)
+                _log.error("host %s: failed while closing: %s", self._owner_id, failure)
             raise cancelled
         main.result()
 
@@ -213,6 +211,8 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
         )
+        fields = {**self._fields, "owner_id": self._owner_id}
+        _log.info("host %s: started on hub %s, %s", self._owner_id, settings.hub, settings.consumer_group, extra=fields)
         manager = self._manager = PartitionManager(around, self._source, renew_interval=self._renew_interval)
         if self._is_closed:
             manager.stop(0.0)
@@ -226,19 +226,20 @@ class PartitionHost:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    logger.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+                    _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+            _log.info("host %s: closed", self._owner_id, extra=fields)
 
     def _watch_signals(self) -> list[signal.Signals]:
         watched: list[signal.Signals] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Not in other threads than the main one, and not on every platform.
+            # Raises outside of the main thread, and on some platforms.
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
                 watched.append(number)
         return watched
 
     def _signalled(self, watched: list[signal.Signals]) -> None:
-        logger.info("host %s: closing on a signal", self._owner_id)
+        _log.info("host %s: closing on a signal", self._owner_id)
         self._unwatch_signals(watched)
         self._stop(self._settings.close_timeout)
 

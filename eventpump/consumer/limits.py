@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from eventpump.aio.tasks import resolve
 from eventpump.consumer.turns import Turns
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -34,8 +36,11 @@ from eventpump.interfaces import (
     SubscriptionRecord,
     Transport,
 )
+from eventpump.logs import present
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger("eventpump.consumer")
 
 STORE_CALLS: Final = 128
 """Calls of the store under way at a time, per host."""
@@ -97,16 +102,12 @@ class RequestGate:
     def withdraw(self, priority: int) -> None:
         """End the waits of a priority."""
         for request in self._queue.waiting_of(priority):
-            turn = self._waiting[request]
-            if not turn.done():
-                turn.set_result(False)
+            resolve(self._waiting[request], False)
             self._queue.leave(request)
 
     def _begin(self) -> None:
         while (request := self._queue.begin()) is not None:
-            turn = self._waiting[request]
-            if not turn.done():
-                turn.set_result(True)
+            resolve(self._waiting[request], True)
 
 
 class BoundedLeaseStore:
@@ -130,6 +131,7 @@ class BoundedLeaseStore:
         self._clock = clock
         self._gate = RequestGate(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
+        self._fields: dict[str, object] = {}
 
     @property
     def lease_duration(self) -> float:
@@ -144,6 +146,8 @@ class BoundedLeaseStore:
     async def open(self, scope: ConsumerScope) -> None:
         """See `LeaseStore`."""
         await self._store.open(scope)
+        self._fields = {"hub": scope.hub, "consumer_group": scope.consumer_group}
+        self._debug(None, "the lease store is open")
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
         """See `LeaseStore`."""
@@ -151,15 +155,17 @@ class BoundedLeaseStore:
 
     async def list_leases(self) -> list[LeaseSnapshot]:
         """See `LeaseStore`."""
-        return await self._call(LISTING, self._store.list_leases)
+        leases = await self._call(LISTING, self._store.list_leases)
+        self._debug(None, "%d leases listed, %d of them held", len(leases), sum(lease.is_held for lease in leases))
+        return leases
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
         """See `LeaseStore`."""
-        return await self._take(lambda: self._store.acquire_lease(partition_id, owner))
+        return await self._take(partition_id, owner, lambda: self._store.acquire_lease(partition_id, owner))
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
         """See `LeaseStore`."""
-        return await self._take(lambda: self._store.steal_lease(snapshot, owner))
+        return await self._take(snapshot.partition_id, owner, lambda: self._store.steal_lease(snapshot, owner))
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`. The lease that runs out first is renewed first.
@@ -173,7 +179,11 @@ class BoundedLeaseStore:
                 raise StoreError("renew", "the lease ran out before its turn", partition_id=lease.partition_id)
             return self._store.renew_lease(lease)
 
-        return await self._call(RENEWAL, renew, lease.expires_at)
+        renewed = await self._call(RENEWAL, renew, lease.expires_at)
+        if renewed is not None:
+            left = renewed.expires_at - self._clock.monotonic()
+            self._debug(lease.partition_id, "lease renewed for %.1f s", left, owner_id=lease.owner)
+        return renewed
 
     async def release_lease(self, lease: PartitionLease) -> bool:
         """See `LeaseStore`."""
@@ -181,7 +191,9 @@ class BoundedLeaseStore:
 
     async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
         """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id, subscription))
+        found = await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id, subscription))
+        self._debug(partition_id, "checkpoint read: %s", "none" if found is None else found.sequence_number)
+        return found
 
     async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
         """See `LeaseStore`."""
@@ -231,13 +243,25 @@ class BoundedLeaseStore:
         """See `LeaseStore`."""
         await self._store.aclose()
 
-    async def _take(self, take: Callable[[], Awaitable[PartitionLease | None]]) -> PartitionLease | None:
+    async def _take(
+        self, partition_id: str, owner: str, take: Callable[[], Awaitable[PartitionLease | None]]
+    ) -> PartitionLease | None:
         if not self._takes_more:
             return None
         try:
-            return await self._call(TAKING, take)
+            lease = await self._call(TAKING, take)
         except WithdrawnError:
             return None
+        if lease is None:
+            self._debug(partition_id, "lease not acquired: another host was first", owner_id=owner)
+        return lease
+
+    def _debug(self, partition_id: str | None, text: str, *values: object, owner_id: str | None = None) -> None:
+        """Log an operation that no report of the host covers."""
+        if _log.isEnabledFor(logging.DEBUG):
+            where = "" if partition_id is None else f"partition {partition_id}: "
+            extra = {**self._fields, **present(partition_id=partition_id, owner_id=owner_id)}
+            _log.debug(f"%s{text}", where, *values, extra=extra)
 
     async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
         async with self._gate.turn(priority, order):

@@ -7,24 +7,23 @@ import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import CLOSE_TIMEOUT
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import HubMadeAgainError, PartitionOpening, loss_error
-from eventpump.consumer.partition import OpenPartition, not_delivered, position_text
+from eventpump.consumer.opening import HubRecreatedError, PartitionOpening, loss_error
+from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
 from eventpump.consumer.turns import Turns
-from eventpump.core.backoff import Backoff, Unlimited, is_used_up
+from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
@@ -38,7 +37,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
@@ -56,8 +55,6 @@ from eventpump.reports import (
 )
 
 _T = TypeVar("_T")
-
-_READ_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +348,7 @@ class PartitionPump:
             self.subscription,
             beginning,
             facts=self._opening.facts,
-            on_attached=lambda: self._attached(position_text(position)),
+            on_attached=lambda: self._attached(describe_position(position)),
             on_trouble=self._link_trouble,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
@@ -388,7 +385,7 @@ class PartitionPump:
 
         return await retrying(
             lambda: self._unless_ending(self._around.store.read_checkpoint(self.partition_id)),
-            _READ_RETRY,
+            UNLIMITED,
             self._around.rng,
             is_final=lambda _: False,
             on_retry=report,
@@ -429,7 +426,7 @@ class PartitionPump:
         """Do what the settings say where missing numbers are lost. Return whether the batch may be delivered."""
         try:
             loss = await partition.continuity.find_loss(events)
-        except HubMadeAgainError:
+        except HubRecreatedError:
             # What is missing was there before its hub was deleted: all that was not processed is reported as lost.
             return False
         if loss is None:
@@ -446,7 +443,7 @@ class PartitionPump:
 
     async def _can_restart(self, partition: OpenPartition, error: Exception) -> bool:
         """Return whether the start position is to be found again after the feed ended with an error."""
-        if isinstance(error, HubMadeAgainError):
+        if isinstance(error, HubRecreatedError):
             return True
         start = partition.recorded_start
         if not isinstance(error, RequestRefusedError) or self.was_attached or start is None:

@@ -15,13 +15,14 @@ from typing import Self
 
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
-from eventpump.consumer.feed import CLOSE_TIMEOUT, FeedCursor, PartitionFeed, as_received
-from eventpump.consumer.opening import HubMadeAgainError
+from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
@@ -33,7 +34,7 @@ _LATEST = "@latest"
 ASK_TIME = 1.0
 """Seconds the question whether missing events are lost may take beyond the time that a read has."""
 
-_logger = logging.getLogger("eventpump.consumer")
+_log = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
@@ -64,7 +65,7 @@ class PartitionReader:
         self._transport_factory = transport_factory
         self._owns_transport = owns_transport
         self._settings = settings
-        self._on_loss = on_loss or _log
+        self._on_loss = on_loss or _log_loss
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed[bytes] | None = None
@@ -245,7 +246,7 @@ class PartitionReader:
         assert end is not None
         if expected is None or expected >= kept_from:
             # Nothing was read yet, or what is missing was judged already: which numbers are gone is not known.
-            _logger.warning(
+            _log.warning(
                 "hub %s, partition %s: what was left of the range is gone",
                 self._settings.hub,
                 self._settings.partition_id,
@@ -305,7 +306,7 @@ class PartitionReader:
     def _link_silent(self, link: SilentLink) -> None:
         what = "its connection is dropped" if link.drops_connection else "it is opened again"
         where = self._settings.hub, self._settings.partition_id
-        _logger.warning(
+        _log.warning(
             "reader of %s, partition %s: the link was silent for %.1f s, %s: %s",
             *where,
             link.silent_for,
@@ -314,7 +315,7 @@ class PartitionReader:
         )
 
     def _check_failed(self, operation: str, error: BaseException) -> None:
-        _logger.error("%s failed unexpectedly", operation, exc_info=error)
+        _log.error("%s failed unexpectedly", operation, exc_info=error)
 
     # ----------------------------------------------------------------------------------------- what may be gone
 
@@ -343,12 +344,14 @@ class PartitionReader:
         """Read the partition's properties; what may pass is tried again for the start-up time-out."""
         settings = self._settings
         until = asyncio.get_running_loop().time() + settings.startup_timeout
+        what = f"reading the properties of partition {settings.partition_id}"
         return await retrying(
             lambda: transport.get_partition_properties(settings.hub, settings.partition_id),
             settings.link_retry,
             self._rng,
             until=until,
             least_time=math.inf,  # the transport has a time-out of its own
+            on_retry=retry_logger(_log, what, hub=settings.hub, partition_id=settings.partition_id),
         )
 
     async def _locate(self, position: EventPosition) -> EventPosition:
@@ -359,8 +362,8 @@ class PartitionReader:
         before, self._hub_created_at = self._hub_created_at, created_at
         if before in {None, created_at}:
             return position
-        error = HubMadeAgainError(
-            settings.hub, settings.partition_id, "the hub was deleted and made again while it was read"
+        error = HubRecreatedError(
+            settings.hub, settings.partition_id, "the hub was deleted and recreated while it was being read"
         )
         if settings.on_data_loss in {None, "fail"}:
             raise error
@@ -396,7 +399,7 @@ class PartitionReader:
         try:
             properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
         except ServiceError as error:
-            _logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            _log.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
             numbers.not_answered(now)
             return
         loss = numbers.judge(properties, now)
@@ -479,8 +482,8 @@ class PartitionReader:
         return past > 0 if end.inclusive else past >= 0
 
 
-def _log(error: DataLossError) -> None:
-    _logger.warning("%s", error)
+def _log_loss(error: DataLossError) -> None:
+    _log.warning("%s", error)
 
 
 def _first_number(start: EventPosition) -> int | None:

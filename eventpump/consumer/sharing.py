@@ -11,14 +11,21 @@ from datetime import datetime
 from itertools import repeat
 
 from eventpump.aio.tasks import TaskSet, resolve
-from eventpump.consumer.feed import CLOSE_TIMEOUT, FeedCursor, PartitionFeed
-from eventpump.consumer.opening import Beginning, HubMadeAgainError
+from eventpump.consumer.feed import FeedCursor, PartitionFeed
+from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.core.sharing import Placement, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
 from eventpump.errors import EventError, RequestRefusedError, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
-from eventpump.interfaces import ConsumerScope, HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
+    ConsumerScope,
+    HubProperties,
+    PartitionProperties,
+    ReceiveLinkSpec,
+    Transport,
+)
 from eventpump.options.consumer import FeedSettings
 
 JOIN_TIME = 1.0
@@ -327,7 +334,7 @@ class SharedPartition:
         member = MemberFeed(self, name, beginning, facts=facts, on_attached=on_attached, on_trouble=on_trouble)
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
-            error = HubMadeAgainError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
+            error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
             if member.hub_created_at < self._hub_created_at:
                 member.fail(error)
                 return member
@@ -442,7 +449,7 @@ class SharedPartition:
             if member.hub_created_at < newest_hub:
                 self.leave(member)
                 member.fail(
-                    HubMadeAgainError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
+                    HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
                 )
         members = list(self._members.values())
         lowest = self._chosen = min(members, key=lambda each: -1 if each.number is None else each.number)
@@ -481,7 +488,7 @@ class SharedPartition:
             nonlocal was_located
             if was_located and (await self._hub()).created_at != hub_created_at:
                 problem = "the hub was deleted and made again while it was read"
-                raise HubMadeAgainError(self._spec.hub, self._spec.partition_id, problem)
+                raise HubRecreatedError(self._spec.hub, self._spec.partition_id, problem)
             was_located = True
             return position
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from eventpump.aio.tasks import reject, resolve
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.errors import (
     AuthenticationError,
@@ -18,12 +21,15 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
+from eventpump.eventhubs.addresses import parse_address
 from eventpump.eventhubs.conditions import error_for
-from eventpump.interfaces import ReceiveSink
-from eventpump.net.stream import CLOSE_TIMEOUT
+from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveSink
+from eventpump.logs import present
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
 
 _UNLIMITED = 2**63
+
+_log = logging.getLogger("eventpump.transport")
 
 
 class ClientLink:
@@ -52,10 +58,23 @@ class ClientLink:
         self._is_open = False
         self._is_closing = False
         self.error: ServiceError | None = None
+        self._name: str | None = None
+
+    def _debug(self, what: str, detail: object = "") -> None:
+        """Log a step in the life of the link."""
+        if _log.isEnabledFor(logging.DEBUG):
+            fields: dict[str, object | None] = {"link": self._name}
+            with suppress(ValueError):
+                address = parse_address(self.entity)
+                fields["hub"] = address.hub or None
+                fields |= {"consumer_group": address.consumer_group, "partition_id": address.partition_id}
+            _log.debug("link to %s: %s%s", self.entity, what, detail, extra=present(**fields))
 
     async def _attach(self, spec: LinkSpec, *, is_receiver: bool) -> None:
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
+        self._name = spec.name
+        self._debug("attaching a receiver" if is_receiver else "attaching a sender")
         try:
             async with asyncio.timeout(timeout):
                 self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
@@ -63,6 +82,7 @@ class ClientLink:
             if self.error is not None:
                 raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
         except TimeoutError:
+            self._debug("the attach was not answered in time")
             self.detach_now()
             recovery = Recovery.RECONNECT if self.connection.unanswered(asked) else Recovery.RELINK
             raise ServiceTimeoutError(
@@ -72,6 +92,7 @@ class ClientLink:
             self.detach_now()
             raise
         self._is_open = True
+        self._debug("attached")
 
     @property
     def is_attached(self) -> bool:
@@ -88,6 +109,8 @@ class ClientLink:
         """Begin to detach, without waiting for the peer."""
         self._is_closing = True
         if self.link is not None and self.connection.is_alive:
+            if self.link.is_attached:
+                self._debug("detaching")
             self.link.detach()
             self.connection.flush_soon()
 
@@ -106,16 +129,15 @@ class ClientLink:
 
     def on_attached(self) -> None:
         """The peer attached."""
-        if not self._attached.done():
-            self._attached.set_result(None)
+        resolve(self._attached, None)
 
     def on_detached(self, error: ServiceError) -> None:
         """The link is over: refused, detached by either end, or its session or connection ended."""
-        if not self._gone.done():
-            self._gone.set_result(None)
+        resolve(self._gone, None)
         if self.error is not None:
             return
         self.error = error
+        self._debug("detached: ", error)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()
@@ -316,13 +338,13 @@ class ClientSendLink(ClientLink):
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         for delivery_id, outcome in outcomes:
             waiting = self._unsettled.pop(delivery_id, None)
-            if waiting is None or waiting.done():
+            if waiting is None:
                 continue
             error = self._error(outcome)
             if error is None:
-                waiting.set_result(None)
+                resolve(waiting, None)
             else:
-                waiting.set_exception(error)
+                reject(waiting, error)
 
     def _error(self, outcome: Any) -> EventPumpError | None:
         match outcome:
@@ -357,7 +379,6 @@ class ClientSendLink(ClientLink):
 
     def _on_end(self, error: EventPumpError) -> None:
         for waiting in (*self._queue, *self._unsettled.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
+            reject(waiting, error)
         self._queue.clear()
         self._unsettled.clear()

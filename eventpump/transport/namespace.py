@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 import time
@@ -20,6 +21,7 @@ from eventpump.errors import (
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
+    EventPumpError,
     ProtocolError,
     Recovery,
     ServiceError,
@@ -36,6 +38,8 @@ from eventpump.transport.requests import RequestLinks
 from eventpump.transport.tokens import Authorizer, TokenSource
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger("eventpump.transport")
 
 RECONNECT_DELAY_MAX = 5.0
 """Seconds; no delay between attempts to connect is longer, so that after an outage of any length events soon flow."""
@@ -243,12 +247,20 @@ class NamespaceTransport(ABC):
         loop = asyncio.get_running_loop()
         if self._live is not None:
             await self._live.drop()
+        delay = max(self._not_before - loop.time(), 0.0)
+        attempt = {"attempt": self._backoff.failures + 1}
+        _log.debug("connecting to %s in %.3f s", self.fully_qualified_namespace, delay, extra=attempt)
         await asyncio.sleep(self._not_before - loop.time())
         try:
             connection = await self._open_again()
+        except EventPumpError as error:
+            _log.debug("no connection to %s: %s", self.fully_qualified_namespace, error, extra=attempt)
+            raise
         finally:
             # The next attempt comes no sooner, should this one fail, or what it brings; see `_succeeded`.
             self._not_before = loop.time() + self._backoff.next(self._rng)
+        level, what = (logging.DEBUG, "is open") if self._live is None else (logging.INFO, "is restored")
+        _log.log(level, "the connection to %s %s (%s)", self.fully_qualified_namespace, what, connection.container_id)
         self._live = _Live(connection, self._source, self._rng)
         return self._live
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from eventpump.aio.tasks import reject, resolve
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
 from eventpump.errors import EventPumpError, LinkDetachedError, ProtocolError, Recovery, ServiceTimeoutError
@@ -111,8 +112,8 @@ class RequestLinks:
                 return
             name = correlation_id(message)
             waiting = self._waiting.get(name) if isinstance(name, str) else None
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
+            if waiting is not None:
+                resolve(waiting, message)
         self._received += len(batch)
         if self._received >= _CREDIT // 2 and self._receiver is not None:
             self._received = 0
@@ -130,5 +131,4 @@ class RequestLinks:
         if receiver is not None:
             receiver.detach_now()
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error)
+            reject(waiting, error)

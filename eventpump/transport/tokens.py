@@ -212,6 +212,8 @@ class Authorizer:
         except ProtocolError as error:
             raise ServiceError(f"the answer to a token: {error.description}", entity=audience) from error
         entry.token = token
+        until_renewal = "not renewed" if token.refresh_after is None else f"renewed after {token.refresh_after:g} s"
+        _log.debug("a token for %s is in force; %s", audience, until_renewal)
         return token
 
     async def _renew(self, entry: _Audience, delay: float | None) -> None:

@@ -618,7 +618,7 @@ class BlobLeaseStore:
     # ---- checkpoints of other subscriptions
 
     async def _claim(self, operation: str, lease: PartitionLease, subscription: str) -> _ClaimedRecord | None:
-        """Write an epoch into a checkpoint's record that no earlier owner's write knows, with the partition's lock held.
+        """Write an epoch into a checkpoint's record that no earlier owner's write knows, under the partition's lock.
 
         Returns:
             The record as written; None where the lease is lost.
