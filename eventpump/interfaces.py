@@ -242,6 +242,10 @@ class Transport(HubDirectory, SendLinkOpener, Protocol):
 # ------------------------------------------------------------------------------------------------- stores
 
 
+DEFAULT_SUBSCRIPTION = "default"
+"""The subscription whose checkpoints lie where other programs read and write them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerScope:
     """Whose leases and checkpoints: one consumer group of one hub."""

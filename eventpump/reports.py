@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.interfaces import DEFAULT_SUBSCRIPTION
 from eventpump.logs import present
 
 
@@ -21,11 +22,13 @@ class HostReport:
     Args:
         host: The name of the reporting host.
         partition_id: The partition concerned; None where the whole host is.
+        subscription: The subscription concerned; None where it is the partition or the host as a whole.
     """
 
     level: ClassVar[int] = logging.INFO
     host: str
     partition_id: str | None
+    subscription: str | None = field(default=None, kw_only=True)
 
     def describe(self) -> str:
         """Say it in one line."""
@@ -356,6 +359,53 @@ class StartIgnored(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriptionWithoutProcessor(HostReport):
+    """A subscription of the consumer group has no processor on this host: others deliver to it, or none does."""
+
+    level: ClassVar[int] = logging.WARNING
+
+    def describe(self) -> str:
+        return "this host has no processor for the subscription, and does not deliver to it"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRewound(HostReport):
+    """The link that subscriptions share is opened again, further back, for one that needs earlier events.
+
+    The other subscriptions of the partition receive nothing until the link has reached their positions again.
+
+    Args:
+        sequence_number: The number of the first event that it needs; None if it is still to be found out.
+    """
+
+    sequence_number: int | None
+
+    def describe(self) -> str:
+        where = "its start" if self.sequence_number is None else f"sequence number {self.sequence_number}"
+        return f"the shared receive link is opened again at {where}; the other subscriptions wait meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSlow(HostReport):
+    """A subscription has held back the others of its partition for `slow_after`; reported again each time that doubles.
+
+    Args:
+        share: The part of the cache that only this subscription has not read, from 0 to 1.
+        slow_for: How long it has held the others back, in seconds.
+        is_suspended: Whether it is suspended now.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    share: float
+    slow_for: float
+    is_suspended: bool
+
+    def describe(self) -> str:
+        then = "; it is suspended at its checkpoint" if self.is_suspended else ""
+        return f"holds the other subscriptions back for {self.slow_for:.0f} s ({self.share:.0%} of the cache){then}"
+
+
+@dataclass(frozen=True, slots=True)
 class LinkStalled(HostReport):
     """A receive link was open and silent, and is judged dead. It is opened again; nothing is lost.
 
@@ -406,10 +456,15 @@ class Reporter:
         self._counts[type(report)] += 1
         if self._logger.isEnabledFor(report.level):
             where = "" if report.partition_id is None else f" partition {report.partition_id}:"
+            if report.subscription not in {None, DEFAULT_SUBSCRIPTION}:
+                where += f" {report.subscription}:"
             error = getattr(report, "error", None)
             # The user's own failures need their traceback; everything else says all in its line.
             trace = error if isinstance(report, ProcessorFailed | UnexpectedFailure) else None
-            extra = {**self._fields, **present(owner_id=report.host, partition_id=report.partition_id)}
+            extra = {
+                **self._fields,
+                **present(owner_id=report.host, partition_id=report.partition_id, subscription=report.subscription),
+            }
             text = report.describe()
             self._logger.log(report.level, "host %s:%s %s", report.host, where, text, exc_info=trace, extra=extra)
         for hook in self._hooks:

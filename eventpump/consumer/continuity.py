@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from eventpump.consumer.opening import Beginning, GroupStart, HubRecreatedError
+from eventpump.consumer.opening import Beginning, BeginningRecord, HubRecreatedError
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
@@ -38,7 +38,7 @@ class ContinuityCheck:
         settings: HostSettings,
         *,
         directory: HubDirectory,
-        group: GroupStart,
+        group: BeginningRecord,
         clock: Clock,
         step: Callable[[Coroutine[Any, Any, PartitionProperties]], Awaitable[PartitionProperties]],
         until_done: Callable[[Callable[[], Awaitable[PartitionProperties]]], Awaitable[PartitionProperties]],

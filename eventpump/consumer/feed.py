@@ -425,6 +425,11 @@ class FeedCursor(Generic[_T]):
         """How many messages can be taken now."""
         return self._cursor.available
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages, and their bytes, that only this cursor has not read yet."""
+        return self._cursor.held
+
     def take(self, limit: int) -> list[_T]:
         """Take what is there, at most `limit` messages; empty where nothing is."""
         messages = self._cursor.read(limit)

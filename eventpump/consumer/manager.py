@@ -18,7 +18,7 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
+from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -35,7 +35,8 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventPosition
-from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.interfaces import DEFAULT_SUBSCRIPTION, ReceiveLinkSpec
+from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,
     LeaseLost,
@@ -86,6 +87,8 @@ class _Slot:
     avoid_until: float = -math.inf
     failed_until: dict[str, float] = field(default_factory=dict)
     """The subscriptions whose pump failed, and when it may be started again."""
+    suspended: set[str] = field(default_factory=set)
+    """The subscriptions that held the others back, and are not run until that is asked for."""
 
     @property
     def is_in_use(self) -> bool:
@@ -99,19 +102,24 @@ class PartitionStatus:
 
     Args:
         partition_id: The partition.
+        subscription: The subscription whose processor runs.
         epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
         state: The state of the pump.
         last_sequence_number: The sequence number of the last event delivered.
         lag: See `PartitionContext.lag`; None if it is not known.
         is_attached: Whether its link is attached now.
+        held_events: Events received that only this subscription has not read yet: what it holds back from the others
+            that share its link.
     """
 
     partition_id: str
+    subscription: str
     epoch: int | None
     state: PumpState
     last_sequence_number: int | None
     lag: int | None
     is_attached: bool
+    held_events: int
 
 
 @dataclass(slots=True)
@@ -136,13 +144,19 @@ class PartitionManager:
         renew_interval: Seconds between renewals.
     """
 
-    def __init__(self, around: PumpSurroundings, source: ProcessorSource, *, renew_interval: float) -> None:
+    def __init__(self, around: PumpSurroundings, source: ProcessorSource | None, *, renew_interval: float) -> None:
         self._around = around
         self._settings = around.settings
         self._store = around.store
         self._clock = around.clock
         self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
-        self._subscriptions = [Subscription(DEFAULT_SUBSCRIPTION, around.settings, source, self._group)]
+        records = SubscriptionRecords(
+            around.store, around.directory, self._group.hub, self._settings.hub, store_timeout=around.store_timeout
+        )
+        self._subscriptions = Subscriptions(records, self._settings, around.owner_id, self._report)
+        self._has_default = source is not None
+        if source is not None:
+            self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
         self._renew_interval = renew_interval
         self._slots: dict[str, _Slot] = {}
         self._known: set[str] = set()
@@ -160,6 +174,8 @@ class PartitionManager:
         self._close_by = math.inf
         self._hurry = asyncio.Event()
         self._is_listing = False
+        self._is_listing_subscriptions = False
+        self._is_running_partitions = False
         self._is_discovering = False
         self._start_of_host = HostStart(math.inf)
         self._withheld: list[PartitionFailed] = []
@@ -170,11 +186,13 @@ class PartitionManager:
         return [
             PartitionStatus(
                 slot.partition_id,
+                pump.subscription,
                 None if slot.lease is None else slot.lease.epoch,
                 pump.state,
                 None if (last := pump.context.last_delivered) is None else last.sequence_number,
                 pump.context.lag,
                 pump.is_attached,
+                pump.held_events,
             )
             for slot in self._slots.values()
             for pump in slot.pumps.values()
@@ -189,10 +207,12 @@ class PartitionManager:
         """
         try:
             await self._start()
+            self._is_running_partitions = True
             while not self._is_ending:
                 self._judge_start()
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
+                self._chores.spawn(self._list_subscriptions_once(), "eventpump listing of subscriptions")
                 await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
         except EventPumpError as error:
             self._fail(error)
@@ -251,12 +271,15 @@ class PartitionManager:
             if unknown:
                 raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
             # Before the leases: a group that has leases has a record, whenever a host dies.
-            record = await self._at_start(
-                "agree on the consumer group's record", lambda: self._group.agree(properties), until
-            )
-            if record is None:
-                return
-            if record.starts != self._group.starts:
+            record = None
+            if self._has_default:
+                record = await self._at_start(
+                    "agree on the consumer group's record", lambda: self._group.agree(properties), until
+                )
+                if record is None:
+                    return
+            await self._at_start("list subscriptions", self._subscriptions.refresh, until)
+            if record is not None and record.starts != self._group.starts:
                 self._report(StartIgnored(self._around.owner_id, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
@@ -365,7 +388,7 @@ class PartitionManager:
 
     async def _balance_once(self) -> None:
         """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
-        if self._is_listing:
+        if self._is_listing or not self._subscriptions.runnable:
             return
         self._is_listing = True
         try:
@@ -418,6 +441,46 @@ class PartitionManager:
         """Return whether a partition must not be started here now; above all while an old pump of it has not ended."""
         return bool(slot.pumps) or slot.is_taking or now < slot.avoid_until
 
+    # ------------------------------------------------------------------------------------------ subscriptions
+
+    async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
+        """Make a subscription, or adopt one, and start its pumps on the partitions owned; see `PartitionHost`."""
+        await self._store.open(self._around.scope)
+        await self._subscriptions.subscribe(settings, source)
+        self._run_subscriptions()
+
+    async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
+        """End a subscription, and its pumps here; see `PartitionHost`."""
+        await self._store.open(self._around.scope)
+        await self._subscriptions.unsubscribe(name, keep_checkpoint=keep_checkpoint)
+        self._run_subscriptions()
+
+    async def _list_subscriptions_once(self) -> None:
+        """Find out which subscriptions there are, unless the last listing has not ended."""
+        if self._is_listing_subscriptions:
+            return
+        self._is_listing_subscriptions = True
+        try:
+            if await self._stored("list subscriptions", None, self._subscriptions.refresh()) is not _FAILED:
+                self._run_subscriptions()
+        finally:
+            self._is_listing_subscriptions = False
+
+    def _run_subscriptions(self) -> None:
+        """Start the pumps that are missing, and stop those whose subscription was ended or made anew."""
+        if self._is_ending or not self._is_running_partitions:
+            return
+        wanted = {each.name: each for each in self._subscriptions.runnable}
+        now = self._clock.monotonic()
+        for slot in self._slots.values():
+            for pump in list(slot.pumps.values()):
+                if not pump.is_of(wanted.get(pump.subscription)):
+                    pump.stop(CloseReason.SHUTDOWN)
+            if slot.lease is not None and slot.pumps and slot.stolen is None and now >= slot.avoid_until:
+                self._start_pumps(slot, slot.lease)
+        if wanted and not any(slot.lease is not None for slot in self._slots.values()):
+            self._chores.spawn(self._balance_once(), "eventpump balancing")
+
     # ------------------------------------------------------------------------------------------------- leases
 
     def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> asyncio.Task[None] | None:
@@ -451,6 +514,9 @@ class PartitionManager:
         source = None if snapshot is None else snapshot.owner
         self._report(LeaseTaken(owner, slot.partition_id, lease.epoch, source))
         self._start_pumps(slot, lease)
+        if not slot.pumps:
+            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+            await self._release(slot)
 
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Record a lease that was taken or renewed, and when it expires."""
@@ -588,8 +654,10 @@ class PartitionManager:
         now = self._clock.monotonic()
         due = [
             each
-            for each in self._subscriptions
-            if each.name not in slot.pumps and now >= slot.failed_until.get(each.name, -math.inf)
+            for each in self._subscriptions.runnable
+            if each.name not in slot.pumps
+            and each.name not in slot.suspended
+            and now >= slot.failed_until.get(each.name, -math.inf)
         ]
         if not slot.pumps:
             slot.shared = self._share(lease)
@@ -640,6 +708,7 @@ class PartitionManager:
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
+            on_suspended=lambda: self._suspend(slot, pump),
         )
         self._start_of_host.tried(pump.key)
         task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {pump.key}")
@@ -726,7 +795,11 @@ class PartitionManager:
             # The cancellation ended the pump; the lease is still to be released.
             task.uncancel()
         self._avoid(slot, pump)
-        self._report(UnexpectedFailure(self._around.owner_id, slot.partition_id, "the pump", error))
+        self._report(
+            UnexpectedFailure(
+                self._around.owner_id, slot.partition_id, "the pump", error, subscription=pump.subscription
+            )
+        )
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError):
@@ -736,7 +809,22 @@ class PartitionManager:
             self._start_of_host.refused(pump.key, error)
         avoided_for = self._avoid(slot, pump)
         # The error that ends a host is raised by `run`, and not reported once per partition as well.
-        self._withheld.append(PartitionFailed(self._around.owner_id, slot.partition_id, avoided_for, error))
+        self._withheld.append(
+            PartitionFailed(
+                self._around.owner_id, slot.partition_id, avoided_for, error, subscription=pump.subscription
+            )
+        )
+
+    def _suspend(self, slot: _Slot, pump: PartitionPump) -> None:
+        """Stop a subscription that holds the others of a partition back, until `resume`."""
+        slot.suspended.add(pump.subscription)
+        pump.stop(CloseReason.SHUTDOWN)
+
+    def resume(self, name: str) -> None:
+        """Run a subscription again on the partitions where it was suspended."""
+        for slot in self._slots.values():
+            slot.suspended.discard(name)
+        self._run_subscriptions()
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
         """Let others have a partition of which no processor returns. It was reported."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
@@ -16,17 +16,19 @@ from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import HubRecreatedError, PartitionOpening, loss_error
+from eventpump.consumer.opening import Beginning, HubRecreatedError, PartitionOpening, RecordChangedError, loss_error
 from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.sharing import SharedPartition
+from eventpump.consumer.sharing import MemberCalls, SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
-from eventpump.consumer.subscriptions import DEFAULT_SUBSCRIPTION, Subscription
+from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.sharing import Held
+from eventpump.core.starts import Loss, LossKind, first_number
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -37,13 +39,14 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, DEFAULT_SUBSCRIPTION, Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
     LinkFailed,
+    LinkRewound,
     LinkStalled,
     ProcessorFailed,
     PumpClosed,
@@ -51,6 +54,7 @@ from eventpump.reports import (
     PumpStarted,
     Reporter,
     StoreFailed,
+    SubscriptionSlow,
     UnexpectedFailure,
 )
 
@@ -107,6 +111,7 @@ class PartitionPump:
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_lost: Called with how it was found that the lease is lost.
         on_overdue: Called when the pump should have ended and has not.
+        on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class PartitionPump:
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_lost: Callable[[str], None],
         on_overdue: Callable[[], None],
+        on_suspended: Callable[[], None],
     ) -> None:
         self._around = around
         self._subscription = subscription
@@ -131,6 +137,7 @@ class PartitionPump:
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
+        self._on_suspended = on_suspended
         self._life = PumpLife(ownership_lost_grace=settings.ownership_lost_grace, close_timeout=settings.close_timeout)
         self._runner = HandlerRunner(
             lease.partition_id,
@@ -149,6 +156,7 @@ class PartitionPump:
         retry = settings.handler_retry
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
         self._group = subscription.start
+        self._key = DEFAULT_SUBSCRIPTION
         self._opening = PartitionOpening(
             subscription.start,
             around.store,
@@ -158,6 +166,7 @@ class PartitionPump:
             store_timeout=around.store_timeout,
             rng=around.rng,
             lease=lambda: self.lease,
+            key=lambda: self._key,
             step=self._unless_ending,
             pause=self._pause_or_end,
             report=self._report,
@@ -170,6 +179,7 @@ class PartitionPump:
             lease.partition_id,
             around.owner_id,
             lease.epoch,
+            self.subscription,
             checkpoint=self._checkpoint,
             newest=lambda: None if self._partition is None else self._partition.feed.newest,
             lag=self._lag,
@@ -200,6 +210,12 @@ class PartitionPump:
             return self.partition_id
         return f"{self.partition_id} of {self.subscription}"
 
+    def is_of(self, subscription: Subscription | None) -> bool:
+        """Return whether this pump is that subscription's, and, if it reads already, of its present record."""
+        if subscription is None or self._subscription is not subscription:
+            return False
+        return self._partition is None or self._key == subscription.start.key
+
     @property
     def state(self) -> PumpState:
         """The state of the pump."""
@@ -209,6 +225,11 @@ class PartitionPump:
     def is_attached(self) -> bool:
         """Whether its link is attached now."""
         return self._partition is not None and self._partition.feed.is_attached
+
+    @property
+    def held_events(self) -> int:
+        """Events in the cache that only this subscription has not read yet."""
+        return 0 if self._partition is None else self._partition.feed.held[0]
 
     @property
     def is_abandoned(self) -> bool:
@@ -312,10 +333,11 @@ class PartitionPump:
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
         """
-        stored = await self._read_checkpoint()
-        self._check_ending()
         try:
-            beginning = await self._opening.find(stored)
+            beginning = await self._find_beginning()
+        except SubscriptionEndedError:
+            self.stop(CloseReason.SHUTDOWN)
+            raise PumpEndedError from None
         except EventPumpError as error:
             await self._feed_failed(error)
             raise PumpEndedError from error
@@ -326,6 +348,7 @@ class PartitionPump:
             around.store,
             tracker,
             lambda: self.lease,
+            self._key,
             timeout=around.store_timeout,
             rng=around.rng,
             on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
@@ -347,9 +370,14 @@ class PartitionPump:
         feed = self._shared.join(
             self.subscription,
             beginning,
-            facts=self._opening.facts,
-            on_attached=lambda: self._attached(describe_position(position)),
-            on_trouble=self._link_trouble,
+            MemberCalls(
+                self._opening.facts,
+                lambda: self._attached(describe_position(position)),
+                self._link_trouble,
+                lambda number: self._report(LinkRewound, number),
+                self._slow,
+            ),
+            slow_after=self._subscription.slow_after,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
         self._partition = OpenPartition(
@@ -376,15 +404,63 @@ class PartitionPump:
         self._partition = None
         return await self._start(partition.processor)
 
+    async def _find_beginning(self) -> Beginning:
+        while True:
+            self._key = self._group.key
+            stored = await self._read_checkpoint()
+            self._check_ending()
+            try:
+                return await self._opening.find(stored)
+            except RecordChangedError:
+                assert isinstance(self._group, SubscriptionStart)
+                await self._renew_record(self._group, stored)
+
+    async def _renew_record(self, start: SubscriptionStart, stored: Checkpoint | None) -> None:
+        """Follow, or make, the record of the present hub in place of the one of an earlier hub.
+
+        Args:
+            start: The subscription's record.
+            stored: Its checkpoint in the earlier hub.
+
+        Raises:
+            DataLossError: The settings say to fail.
+            SubscriptionEndedError: The subscription was ended.
+        """
+        until_done, step = self._opening.until_done, self._unless_ending
+        hub = await until_done(lambda: step(start.refresh()))
+        if hub is None:
+            return
+        first = 0 if stored is None else stored.sequence_number + 1
+        if stored is None and (number := first_number(start.start_of(self.partition_id), None)) is not None:
+            first = number
+        loss = Loss(LossKind.RECREATED, first, None)
+        action = loss.action(self._settings.on_data_loss)
+        if action == "fail":
+            self._report(DataLost, loss, action)
+            raise loss_error(self._around.scope.hub, self.partition_id, loss)
+        if await until_done(lambda: step(start.begin_anew(hub, action))):
+            self._report(DataLost, loss, action)
+
     async def _read_checkpoint(self) -> Checkpoint | None:
-        """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first."""
-        operation, timeout = "read checkpoint", self._around.store_timeout
+        """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first.
+
+        Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
+        """
+        operation, timeout, store = "read checkpoint", self._around.store_timeout, self._around.store
 
         def report(error: Exception, _: float) -> None:
             self._report(StoreFailed, operation, store_error(error, operation, self.partition_id, timeout))
 
+        async def read() -> Checkpoint | None:
+            if self._key == DEFAULT_SUBSCRIPTION:
+                return await store.read_checkpoint(self.partition_id)
+            claim = await store.claim_checkpoint(self.lease, self._key)
+            if claim is None:
+                self._refused()
+            return claim.checkpoint
+
         return await retrying(
-            lambda: self._unless_ending(self._around.store.read_checkpoint(self.partition_id)),
+            lambda: self._unless_ending(read()),
             UNLIMITED,
             self._around.rng,
             is_final=lambda _: False,
@@ -628,7 +704,7 @@ class PartitionPump:
         await wait_for_event(self._ending, delay)
         self._check_ending()
 
-    def _refused(self) -> None:
+    def _refused(self) -> NoReturn:
         self._on_lost("a checkpoint was refused")
         raise PumpEndedError
 
@@ -682,6 +758,12 @@ class PartitionPump:
             # Without a delay the feed has ended, and the manager reports or raises the error.
             self._report(LinkFailed, error, delay)
 
+    def _slow(self, held: Held) -> None:
+        suspends = self._subscription.suspends and not self._life.is_ending
+        self._report(SubscriptionSlow, held.share, held.seconds, suspends)
+        if suspends:
+            self._on_suspended()
+
     def _link_silent(self, link: SilentLink) -> None:
         self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
 
@@ -689,7 +771,9 @@ class PartitionPump:
         self._report(UnexpectedFailure, operation, error)
 
     def _report(self, kind: Callable[..., Any], *facts: object) -> None:
-        self._around.reporter.report(kind(self._around.owner_id, self.partition_id, *facts))
+        self._around.reporter.report(
+            kind(self._around.owner_id, self.partition_id, *facts, subscription=self.subscription)
+        )
 
 
 def _has_place(event: ReceivedEvent) -> bool:

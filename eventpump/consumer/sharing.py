@@ -6,14 +6,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
+from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
-from eventpump.core.sharing import Placement, ShareLedger
+from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
 from eventpump.errors import EventError, RequestRefusedError, ServiceError
@@ -35,6 +36,27 @@ FIRST_EVENT_TIME = 10.0
 """Seconds to wait for the first event behind a position that has one, before the partition is looked at again."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemberCalls:
+    """What a shared link calls of one that reads along.
+
+    Attributes:
+        facts: Reads the partition's properties; tried until that succeeds.
+        attached: Called each time the link is attached.
+        troubled: Called when the link fails, with the seconds until it is opened again, None if it is not; and with
+            whether this subscription is the one that reports it.
+        rewound: Called when the link is opened again further back for this subscription, with the sequence number of
+            the first event that it needs, if that is known.
+        slow: Called when this subscription has held the others back for long.
+    """
+
+    facts: Callable[[], Awaitable[PartitionProperties]]
+    attached: Callable[[], None]
+    troubled: Callable[[Exception, float | None, bool], None]
+    rewound: Callable[[int | None], None]
+    slow: Callable[[Held], None]
+
+
 class MemberFeed:
     """One subscription's events of a shared link, each once and in order. Made by `SharedPartition.join`.
 
@@ -42,10 +64,8 @@ class MemberFeed:
         shared: The shared link.
         name: The subscription.
         beginning: Where its reading begins.
-        facts: Reads the partition's properties, tried until that succeeds.
-        on_attached: Called each time the link is attached.
-        on_trouble: Called when the link fails, with the seconds until it is opened again, None where it is not; and
-            with whether this subscription is the one that reports it.
+        calls: What to call of the subscription's pump.
+        slow_after: Seconds after which it counts as slow while it holds the others back.
     """
 
     def __init__(
@@ -53,14 +73,15 @@ class MemberFeed:
         shared: SharedPartition,
         name: str,
         beginning: Beginning,
-        *,
-        facts: Callable[[], Awaitable[PartitionProperties]],
-        on_attached: Callable[[], None],
-        on_trouble: Callable[[Exception, float | None, bool], None],
+        calls: MemberCalls,
+        slow_after: float,
     ) -> None:
         self._shared = shared
         self._name = name
-        self._facts = facts
+        self.calls = calls
+        """What to call of the subscription's pump."""
+        self.pressure = Pressure(slow_after)
+        """How far it holds the others back."""
         self._feed: PartitionFeed[ReceivedEvent] | None = None
         self._cursor: FeedCursor[ReceivedEvent] | None = None
         self._skip_below: int | None = None
@@ -71,8 +92,6 @@ class MemberFeed:
         self._number = _number_at(beginning)
         self.hub_created_at = beginning.hub_created_at
         """When the hub was created that the events are of."""
-        self.on_attached = on_attached
-        self.on_trouble = on_trouble
 
     # ---------------------------------------------------------------------------------------- called by the pump
 
@@ -129,6 +148,8 @@ class MemberFeed:
             events = new or cursor.take(limit)
         if events:
             self._taken = events
+        if self._shared.is_shared:
+            self._shared.observe()
         return events
 
     async def wait(self, timeout: float | None) -> bool:
@@ -209,6 +230,11 @@ class MemberFeed:
                 return EventPosition.at_offset(event.offset)
         return self._position
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Events and bytes that only this subscription has not read yet."""
+        return (0, 0) if self._cursor is None else self._cursor.held
+
     def attach(self, feed: PartitionFeed[ReceivedEvent], *, skip_below: int | None) -> None:
         """Read from a feed.
 
@@ -238,7 +264,7 @@ class MemberFeed:
             open_feed: Makes a feed that receives one event from the position on.
         """
         while self._number is None and self._error is None:
-            self._number = first_number(self._position, await self._facts())
+            self._number = first_number(self._position, await self.calls.facts())
             if self._number is not None:
                 return
             feed = open_feed(self)
@@ -299,6 +325,10 @@ class SharedPartition:
         self._ledger = ShareLedger()
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
+        self._is_held_back = False
+        self._pressure_timer: asyncio.TimerHandle | None = None
+        self.is_shared = False
+        """Whether several subscriptions read."""
 
     # -------------------------------------------------------------------------------------------- who reads along
 
@@ -316,22 +346,20 @@ class SharedPartition:
         self,
         name: str,
         beginning: Beginning,
+        calls: MemberCalls,
         *,
-        facts: Callable[[], Awaitable[PartitionProperties]],
-        on_attached: Callable[[], None],
-        on_trouble: Callable[[Exception, float | None, bool], None],
+        slow_after: float,
     ) -> MemberFeed:
         """Read along from a position.
 
         Args:
             name: The subscription; one that has left, or has not joined yet.
             beginning: Where its reading begins.
-            facts: See `MemberFeed`.
-            on_attached: See `MemberFeed`.
-            on_trouble: See `MemberFeed`.
+            calls: What to call of its pump.
+            slow_after: Seconds after which it counts as slow while it holds the others back.
         """
         self._awaited.discard(name)
-        member = MemberFeed(self, name, beginning, facts=facts, on_attached=on_attached, on_trouble=on_trouble)
+        member = MemberFeed(self, name, beginning, calls, slow_after)
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
             error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
@@ -346,9 +374,11 @@ class SharedPartition:
         elif self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
-                member.on_attached()
+                calls.attached()
         else:
+            calls.rewound(member.number)
             self._begin_opening()
+        self.is_shared = len(self._members) > 1
         return member
 
     def leave(self, member: MemberFeed) -> None:
@@ -356,6 +386,7 @@ class SharedPartition:
         if self._members.get(member.name) is member:
             del self._members[member.name]
             self._ledger.leave(member.name)
+            self.is_shared = len(self._members) > 1
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
         """Detach a feed that is not read any more.
@@ -370,10 +401,29 @@ class SharedPartition:
         self._on_closed(feed)
         await feed.aclose(timeout)
 
+    def observe(self) -> None:
+        """Find out which member holds the others back. Called when one of several has read."""
+        feed, room = self._feed, (self._settings.prefetch_events, self._settings.prefetch_bytes)
+        held_back = feed is not None and (feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT)
+        if not held_back and not self._is_held_back:
+            return
+        self._is_held_back = held_back
+        now = asyncio.get_running_loop().time()
+        for member in list(self._members.values()):
+            if (held := member.pressure.observe(member.held, room, now)) is not None:
+                member.calls.slow(held)
+        if self._pressure_timer is not None:
+            self._pressure_timer.cancel()
+            self._pressure_timer = None
+        due = [at for each in self._members.values() if (at := each.pressure.next_report) is not None]
+        if due and self.is_shared:
+            self._pressure_timer = asyncio.get_running_loop().call_at(min(due), self.observe)
+
     async def aclose(self) -> None:
         """End what is under way. Every member has left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._pressure_timer):
+            if timer is not None:
+                timer.cancel()
         await self._tasks.cancel(CLOSE_TIMEOUT)
 
     # --------------------------------------------------------------------------------------------------- the link
@@ -423,7 +473,12 @@ class SharedPartition:
                 unknown = next((each for each in self._members.values() if each.number is None), None)
                 if unknown is None or len(self._members) == 1:
                     break
-                await unknown.find_number(self._probe)
+                try:
+                    await unknown.find_number(self._probe)
+                except PumpEndedError:
+                    self.leave(unknown)
+                except Exception as error:
+                    unknown.fail(error)
                 if unknown.error is not None:
                     self.leave(unknown)
         finally:
@@ -435,7 +490,7 @@ class SharedPartition:
         """Make a feed that receives one event from a member's position on."""
 
         def troubled(error: Exception, delay: float | None) -> None:
-            member.on_trouble(error, delay, True)
+            member.calls.troubled(error, delay, True)
 
         return self._make_feed(member.position, member.hub_created_at, limit=1, on_trouble=troubled)
 
@@ -507,7 +562,7 @@ class SharedPartition:
     def _attached(self, feed: PartitionFeed[ReceivedEvent]) -> None:
         if feed is self._feed:
             for member in list(self._members.values()):
-                member.on_attached()
+                member.calls.attached()
 
     def _troubled(self, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None) -> None:
         if feed is not self._feed:
@@ -523,7 +578,7 @@ class SharedPartition:
                 self.leave(chosen)
                 chosen.detach()
                 chosen.fail(error)
-                chosen.on_trouble(error, delay, True)
+                chosen.calls.troubled(error, delay, True)
                 for member in self._members.values():
                     member.detach()
                 self._tasks.spawn(self.close_feed(feed, CLOSE_TIMEOUT), "eventpump closing of a refused link")
@@ -534,7 +589,7 @@ class SharedPartition:
                 self.leave(member)
                 self._awaited.add(member.name)
         for index, member in enumerate(members):
-            member.on_trouble(error, delay, index == 0)
+            member.calls.troubled(error, delay, index == 0)
 
 
 def _number_at(beginning: Beginning) -> int | None:

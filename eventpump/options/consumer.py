@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, PlainValidator
 
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.starts import OnDataLoss
+from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
+from eventpump.interfaces import DEFAULT_SUBSCRIPTION
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition
@@ -128,6 +130,85 @@ class ReaderSettings(FeedSettings):
     owner_level: int | None = Field(default=None, ge=0, lt=2**63)
     receiver_name: Name | None = None
     on_data_loss: OnDataLoss | None = None
+
+
+SubscriptionPosition: TypeAlias = StartPosition | timedelta
+"""Where a subscription begins: as a host, or "latest", "earliest", or a timedelta, such as an hour ago."""
+
+
+def _subscription_start(value: object) -> EventPosition:
+    match value:
+        case "latest":
+            return EventPosition.latest()
+        case "earliest":
+            return EventPosition.earliest()
+        case timedelta():
+            return EventPosition.at_enqueued_time(datetime.now(UTC) + value, inclusive=True)
+    return _host_start(value)
+
+
+def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | EventPosition:
+    if not isinstance(value, Mapping):
+        return _subscription_start(value)
+    if not all(isinstance(each, str) for each in value):
+        raise ValueError("its keys must be partition ids, which are text")
+    return {each: _subscription_start(position) for each, position in value.items()}
+
+
+class SubscriptionSettings(SettingsModel):
+    """A subscription, and which of its host's options it has in its own way. None stands for the host's.
+
+    Args:
+        name: The name: 1 to 64 letters, digits, "_" and "-".
+        start: Where its partitions begin: "latest" is the end of each when the subscription is made, "earliest" their
+            start; or a sequence number, an offset, a datetime with a time zone, a timedelta before now, or an
+            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at their
+            start. It is recorded when the subscription is made, and the record is valid for all hosts.
+        catch_up: How it comes by events before the end: with "shared", the receive link that it shares with the others
+            is opened again further back, and they wait meanwhile. None allows only `start="latest"`.
+        slow_after: Seconds after which it is reported if it holds the other subscriptions back.
+        on_slow: What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`.
+        checkpoint_policy: See `HostSettings`; likewise all of the following.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    start: Annotated[Any, PlainValidator(_check_subscription_start)] = EventPosition.latest()
+    catch_up: Literal["shared"] | None = None
+    slow_after: Seconds = 60.0
+    on_slow: Literal["hold", "suspend"] = "hold"
+    checkpoint_policy: CheckpointPolicy | None = None
+    max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
+    call_when_idle: bool | None = None
+    failure_policy: Literal["retry", "stop"] | None = None
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] | None = None
+    handler_timeout: Seconds | None = None
+    on_handler_timeout: Literal["report", "cancel"] | None = None
+    on_data_loss: OnDataLoss | None = None
+
+    def model_post_init(self, context: object, /) -> None:
+        """Refuse what cannot work."""
+        if self.name == DEFAULT_SUBSCRIPTION:
+            raise ConfigurationError("name", "default is the subscription of the processor given to the host")
+        positions = [self.start] if isinstance(self.start, EventPosition) else self.start.values()
+        if self.catch_up is None and not all(_is_end(each) for each in positions):
+            problem = 'only "latest" is possible unless catch_up="shared" says how to read what lies before the end'
+            raise ConfigurationError("start", problem)
+
+    def applied_to(self, host: HostSettings) -> HostSettings:
+        """Return the options of a host, with those of this subscription in their place."""
+        own = {name: getattr(self, name) for name in type(self).model_fields if name in HostSettings.model_fields}
+        return host.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+    def check_partitions(self, partition_ids: Collection[str]) -> None:
+        """Raise `ConfigurationError` if `start` names a partition that the hub does not have."""
+        if not isinstance(self.start, EventPosition) and (unknown := sorted(set(self.start) - set(partition_ids))):
+            raise ConfigurationError("start", f"the hub has no partition {unknown[0]}")
+
+
+def _is_end(position: EventPosition) -> bool:
+    if position.enqueued_time is not None:
+        return position.enqueued_time >= datetime.now(UTC)
+    return position.offset == LATEST_OFFSET
 
 
 class HostSettings(FeedSettings):

@@ -17,9 +17,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.interfaces import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 
-DEFAULT_SUBSCRIPTION: Final = "default"
-"""The subscription whose checkpoint lies in the lease itself."""
 NO_NUMBER: Final = -1
 """The sequence number of a lease that has no checkpoint, when it is made: KEDA and Azure Functions go by it where there
 is no offset, and begin after it. Hosts of the EventProcessorHost family do not look at it then, and write 0.

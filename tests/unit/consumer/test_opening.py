@@ -46,6 +46,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
         store_timeout=5.0,
         rng=random.Random(1),
         lease=lambda: cast("Any", None),
+        key=lambda: "default",
         step=step,
         pause=asyncio.sleep,
         report=report,
