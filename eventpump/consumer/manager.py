@@ -448,6 +448,8 @@ class PartitionManager:
         await self._store.open(self._around.scope)
         await self._subscriptions.subscribe(settings, source)
         self._run_subscriptions()
+        if self._is_running_partitions and not any(slot.lease is not None for slot in self._slots.values()):
+            self._chores.spawn(self._balance_once(), "eventpump balancing")
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
         """End a subscription, and its pumps here; see `PartitionHost`."""
@@ -478,8 +480,6 @@ class PartitionManager:
                     pump.stop(CloseReason.SHUTDOWN)
             if slot.lease is not None and slot.pumps and slot.stolen is None and now >= slot.avoid_until:
                 self._start_pumps(slot, slot.lease)
-        if wanted and not any(slot.lease is not None for slot in self._slots.values()):
-            self._chores.spawn(self._balance_once(), "eventpump balancing")
 
     # ------------------------------------------------------------------------------------------------- leases
 

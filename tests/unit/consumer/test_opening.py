@@ -19,7 +19,7 @@ class _FaultyStore:
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
 
-    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint) -> bool:
+    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint, subscription: str) -> bool:
         if self.failures:
             raise self.failures.pop(0)
         return True
