@@ -35,6 +35,11 @@ class SqliteThread:
         self._connection: sqlite3.Connection | None = None
         self._disconnected: asyncio.Future[None] | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and takes no more work."""
+        return self._disconnected is not None
+
     async def open(self) -> None:
         """Open the connection. Opening twice is fine, also at the same time.
 

@@ -270,3 +270,25 @@ async def test_hubs_of_before_there_were_producers(tmp_path: Path) -> None:
     (loaded,) = await last.open()
     assert known(loaded.partitions[0].publishing, 5) == ProducerState(5, 1, 7)
     await last.store.aclose()
+
+
+async def test_aclose_under_a_sender_that_goes_on(tmp_path: Path) -> None:
+    """What was handed over before is on disk; not waited for is a sender that sends at every commit."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    (log,) = hub.partitions
+
+    def commit_and_send(entries: list[Entry]) -> None:
+        Disk._commit(disk, entries)
+        disk.put(log, b"more")
+
+    disk.store._on_committed = commit_and_send
+    for _ in range(3):
+        disk.put(log, b"a")
+    async with asyncio.timeout(10):
+        await disk.store.aclose()
+    assert len(disk.committed) >= 3
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].payloads == log.payloads
+    await again.store.aclose()

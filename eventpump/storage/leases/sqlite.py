@@ -515,7 +515,6 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._thread = SqliteThread("eventpump sqlite", self._connect)
         self._pending: list[_Write] = []
-        self._is_closing = False
 
     async def open(self) -> None:
         """Open the file, and create or complete its tables.
@@ -532,7 +531,7 @@ class _Worker:
         self, operation: str, partition_id: str | None, query: str, parameters: tuple[object, ...]
     ) -> list[Any]:
         """Run a query and return its rows. It waits neither for the file's write lock nor for writes of its turn."""
-        if self._is_closing:
+        if self._thread.is_closed:
             raise ClosedError("lease store")
         try:
             return await self._thread.run(lambda connection: connection.execute(query, parameters).fetchall())
@@ -549,7 +548,7 @@ class _Worker:
 
     def write_forgotten(self, statement: str, parameters: tuple[object, ...]) -> None:
         """Run a statement after every write submitted before, unless the worker is closing; its outcome is dropped."""
-        if not self._is_closing:
+        if not self._thread.is_closed:
             self._submit(_Write("", None, None, statement, parameters))
 
     async def renew(self, scope_id: int, lease: PartitionLease, expiry: Expiry) -> bool:
@@ -560,8 +559,7 @@ class _Worker:
 
     def close(self) -> None:
         """Take nothing more, and have the thread end after what was submitted. Closing twice is fine."""
-        if not self._is_closing:
-            self._is_closing = True
+        if not self._thread.is_closed:
             self._flush()
             self._thread.close()
 
@@ -571,7 +569,7 @@ class _Worker:
         await self._thread.aclose()
 
     def _submit(self, write: _Write) -> None:
-        if self._is_closing:
+        if self._thread.is_closed:
             raise ClosedError("lease store")
         if not self._pending:
             self._loop.call_soon(self._flush)
