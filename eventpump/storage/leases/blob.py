@@ -20,6 +20,7 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import StoredScopeRecord
 from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.leases.layout import (
@@ -33,7 +34,6 @@ from eventpump.storage.leases.layout import (
     lease_metadata,
     owner_of,
     partition_of,
-    partition_order,
     scope_blob,
 )
 from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record

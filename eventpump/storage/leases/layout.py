@@ -72,11 +72,6 @@ def scope_blob(prefix: str, consumer_group: str) -> str:
     return f"{prefix}{consumer_group}~scope.json"
 
 
-def partition_order(partition_id: str) -> tuple[int, str]:
-    """Sort key of partition ids: decimal numbers by value."""
-    return (len(partition_id), partition_id)
-
-
 @dataclass(frozen=True, slots=True)
 class LeaseBody:
     """The body of a lease blob.

@@ -33,9 +33,10 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import StoredScopeRecord
 from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
-from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
 from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
 
 if TYPE_CHECKING:
