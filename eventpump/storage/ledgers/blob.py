@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.options.callables import call_by_import_name, check_import_name
 from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
 from eventpump.storage.ledgers.interface import split_name
 
@@ -60,8 +60,11 @@ class BlobLedger:
         if credential is None:
             # A client that is never used holds nothing open; making one shows what cannot work.
             self._make_client()
-        elif ":" not in credential:
-            raise ConfigurationError("credential", 'must be "module:callable", the import name of what makes it')
+        else:
+            try:
+                check_import_name(credential)
+            except ValueError as error:
+                raise ConfigurationError("credential", str(error)) from None
 
     @classmethod
     def of_url(cls, url: str) -> BlobLedger:
@@ -158,7 +161,7 @@ class BlobLedger:
         return self._container.get_blob_client(self._prefix + "/".join(split_name(name)))
 
     def _make_client(self) -> Any:
-        credential = None if self._credential is None else _credential(self._credential)
+        credential = None if self._credential is None else call_by_import_name("credential", self._credential)
         url = self._account_url
         if url is not None and self._signature is not None:
             url = f"{url}?{self._signature.get_secret_value()}"
@@ -176,10 +179,3 @@ class BlobLedger:
 
 def _secret(text: str | SecretStr | None) -> SecretStr | None:
     return SecretStr(text) if isinstance(text, str) else text
-
-
-def _credential(name: str) -> Any:
-    try:
-        return pkgutil.resolve_name(name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError("credential", f"{name} cannot be imported: {type(error).__name__}") from error
