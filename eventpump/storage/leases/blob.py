@@ -20,8 +20,9 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
-from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.storage.blob_access import Answer, BlobContainer, RefusedError
 from eventpump.storage.leases.layout import (
     DEFAULT_SUBSCRIPTION,
     NO_NUMBER,
@@ -34,7 +35,6 @@ from eventpump.storage.leases.layout import (
     lease_metadata,
     owner_of,
     partition_of,
-    partition_order,
     scope_blob,
     subscription_blob,
     subscription_directory,
@@ -113,19 +113,13 @@ class BlobLeaseStore:
         if not 15 <= lease_duration <= 60 or lease_duration != int(lease_duration):
             raise ConfigurationError("lease_duration", "blob leases last 15 to 60 whole seconds")
         self._lease_duration = int(lease_duration)
-        self._call_timeout = min(10.0, lease_duration / 3) if call_timeout is None else float(call_timeout)
-        if not 0 < self._call_timeout < lease_duration:
+        timeout = min(10.0, lease_duration / 3) if call_timeout is None else call_timeout
+        if not 0 < timeout < lease_duration:
             raise ConfigurationError("call_timeout", "must be above 0 and below the lease duration")
         self._prefix = prefix.strip()
         self._clock = LoopClock() if clock is None else clock
-        self._owns_client = isinstance(container, str)
-        self._container = (
-            make_client(container, connection_string, account_url, credential)
-            if isinstance(container, str)
-            else container
-        )
-        # Our own loop decides what is tried again: the SDK's retries start at 15 s, half a lease.
-        self._options = request_options(self._call_timeout)
+        self._blobs = BlobContainer(container, connection_string, account_url, credential, timeout)
+        self._container, self._options = self._blobs.client, self._blobs.options
         self._consumer_group: str | None = None
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -151,7 +145,7 @@ class BlobLeaseStore:
         if self._consumer_group is not None:
             raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
         directory = lease_directory(self._prefix, scope.consumer_group)
-        await ensure_container(self._container, directory, self._call_timeout)
+        await self._blobs.create(directory)
         self._consumer_group = scope.consumer_group
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
@@ -166,8 +160,8 @@ class BlobLeaseStore:
                     request = self._blob(partition_id).upload_blob(body, **self._options)
                     await self._call("ensure leases", partition_id, request)
                 except RefusedError as refused:
-                    if refused.answer is not Answer.TAKEN and refused.answer is not Answer.CHANGED:
-                        raise StoreError("ensure leases", refused.answer.value, partition_id=partition_id) from None
+                    if refused.answer not in (Answer.TAKEN, Answer.CHANGED):
+                        raise
 
         # Every one is tried: a blob that cannot be made is no reason not to make the others.
         missing = [create(partition_id) for partition_id in partition_ids if partition_id not in known]
@@ -180,10 +174,7 @@ class BlobLeaseStore:
 
         A lease held with no owner is between being taken and being written.
         """
-        try:
-            return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
-        except RefusedError as refused:
-            raise StoreError("list", refused.answer.value) from None
+        return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
         """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
@@ -256,9 +247,11 @@ class BlobLeaseStore:
         operation = "read checkpoint"
         try:
             if subscription == DEFAULT_SUBSCRIPTION:
-                return (await self._read(operation, partition_id, may_be_missing=True)).body.checkpoint
+                return (await self._read(operation, partition_id)).body.checkpoint
             return (await self._read_record(operation, partition_id, subscription)).record.checkpoint
-        except RefusedError:
+        except RefusedError as refused:
+            if refused.answer is not Answer.MISSING:
+                raise
             return None
 
     async def claim_checkpoint(
@@ -329,10 +322,7 @@ class BlobLeaseStore:
             blobs = self._container.list_blobs(directory, **self._options)
             return {blob.name: str(blob.etag).strip('"') async for blob in blobs}
 
-        try:
-            listed = await self._call(operation, None, names())
-        except RefusedError as refused:
-            raise StoreError(operation, refused.answer.value) from None
+        listed = await self._call(operation, None, names())
         known = self._subscriptions
         self._subscriptions = {}
         for name, etag in listed.items():
@@ -384,10 +374,8 @@ class BlobLeaseStore:
         async def names() -> list[str]:
             return [blob.name async for blob in self._container.list_blobs(directory, **self._options)]
 
-        with contextlib.suppress(RefusedError):
-            for name in await self._call(operation, None, names()):
-                with contextlib.suppress(RefusedError):
-                    await self._call(operation, None, self._client(name).delete_blob(**self._options))
+        for name in await self._call(operation, None, names()):
+            await self._blobs.delete(operation, None, self._client(name))
         return True
 
     async def aclose(self) -> None:
@@ -397,8 +385,7 @@ class BlobLeaseStore:
             if self._cleanups:
                 await asyncio.wait(self._cleanups)
         finally:
-            if self._owns_client:
-                await self._container.close()
+            await self._blobs.aclose()
 
     # ---- leases
 
@@ -426,7 +413,7 @@ class BlobLeaseStore:
             await self._call(operation, partition_id, client.acquire(self._lease_duration, **self._options))
         except RefusedError as refused:
             if refused.answer is Answer.MISSING:
-                raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
+                raise
             return None
         return sent + self._lease_duration
 
@@ -487,7 +474,7 @@ class BlobLeaseStore:
 
     async def _give_back(self, partition_id: str, client: BlobLeaseClient) -> None:
         # Not taken after all, or the store does not answer: then it expires.
-        with contextlib.suppress(RefusedError, StoreError):
+        with contextlib.suppress(StoreError):
             await self._call("give back", partition_id, client.release(**self._options))
 
     # ---- bodies
@@ -542,36 +529,24 @@ class BlobLeaseStore:
 
     async def _put(self, operation: str, body: LeaseBody, token: str, etag: str) -> str:
         blob = self._blob(body.partition_id)
-        answer = await self._call(
-            operation,
-            body.partition_id,
-            blob.upload_blob(
-                body.encode(),
-                overwrite=True,
-                metadata=lease_metadata(body.owner),
-                lease=BlobLeaseClient(blob, lease_id=token),
-                etag=etag,
-                match_condition=MatchConditions.IfNotModified,
-                **self._options,
-            ),
-        )
-        return str(answer["etag"])
+        options = {"metadata": lease_metadata(body.owner), "lease": BlobLeaseClient(blob, lease_id=token)}
+        return await self._blobs.swap(operation, body.partition_id, blob, body.encode(), etag, **options)
 
-    async def _read(self, operation: str, partition_id: str, *, may_be_missing: bool = False) -> _StoredLease:
-        async def download() -> _StoredLease:
-            stream = await self._blob(partition_id).download_blob(0, _MAX_BODY, **self._options)
-            raw: bytes = await stream.readall()
-            found = stream.properties
-            return _StoredLease(LeaseBody.parse(raw, partition_id), str(found.etag), found.lease.state == _LEASED)
+    async def _read(self, operation: str, partition_id: str) -> _StoredLease:
+        """Read a lease.
 
-        try:
-            return await self._call(operation, partition_id, download())
-        except RefusedError as refused:
-            if may_be_missing and refused.answer is Answer.MISSING:
-                raise
-            raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
-        except ValueError as error:
-            raise StoreError(operation, str(error), partition_id=partition_id) from None
+        Raises:
+            RefusedError: There is none.
+        """
+
+        def parse(raw: bytes) -> LeaseBody:
+            return LeaseBody.parse(raw, partition_id)
+
+        found = await self._blobs.download(operation, partition_id, self._blob(partition_id), parse, limit=_MAX_BODY)
+        if found is None:
+            raise RefusedError(operation, Answer.MISSING, partition_id=partition_id)
+        body, properties = found
+        return _StoredLease(body, str(properties.etag), properties.lease.state == _LEASED)
 
     # ---- records of the consumer group and of its subscriptions
 
@@ -580,40 +555,23 @@ class BlobLeaseStore:
         return None if found is None else StoredSubscription(*found)
 
     async def _download(self, operation: str, blob: BlobClient, parse: Callable[[bytes], T]) -> tuple[T, str] | None:
-        """Read a blob; return what it holds and its ETag, or None where there is none. One request."""
-
-        async def download() -> tuple[T, str]:
-            stream = await blob.download_blob(0, _MAX_BODY, **self._options)
-            raw: bytes = await stream.readall()
-            return parse(raw), str(stream.properties.etag)
-
-        try:
-            return await self._call(operation, None, download())
-        except RefusedError as refused:
-            if refused.answer is Answer.MISSING:
-                return None
-            raise StoreError(operation, refused.answer.value) from None
-        except ValueError as error:
-            raise StoreError(operation, f"{blob.blob_name}: {error}") from None
+        """Read a record; return it and its ETag, or None where there is none."""
+        found = await self._blobs.download(operation, None, blob, parse, limit=_MAX_BODY)
+        return None if found is None else (found[0], str(found[1].etag))
 
     async def _swap(self, operation: str, blob: BlobClient, content: str, replaces: str | None) -> str | None:
-        """Write a blob in place of the one with an ETag, or, with None, where there is none.
+        """Write a record in place of the one with an ETag, or, with None, where there is none.
 
         Returns:
             The new ETag; None, and nothing is written, where another is there.
         """
-        conditions: dict[str, Any] = {}
-        if replaces is not None:
-            conditions = {"overwrite": True, "etag": replaces, "match_condition": MatchConditions.IfNotModified}
-        request = blob.upload_blob(content.encode(), **conditions, **self._options)
         try:
-            answer = await self._call(operation, None, request)
+            return await self._blobs.swap(operation, None, blob, content.encode(), replaces)
         except RefusedError as refused:
             if refused.answer is Answer.TAKEN and replaces is not None:
                 # No race: somebody keeps a blob lease on the record.
                 raise StoreError(operation, f"{blob.blob_name} is leased by somebody") from None
             return None
-        return str(answer["etag"])
 
     # ---- checkpoints of other subscriptions
 
@@ -727,12 +685,7 @@ class BlobLeaseStore:
         return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
 
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
-        """Make one request, and turn whatever the SDK raises into ours.
-
-        Raises:
-            RefusedError: The store answered by a refusal that means something.
-        """
-        return await call(operation, partition_id, request, self._call_timeout)
+        return await self._blobs.call(operation, partition_id, request)
 
     def _group(self, operation: str) -> str:
         if self._is_closed:
@@ -759,7 +712,7 @@ class BlobLeaseStore:
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
-        return f"BlobLeaseStore({self._container.container_name!r}, prefix={self._prefix!r})"
+        return f"BlobLeaseStore({self._blobs.name!r}, prefix={self._prefix!r})"
 
 
 def _check_owner(owner: str) -> None:

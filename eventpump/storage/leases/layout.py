@@ -89,11 +89,6 @@ def checkpoint_directory(prefix: str, consumer_group: str, subscription: str) ->
     return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/"
 
 
-def partition_order(partition_id: str) -> tuple[int, str]:
-    """Sort key of partition ids: decimal numbers by value."""
-    return (len(partition_id), partition_id)
-
-
 @dataclass(frozen=True, slots=True)
 class LeaseBody:
     """The body of a lease blob.

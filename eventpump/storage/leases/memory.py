@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
-from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint

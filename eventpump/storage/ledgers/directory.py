@@ -9,11 +9,12 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from eventpump.errors import ClosedError, StoreError
-from eventpump.storage.ledgers.blob import T
 from eventpump.storage.ledgers.interface import split_name
+
+_T = TypeVar("_T")
 
 _ABANDONED: Final = 3600.0
 """Seconds after which a temporary file belongs to nobody who lives."""
@@ -73,7 +74,7 @@ class DirectoryLedger:
             raise StoreError(f"{operation} {name}", "the ledger is not open")
         return self._path.joinpath(*split_name(name))
 
-    async def _in_thread(self, operation: str, work: Callable[[], T]) -> T:
+    async def _in_thread(self, operation: str, work: Callable[[], _T]) -> _T:
         try:
             return await asyncio.to_thread(work)
         except OSError as error:
