@@ -82,7 +82,7 @@ class SqliteThread:
 
     def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         if self._connection is None:
-            raise sqlite3.ProgrammingError("the store is not open")
+            raise sqlite3.ProgrammingError("the store is not open: call open() first")
         return work(self._connection)
 
     def _disconnect(self) -> None:

@@ -30,12 +30,12 @@ _HTTP_LOGGER.setLevel(logging.WARNING)
 
 
 class Answer(enum.Enum):
-    """A refusal that is an answer, not a failure."""
+    """Why the storage account refused a request, where the caller may expect it."""
 
-    LOST = "the lease is not ours"
-    CHANGED = "the blob is not the one that was read"
-    TAKEN = "the blob exists, or its lease is taken"
-    MISSING = "there is no such lease"
+    LOST = "another host holds the blob's lease, or it has expired"
+    CHANGED = "the blob was changed after it was read"
+    TAKEN = "the blob exists already, or another client holds its lease"
+    MISSING = "the blob does not exist"
 
 
 _ANSWERS: Final = {
@@ -259,7 +259,7 @@ def _make_client(
     container: str, connection_string: str | None, account_url: str | None, credential: Any
 ) -> ContainerClient:
     if (connection_string is None) == (account_url is None):
-        raise ConfigurationError("connection_string", "a container's name needs this, or account_url: one of them")
+        raise ConfigurationError("connection_string", "with the name of a container, give either this or account_url")
     field = "connection_string" if account_url is None else "account_url"
     try:
         if account_url is None:
@@ -268,7 +268,7 @@ def _make_client(
         return ContainerClient(account_url, container, credential=credential, retry_total=0)
     except (ValueError, TypeError, AttributeError, KeyError):
         # The SDK's message may quote what it was given.
-        raise ConfigurationError(field, "not what a storage account is reached with") from None
+        raise ConfigurationError(field, "is not that of a storage account") from None
 
 
 def _answer_of(error: HttpResponseError) -> Answer | None:

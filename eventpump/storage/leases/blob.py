@@ -83,7 +83,7 @@ class _ClaimedRecord:
 class BlobLeaseStore:
     """A `LeaseStore` over blob leases, shared with every EventProcessorHost of the legacy format.
 
-    The steal works by the token in the lease's body, so whoever may read the container may steal.
+    A lease is stolen with the token in its body, so every client that may read the container may steal.
 
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
@@ -143,13 +143,13 @@ class BlobLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._consumer_group is not None:
-            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+            raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         directory = lease_directory(self._prefix, scope.consumer_group)
         await self._blobs.create(directory)
         self._consumer_group = scope.consumer_group
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
         known = {snapshot.partition_id for snapshot in await self.list_leases()}
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
@@ -163,7 +163,7 @@ class BlobLeaseStore:
                     if refused.answer not in (Answer.TAKEN, Answer.CHANGED):
                         raise
 
-        # Every one is tried: a blob that cannot be made is no reason not to make the others.
+        # All are tried, also after one failed.
         missing = [create(partition_id) for partition_id in partition_ids if partition_id not in known]
         for outcome in await asyncio.gather(*missing, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -177,9 +177,9 @@ class BlobLeaseStore:
         return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
+        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
 
-        Cancelled, the lease is given back, or expires.
+        Cancelled, the lease is released, or expires.
         """
         _check_owner(owner)
         token = str(uuid.uuid4())
@@ -190,10 +190,10 @@ class BlobLeaseStore:
             return await self._name_owner("acquire", partition_id, owner, token, expires_at, None)
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands.
+        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
 
-        None too where it is held with no token in its body: somebody is between acquiring and writing it.
-        Cancelled, the lease is given back, or expires.
+        Return None, too, if it is held without a token in its body: its new owner has not written that yet.
+        Cancelled, the lease is released, or expires.
         """
         _check_owner(owner)
         partition_id = snapshot.partition_id
@@ -219,12 +219,12 @@ class BlobLeaseStore:
             return await self._name_owner("steal", partition_id, owner, token, expires_at, stored)
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost. Writes no body."""
+        """Renew a lease. Return it with a later `expires_at`, or None if it is lost. Writes no body."""
         expires_at = await self._renew("renew", lease.partition_id, lease.token)
         return None if expires_at is None else replace(lease, expires_at=expires_at)
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already.
+        """Release a lease, so that another host may acquire it at once. Return False if it was lost before.
 
         Failed or cancelled, it may be called again.
         """
@@ -243,7 +243,7 @@ class BlobLeaseStore:
             return True
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Read a checkpoint; None where there is none."""
+        """Return a checkpoint, or None if there is none."""
         operation = "read checkpoint"
         try:
             if subscription == DEFAULT_SUBSCRIPTION:
@@ -272,7 +272,7 @@ class BlobLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
         """
@@ -281,17 +281,17 @@ class BlobLeaseStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where the lease is lost.
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
         """
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, may_go_back=True)
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none. One request.
+        """Return the consumer group's record, or None if there is none. One request.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
         found = await self._download(operation, self._scope_blob(operation), parse_scope_record)
@@ -300,7 +300,7 @@ class BlobLeaseStore:
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
 
         Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
         """
@@ -379,7 +379,7 @@ class BlobLeaseStore:
         return True
 
     async def aclose(self) -> None:
-        """Finish giving back what cancelled calls took, and close the client if it is ours. Leases stay as they are."""
+        """Finish releasing what cancelled calls acquired, and close a client of its own. Leases stay as they are."""
         self._is_closed = True
         try:
             if self._cleanups:
@@ -406,7 +406,7 @@ class BlobLeaseStore:
             return bool(await self._write(operation, lease, change))
 
     async def _acquire(self, operation: str, partition_id: str, token: str) -> float | None:
-        """Acquire the blob's lease under a token of ours; when it expires, or None where somebody holds it."""
+        """Acquire the blob's lease under a new token. Return when it expires, or None if it is held."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         sent = self._clock.monotonic()
         try:
@@ -418,14 +418,14 @@ class BlobLeaseStore:
         return sent + self._lease_duration
 
     async def _renew(self, operation: str, partition_id: str, token: str) -> float | None:
-        """Renew the blob's lease; when it expires, or None where it is lost."""
+        """Renew the blob's lease. Return when it expires, or None if it is lost."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         sent = self._clock.monotonic()
         try:
             await self._call(operation, partition_id, client.renew(**self._options))
         except RefusedError:
             return None
-        # Azurite renews an expired lease whoever asks; the id in its answer is still the true one.
+        # Azurite renews an expired lease under any id; the id in its answer is still the true one.
         if str(client.id).lower() != token:
             return None
         return sent + self._lease_duration
@@ -439,10 +439,10 @@ class BlobLeaseStore:
         expires_at: float,
         stored: _StoredLease | None,
     ) -> PartitionLease | None:
-        """Write owner, token and next epoch under a lease just taken; None where it is lost again.
+        """Write owner, token and next epoch under a lease just acquired. Return None if it is lost again.
 
         Args:
-            stored: What was read before the lease was ours; a checkpoint written since makes the ETag fail.
+            stored: What was read before the lease was acquired; a checkpoint written since then makes the ETag fail.
         """
         for _ in range(_WRITE_TRIES):
             if stored is None:
@@ -457,11 +457,15 @@ class BlobLeaseStore:
             else:
                 self._held[partition_id] = _StoredLease(body, etag)
                 return PartitionLease(partition_id, owner, body.epoch, token, expires_at)
-        raise StoreError(operation, "the lease kept changing under its new owner", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the lease changed at every attempt to write its new owner",
+            partition_id=partition_id,
+        )
 
     @contextlib.asynccontextmanager
     async def _given_back_on_failure(self, partition_id: str, token: str) -> AsyncIterator[None]:
-        """Release the blob's lease if the taking of it fails half-way or is cancelled, so that nobody waits for it."""
+        """Release the blob's lease if the block fails or is cancelled: other hosts need not wait for its expiry."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         try:
             yield
@@ -473,7 +477,7 @@ class BlobLeaseStore:
             raise
 
     async def _give_back(self, partition_id: str, client: BlobLeaseClient) -> None:
-        # Not taken after all, or the store does not answer: then it expires.
+        # It was not acquired after all, or the store does not answer: then it expires.
         with contextlib.suppress(StoreError):
             await self._call("give back", partition_id, client.release(**self._options))
 
@@ -485,10 +489,10 @@ class BlobLeaseStore:
         """Write a changed body under the lease, with the partition's lock held.
 
         Args:
-            change: Makes the new body; None where nothing has to be written.
+            change: Returns the new body, or None if nothing has to be written.
 
         Returns:
-            False where the lease is lost; None where the body is already that of a released lease.
+            False if the lease is lost; None if the body is already that of a released lease.
         """
         partition_id = lease.partition_id
         may_renew = True
@@ -508,18 +512,22 @@ class BlobLeaseStore:
             except RefusedError as refused:
                 if refused.answer is Answer.CHANGED:
                     continue
-                # Refused for mere expiry perhaps: a lease nobody took since can still be renewed.
+                # Perhaps it has only expired: a lease that no other host acquired since can still be renewed.
                 if not may_renew or await self._renew(operation, partition_id, lease.token) is None:
                     return False
                 may_renew = False
             else:
-                # Kept only now: what became of a write that failed is not known, and the next one has to look.
+                # Kept only now: after a failed write it is not known what is stored, and the next write reads it.
                 self._held[partition_id] = _StoredLease(body, etag)
                 return True
-        raise StoreError(operation, "the lease kept changing under its owner", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the lease changed at every attempt to write it",
+            partition_id=partition_id,
+        )
 
     async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
-        """Ask whether the blob's lease is still ours.
+        """Check that this store still holds the blob's lease.
 
         Raises:
             RefusedError: It is not.
@@ -536,7 +544,7 @@ class BlobLeaseStore:
         """Read a lease.
 
         Raises:
-            RefusedError: There is none.
+            RefusedError: There is no such lease.
         """
 
         def parse(raw: bytes) -> LeaseBody:
@@ -569,8 +577,9 @@ class BlobLeaseStore:
             return await self._blobs.swap(operation, None, blob, content.encode(), replaces)
         except RefusedError as refused:
             if refused.answer is Answer.TAKEN and replaces is not None:
-                # No race: somebody keeps a blob lease on the record.
-                raise StoreError(operation, f"{blob.blob_name} is leased by somebody") from None
+                # Not a lost race: another client holds a blob lease on the record.
+                problem = f"{blob.blob_name} is leased by somebody: break that blob lease"
+                raise StoreError(operation, problem) from None
             return None
 
     # ---- checkpoints of other subscriptions
@@ -640,7 +649,11 @@ class BlobLeaseStore:
                     continue
                 self._records[key] = _ClaimedRecord(record, etag, lease.token)
                 return True
-        raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the checkpoint changed at every attempt to write it",
+            partition_id=partition_id,
+        )
 
     async def _put_record(
         self,
@@ -691,7 +704,7 @@ class BlobLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._consumer_group is None:
-            raise StoreError(operation, "the store is not open")
+            raise StoreError(operation, "the store is not open: call open() first")
         return self._consumer_group
 
     def _blob(self, partition_id: str) -> BlobClient:
@@ -718,4 +731,4 @@ class BlobLeaseStore:
 def _check_owner(owner: str) -> None:
     """Refuse what cannot travel as blob metadata, where every EventProcessorHost looks for the owner."""
     if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
-        raise ConfigurationError("owner", "a host on blob leases needs a name of printable ASCII characters")
+        raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

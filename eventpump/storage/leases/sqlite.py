@@ -1,11 +1,11 @@
 """Leases and checkpoints in one SQLite file: several processes on one machine.
 
 Who owns what is decided by a random token per acquisition: it fences renewals and checkpoints, whatever the clocks say.
-Expiry only lets others acquire. It is kept on the clock of the machine's boot, which nobody can set and which goes on
-while the machine is suspended; and in wall clock time beside it, for who cannot read that clock: another system than
-Linux, a container with a boot id of its own, an earlier version, and after a reboot. There a clock set forward makes
-leases expire early (they are lost, and noticed as lost), and one set back makes a dead owner's lease wait once for as
-long as it lives without renewal.
+Expiry only lets others acquire. It is kept on the clock of the machine's boot, which cannot be set and which goes on
+while the machine is suspended; and in wall clock time beside it, for those that cannot read that clock: other systems
+than Linux, a container with a boot id of its own, an earlier version, and after a reboot. There a clock set forward
+makes leases expire early (they are lost, and noticed as lost), and one set back makes a dead owner's lease wait once
+for as long as it lives without renewal.
 
 Not for network file systems: WAL needs shared memory. The file's one write lock is held for bare statements only:
 everything is read and decided before, a single statement is its own transaction, and all renewals of a turn are a
@@ -86,8 +86,8 @@ CREATE TABLE IF NOT EXISTS subscription (
     PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
 """
-# What came after the first version, which does not look at it: so both may use one file. These columns hold for the
-# token beside them only, as the first version changes the token and leaves them as they are.
+# Columns added after the first version, which ignores them: so both may use one file. They are valid only for the
+# token in `expiry_token`, as the first version changes the token and leaves them as they are.
 _LATER_COLUMNS: Final = {
     "expiry_token": "TEXT",
     "expiry_boot_id": "TEXT",
@@ -98,7 +98,7 @@ _IS_COMPLETE: Final = (
     "SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('scope_record', 'subscription'))"
     " + (SELECT count(*) FROM pragma_table_info('lease') WHERE name = 'duration')"
 )
-_TOLD_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
+_STORED_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
 _NEW_EXPIRY: Final = "expires_at = ?, expiry_token = token, expiry_boot_id = ?, expires_at_boot = ?, duration = ?"
 _AT_ONCE: Final = 480
 """Rows in one statement, at two parameters each: every SQLite takes 999."""
@@ -114,11 +114,11 @@ class SqliteLeaseStore:
     stolen by such a call is given back.
 
     Args:
-        path: The file; made where it does not exist, in a directory that does.
+        path: The file; created where it does not exist, in a directory that does.
         lease_duration: How long a lease lives without renewal, in seconds.
         busy_timeout: How long to wait for another process's transaction, in seconds; None for the smaller of 5 s and a
             third of the lease duration.
-        clock: None for the running loop's time, and the machine's. One of your own that is no `MachineClock` has expiry
+        clock: None for the running loop's time and the machine's. With another that is not a `MachineClock`, expiry is
             kept in wall clock time.
     """
 
@@ -150,16 +150,16 @@ class SqliteLeaseStore:
         return self._lease_duration
 
     async def open(self, scope: ConsumerScope) -> None:
-        """Open the file, make the tables and bind to a consumer group. Once.
+        """Open the file, create the tables and bind to a consumer group. Once.
 
         Raises:
-            ConfigurationError: The path cannot be that of our file, however long one waits.
+            ConfigurationError: There cannot be such a file at the path, so that trying again cannot help.
             StoreError: The file cannot be opened now.
         """
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is not None:
-            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+            raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         _check_place(self._path)
         worker = self._worker = _Worker(self._path, self._busy_timeout)
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
@@ -182,7 +182,7 @@ class SqliteLeaseStore:
             raise
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
         operation = "ensure leases"
         with self._calling(operation) as worker:
             query = "SELECT partition_id FROM lease WHERE scope = ?"
@@ -204,7 +204,7 @@ class SqliteLeaseStore:
 
     async def list_leases(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids."""
-        query = f"SELECT partition_id, owner, token, {_TOLD_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
+        query = f"SELECT partition_id, owner, token, {_STORED_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
         worker, read_at = self._bound("list"), self._clock.monotonic()
         rows = await worker.read("list", None, query, (self._scope_id,))
         return [
@@ -215,9 +215,9 @@ class SqliteLeaseStore:
         ]
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
+        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
 
-        Cancelled, the lease is not held by anybody.
+        Cancelled, the lease is not held.
         """
         with self._calling("acquire", partition_id) as worker:
             read_at = self._clock.monotonic()
@@ -227,9 +227,9 @@ class SqliteLeaseStore:
             return await self._take(worker, "acquire", row, owner)
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands.
+        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
 
-        Cancelled, the lease is held by the one it was taken from, or by nobody.
+        Cancelled, the lease is held by its former owner, or not held.
         """
         if snapshot.token is None:
             return None
@@ -240,7 +240,7 @@ class SqliteLeaseStore:
             return await self._take(worker, "steal", row, owner, is_stolen=True)
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost."""
+        """Renew a lease. Return it with a later `expires_at`, or None if it is lost."""
         worker = self._bound("renew", lease.partition_id)
         sent = self._clock.monotonic()
         expiry = self._judge.expiry_in(self._lease_duration)
@@ -249,13 +249,13 @@ class SqliteLeaseStore:
         return replace(lease, expires_at=sent + self._lease_duration)
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already."""
+        """Release a lease, so that another host may acquire it at once. Return False if it was lost before."""
         worker = self._bound("release", lease.partition_id)
         statement, parameters = self._release(lease.partition_id, lease.token)
         return bool(await worker.write("release", lease.partition_id, statement, parameters))
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Read a checkpoint; None where there is none."""
+        """Return a checkpoint, or None if there is none."""
 
         worker = self._bound("read checkpoint", partition_id)
         query = f'SELECT "offset", sequence_number FROM checkpoint{_OF_LEASE} AND subscription = ?'  # noqa: S608
@@ -287,20 +287,20 @@ class SqliteLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost."""
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost."""
         return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, _FORWARD)
 
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where that is lost."""
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost."""
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, "")
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none.
+        """Return the consumer group's record, or None if there is none.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
         query = "SELECT record, version FROM scope_record WHERE scope = ?"
@@ -315,7 +315,7 @@ class SqliteLeaseStore:
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
 
         Cancelled or failed, it is stored or not; read it again.
         """
@@ -404,12 +404,12 @@ class SqliteLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is None or not self._scope_id:
-            raise StoreError(operation, "the store is not open", partition_id=partition_id)
+            raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
         return self._worker
 
     @contextlib.contextmanager
     def _calling(self, operation: str, partition_id: str | None = None) -> Iterator[_Worker]:
-        """Lend the worker to a call of several steps, which closing waits for."""
+        """Return the worker for a call of several steps, for which closing waits."""
         worker = self._bound(operation, partition_id)
         self._under_way += 1
         self._idle.clear()
@@ -423,10 +423,10 @@ class SqliteLeaseStore:
     async def _store_checkpoint(
         self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, condition: str
     ) -> bool:
-        """Store a checkpoint where the lease is ours.
+        """Store a checkpoint if this store holds the lease.
 
         Args:
-            condition: Says, as a clause, which stored checkpoints it replaces.
+            condition: A clause: which stored checkpoints it replaces.
         """
         assert checkpoint.partition_id == lease.partition_id
         key = self._key(lease.partition_id)
@@ -443,17 +443,17 @@ class SqliteLeaseStore:
             return (await self._read_lease(worker, operation, lease.partition_id)).token == lease.token
 
     async def _read_lease(self, worker: _Worker, operation: str, partition_id: str) -> _LeaseRow:
-        query = f"SELECT token, epoch, {_TOLD_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
+        query = f"SELECT token, epoch, {_STORED_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
         rows = await worker.read(operation, partition_id, query, self._key(partition_id))
         if not rows:
-            raise StoreError(operation, "there is no such lease", partition_id=partition_id)
+            raise StoreError(operation, "there is no such lease: call ensure_leases() first", partition_id=partition_id)
         token, epoch, *expiry = rows[0]
         return _LeaseRow(partition_id, token, epoch, _expiry(*expiry))
 
     async def _take(
         self, worker: _Worker, operation: str, row: _LeaseRow, owner: str, *, is_stolen: bool = False
     ) -> PartitionLease | None:
-        """Take a lease that is as it was read; where it is stolen, its owner may have renewed it since."""
+        """Take a lease that is as it was read; if it is stolen, its owner may have renewed it since."""
         partition_id, token, epoch = row.partition_id, secrets.token_hex(16), row.epoch + 1
         sent = self._clock.monotonic()
         expiry = self._judge.expiry_in(self._lease_duration)
@@ -495,9 +495,9 @@ class _LeaseRow:
     expiry: Expiry
 
 
-def _expiry(wall: float, is_told: object, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
-    """Make an expiry of what `_TOLD_EXPIRY` selects."""
-    if not is_told or boot is None:
+def _expiry(wall: float, is_known: object, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
+    """Return the expiry in what `_STORED_EXPIRY` selects."""
+    if not is_known or boot is None:
         return Expiry(wall)
     return Expiry(wall, boot_id, boot, duration)
 
@@ -651,7 +651,7 @@ class _Worker:
         return await outcome
 
     def close(self) -> None:
-        """Take nothing more, and have the thread end after what was submitted. Closing twice is fine."""
+        """Accept nothing more; the thread ends after what was submitted. Closing twice is fine."""
         if not self._thread.is_closed:
             self._flush()
             self._thread.close()
@@ -687,7 +687,9 @@ class _Worker:
 def _prepare(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, _SCHEMA_VERSION):
-        raise ForeignFileError(f"schema version {version} is not known to this version of eventpump")
+        raise ForeignFileError(
+            f"schema version {version} is not known to this version of eventpump; upgrade it, or use another file"
+        )
     if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 3:
         return
     with transaction(connection):
@@ -728,10 +730,10 @@ def _deliver(writes: Sequence[_Write], error: BaseException | None) -> None:
 
 
 def _check_place(path: str) -> None:
-    """Check what no waiting mends.
+    """Check what cannot be helped by waiting.
 
     Raises:
-        ConfigurationError: There can be no file at this path.
+        ConfigurationError: There cannot be a file at this path.
     """
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or os.curdir):
-        raise ConfigurationError("path", f"{path}: a file in a directory that exists is needed")
+        raise ConfigurationError("path", f"{path}: must be a file, existing or not, in a directory that exists")

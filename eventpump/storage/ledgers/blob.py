@@ -16,7 +16,7 @@ class BlobLedger:
     """A `LedgerStore` in a blob container: one blob per record, written by one Put Blob with `If-None-Match: *`.
 
     Args:
-        container: Its name; it is made where it does not exist.
+        container: Its name; it is created where it does not exist.
         connection_string: Of the storage account; or
         account_url: Its URL, with a signature or with the next.
         credential: "module:callable", called without arguments where the store is opened; what it returns is a
@@ -62,19 +62,21 @@ class BlobLedger:
 
     @classmethod
     def of_url(cls, url: str) -> BlobLedger:
-        """Make one of a container's URL: its path is the container and the prefix, its query a signature."""
+        """Create one from a container's URL: its path is the container and the prefix, its query a signature."""
         parts = urlsplit(url)
         path = [each for each in parts.path.split("/") if each]
         # The account is a part of the path where the host is an address, as with Azurite.
         accounts = path[:1] if parts.port is not None else []
         container, *prefix = path[len(accounts) :] or [""]
         if not container:
-            raise ConfigurationError("ledger", "the URL names no container")
+            raise ConfigurationError(
+                "ledger", "the URL must name a container: https://account.blob.core.windows.net/container"
+            )
         account = parts._replace(path="".join(f"/{each}" for each in accounts)).geturl()
         return cls(container, account_url=account, prefix="".join(f"{each}/" for each in prefix))
 
     async def open(self) -> None:
-        """Make the container if there is none."""
+        """Create the container if there is none."""
         if self._is_closed:
             raise ClosedError("ledger")
         if self._blobs is None:
@@ -135,7 +137,7 @@ class BlobLedger:
         if self._is_closed:
             raise ClosedError("ledger")
         if self._blobs is None:
-            raise StoreError(operation, "the ledger is not open")
+            raise StoreError(operation, "the ledger is not open: call open() first")
         return self._blobs, self._blobs.blob(self._prefix + "/".join(split_name(name)))
 
     def _make_container(self, credential: object) -> BlobContainer:

@@ -17,7 +17,7 @@ from eventpump.storage.publisher_states.form import Key, check_key, check_writab
 
 _MAX_BODY: Final = 1 << 16
 _JSON: Final = ContentSettings(content_type="application/json")
-# What a blob's name may not hold, or would be read as a folder; and "." at the end, which a URL loses.
+# What may not be in a blob's name, or would make a folder of it; and "." at the end, which a URL loses.
 _UNSAFE: Final = re.compile(r"[%/\\?#]|\.$")
 
 
@@ -46,16 +46,16 @@ class BlobPublisherStateStore:
     ) -> None:
         self._blobs = BlobContainer(container, connection_string, account_url, credential, call_timeout)
         self._prefix = prefix.strip()
-        # A lock lives as long as somebody holds it or waits for it: partition ids may be any text.
+        # A lock exists as long as it is held or waited for: partition ids may be any text.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._is_open = False
         self._is_closed = False
 
     async def open(self) -> None:
-        """Make the container if there is none. Opening twice is fine.
+        """Create the container if there is none. Opening twice is fine.
 
         Raises:
-            StoreError: The container can neither be made nor looked at.
+            StoreError: The container can neither be created nor read.
         """
         if self._is_closed:
             raise ClosedError("publisher state store")
@@ -65,7 +65,7 @@ class BlobPublisherStateStore:
         self._is_open = True
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none.
+        """Return a state, or None if there is none.
 
         Raises:
             StoreError: The store failed, or holds something else.
@@ -78,7 +78,7 @@ class BlobPublisherStateStore:
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
+        """Store a state by compare-and-swap. Return None, and store nothing, if another is there.
 
         Raises:
             StoreError: The store failed.
@@ -98,13 +98,13 @@ class BlobPublisherStateStore:
                     content_settings=_JSON,
                 )
             except RefusedError:
-                # Another is there; or an earlier write of ours, whose answer was lost.
+                # Another state is there; or an earlier write of this store, whose answer was lost.
                 found = await self._read(operation, key)
                 return found if found is not None and found.state == state else None
             return StoredPublisherState(state, etag)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none.
+        """Delete a state. It is not an error if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -115,7 +115,7 @@ class BlobPublisherStateStore:
             await self._blobs.delete("reset state", partition_id, self._blob(key))
 
     async def aclose(self) -> None:
-        """Close the client if it is ours. States stay. Closing twice is fine."""
+        """Close a client of its own. States stay. Closing twice is fine."""
         self._is_closed = True
         await self._blobs.aclose()
 
@@ -127,7 +127,7 @@ class BlobPublisherStateStore:
         if self._is_closed:
             raise ClosedError("publisher state store")
         if not self._is_open:
-            raise StoreError(operation, "the store is not open", partition_id=partition_id)
+            raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
 
     def _blob(self, key: Key) -> BlobClient:
         name, partition_id = (_UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", each) for each in key)

@@ -44,7 +44,7 @@ class SqlitePublisherStateStore:
     forgotten.
 
     Args:
-        path: The file; made where it does not exist, in a directory that does. It may be a file of leases.
+        path: The file; created where it does not exist, in a directory that does. It may be a file of leases.
         busy_timeout: How long to wait for another process's transaction, in seconds.
     """
 
@@ -58,16 +58,16 @@ class SqlitePublisherStateStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Open the file and make the table. Opening twice is fine.
+        """Open the file and create the table. Opening twice is fine.
 
         Raises:
-            StoreError: The file cannot be opened, or is none of ours.
+            StoreError: The file cannot be opened, or is of another kind.
         """
         self._check_open()
         await self._outcome("open", None, self._thread.open())
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none.
+        """Return a state, or None if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -78,7 +78,7 @@ class SqlitePublisherStateStore:
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
+        """Store a state by compare-and-swap. Return None, and store nothing, if another is there.
 
         Raises:
             StoreError: The store failed.
@@ -100,7 +100,7 @@ class SqlitePublisherStateStore:
         return await self._run("write state", partition_id, write)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none.
+        """Delete a state. It is not an error if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -143,11 +143,11 @@ def _prepare(connection: sqlite3.Connection) -> None:
     with transaction(connection):
         connection.execute(_SCHEMA)
         if connection.execute(_HAS_FORMER).fetchone() is not None:
-            _take_in(connection)
+            _convert(connection)
 
 
-def _take_in(connection: sqlite3.Connection) -> None:
-    """Take in the states of a file of the former form."""
+def _convert(connection: sqlite3.Connection) -> None:
+    """Convert the states of a file of the former form."""
     for name, partition_id, producer_id, owner_level, start in connection.execute(_FORMER).fetchall():
         body = encode_state(check_writable(PublisherState(producer_id, owner_level, start))).decode()
         connection.execute(_REPLACE, (name, partition_id, new_version(), body))
