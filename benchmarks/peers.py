@@ -101,11 +101,13 @@ def best_of_each_client(found: Mapping[Configuration, Figures]) -> list[Configur
     return list(best.values())
 
 
-def others(found: Mapping[Configuration, Figures]) -> str:
-    """Return how many configurations were tried, and what the best of each client cost.
+def others(found: Mapping[Configuration, Figures], by: str = "cost") -> str:
+    """Return how many configurations were tried, and the figure of the best of each client that they are compared by.
 
     Args:
         found: Of `try_all`.
+        by: The figure, as given to `try_all`.
     """
-    costs = ", ".join(f"{each.name} {found[each]['cost']:.1f}" for each in best_of_each_client(found))
-    return f"of {len(found)} configurations tried, the best of each client, in µs: {costs}"
+    unit = "ms at the median" if by == "p50" else "µs of CPU per event"
+    best = ", ".join(f"{each.name} {found[each][by]:.1f}" for each in best_of_each_client(found))
+    return f"of {len(found)} configurations tried, the best of each client, in {unit}: {best}"

@@ -209,7 +209,11 @@ def _cells(row: Row, ratios: Sequence[float], on: str) -> dict[str, str]:
 
 def environment(row: Row) -> str:
     """Return what our side of a row ran on."""
-    return f"{row.build}, {row.loop}, Python {row.python}"
+    return f"{row.loop}, {_build(row)}"
+
+
+def _build(row: Row) -> str:
+    return f"{row.build}, Python {row.python}"
 
 
 def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = None) -> str:
@@ -218,19 +222,17 @@ def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = N
     Args:
         repeats: See `Report`; a row that is not in it shows the spread of its rounds.
     """
-    all_on = {environment(row) for row in rows}
-    lines = [
-        _cells(
-            row,
-            (repeats or {}).get(row.name) or row.ratios,
-            environment(row) if len(all_on) > 1 else "",
-        )
-        for row in rows
-    ]
+    loops, builds = {row.loop for row in rows}, {_build(row) for row in rows}
+
+    def ran_on(row: Row) -> str:
+        return ", ".join([row.loop] * (len(loops) > 1) + [_build(row)] * (len(builds) > 1))
+
+    lines = [_cells(row, (repeats or {}).get(row.name) or row.ratios, ran_on(row)) for row in rows]
     shown = [name for name in _COLUMNS if name not in _OPTIONAL or any(line[name] for line in lines)]
     text = lay_out([shown, *([line[name] for name in shown] for line in lines)], [_COLUMNS[name] for name in shown])
-    if len(all_on) == 1:
-        text.append(f"  all on {all_on.pop()}")
+    common = [*(loops if len(loops) == 1 else ()), *(builds if len(builds) == 1 else ())]
+    if common:
+        text.append(f"  all on {', '.join(common)}")
     text += [f"  {row.name}: {row.note}" for row in rows if row.note]
     if any(row.is_void for row in rows):
         text.append(f"  void: our process was busy for less than {LEAST_BUSY:.0%} of the time, so it measured waiting")

@@ -176,7 +176,7 @@ def _beside_peer(name: str, load: Load, work: Work, quick: bool, log: Log, *, go
     rows = []
     for value, text, unit in _values(work):
         is_headline = load is VARIED and value != "p99"
-        note = others(tried) if value == by else ""
+        note = others(tried, by) if value == by else ""
         rows.append(
             compare(
                 f"{name}{text}", rounds, OURS, best.peer,

@@ -22,6 +22,7 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
 from eventpump.reports import Hook, Reporter
@@ -114,7 +115,7 @@ class PartitionHost:
     def partitions(self) -> list[PartitionStatus]:
         """The partitions that this host processes now, ordered by number."""
         statuses = [] if self._manager is None else self._manager.statuses
-        return sorted(statuses, key=lambda status: (len(status.partition_id), status.partition_id))
+        return sorted(statuses, key=lambda status: partition_order(status.partition_id))
 
     async def __aenter__(self) -> Self:
         return self

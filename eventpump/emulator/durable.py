@@ -1,21 +1,23 @@
 """Hubs on disk: SQLite in a directory, written by one thread that commits in groups.
 
-A numbered batch is handed to the thread; once it is committed, the loop publishes it and answers the sender. So
-nothing that anybody has seen is ever lost by a killed process, and no number is given twice.
+A numbered batch is handed to the thread; once it is committed, the loop publishes it and answers the sender. So a
+killed process never loses an event that a reader or a sender has seen, and no number is assigned twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
+import contextlib
 import queue
 import sqlite3
-import threading
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
+from eventpump.aio.sqlite_thread import SqliteThread, connect, transaction
+from eventpump.aio.tasks import reject, resolve
 from eventpump.emulator.config import HubSpec
 from eventpump.emulator.ledger import ProducerState
 from eventpump.emulator.log import Hub, LogEnd, NumberedBatch, PartitionLog, group_names
@@ -44,6 +46,38 @@ _GROUP_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
+class _Group:
+    """What is written in one transaction; of each partition and producer only the last state, at the end.
+
+    Args:
+        rows: The row of each partition.
+    """
+
+    database: sqlite3.Connection
+    rows: dict[PartitionLog, int]
+    ends: dict[int, NumberedBatch] = field(default_factory=dict)
+    producers: dict[tuple[int, int], ProducerState] = field(default_factory=dict)
+
+    def finish(self) -> None:
+        """Write the last states."""
+        self.database.executemany(
+            "UPDATE partitions SET next_sequence_number = ?, next_offset = ?, last_offset = ?,"
+            " last_enqueued_ms = ? WHERE id = ?",
+            [
+                (batch.next_sequence_number, batch.next_offset, batch.offsets[-1], batch.time_ms, row)
+                for row, batch in self.ends.items()
+            ],
+        )
+        self.database.executemany(
+            "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (row, producer_id, state.epoch, state.last, state.is_fresh, _pack_recent(state.recent))
+                for (row, producer_id), state in self.producers.items()
+            ],
+        )
+
+
+@dataclass(slots=True)
 class Append:
     """A numbered batch on its way to disk.
 
@@ -53,6 +87,24 @@ class Append:
 
     batch: NumberedBatch
     ticket: object
+
+    def write(self, group: _Group) -> None:
+        batch = self.batch
+        row = group.rows[batch.partition]
+        group.ends[row] = batch
+        if batch.producer is not None:
+            group.producers[row, batch.producer.producer_id] = batch.producer
+        group.database.execute(
+            "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                row,
+                batch.sequence_number,
+                batch.offsets[0],
+                batch.time_ms,
+                array("I", map(len, batch.payloads)).tobytes(),
+                b"".join(batch.payloads),
+            ),
+        )
 
 
 @dataclass(slots=True)
@@ -67,14 +119,9 @@ class LedgerEntry:
     producer: ProducerState | None
     ticket: object
 
-
-Entry = Append | LedgerEntry
-
-
-class _Signal(enum.Enum):
-    RESUME = enum.auto()
-    """Everything handed over before this was taken back after a failure; what follows counts again."""
-    STOP = enum.auto()
+    def write(self, group: _Group) -> None:
+        if self.producer is not None:
+            group.producers[group.rows[self.partition], self.producer.producer_id] = self.producer
 
 
 @dataclass(slots=True)
@@ -82,11 +129,27 @@ class _Drop:
     partition: PartitionLog
     beginning: int
 
+    def write(self, group: _Group) -> None:
+        row = group.rows[self.partition]
+        # The row that the beginning lies in stays; it is cut when it is loaded.
+        group.database.execute(
+            "DELETE FROM batches WHERE partition = ?1 AND sequence_number < COALESCE((SELECT MAX("
+            "sequence_number) FROM batches WHERE partition = ?1 AND sequence_number <= ?2), 0)",
+            (row, self.beginning),
+        )
+        group.database.execute("UPDATE partitions SET beginning = ? WHERE id = ?", (self.beginning, row))
+
 
 @dataclass(slots=True)
 class _Forget:
     partition: PartitionLog
     producer_ids: list[int]
+
+    def write(self, group: _Group) -> None:
+        row = group.rows[self.partition]
+        for producer_id in self.producer_ids:
+            group.producers.pop((row, producer_id), None)
+            group.database.execute("DELETE FROM producers WHERE partition = ? AND producer_id = ?", (row, producer_id))
 
 
 @dataclass(slots=True)
@@ -95,15 +158,27 @@ class _AddPartitions:
     partitions: list[PartitionLog]
     done: asyncio.Future[None]
 
+    def write(self, group: _Group) -> None:
+        for log in self.partitions:
+            cursor = group.database.execute(
+                "INSERT INTO partitions (hub, number) VALUES (?, ?)", (self.hub.name, int(log.partition_id))
+            )
+            assert cursor.lastrowid is not None
+            group.rows[log] = cursor.lastrowid
+
+
+Entry = Append | LedgerEntry
+_Work: TypeAlias = "Entry | _Drop | _Forget | _AddPartitions"
+
 
 class DurableStore:
-    """The hubs of one directory. Everything but the thread's own function is called from the event loop.
+    """The hubs of one directory. Everything but the work of its thread is called from the event loop.
 
     Args:
-        directory: Made where it is missing.
+        directory: Created where it is missing.
         fsync: Survive power loss too, at the price of a disk flush per commit.
         on_committed: Called in the loop with every group that is on disk, in order.
-        on_failed: Called in the loop with every group that was not written, and why.
+        on_failed: Called in the loop with every group that was not written, and the reason.
         take_back: Called in the loop once per failure, before anything else is numbered: forget the numbers of all that
             is not on disk.
     """
@@ -122,42 +197,39 @@ class DurableStore:
         self._on_committed = on_committed
         self._on_failed = on_failed
         self._take_back = take_back
-        self._inbox: queue.SimpleQueue[Entry | _Drop | _Forget | _AddPartitions | _Signal] = queue.SimpleQueue()
-        self._rows: dict[int, int] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped: asyncio.Future[None] | None = None
+        self._inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._rows: dict[PartitionLog, int] = {}
+        self._loop = asyncio.get_running_loop()
+        self._thread = SqliteThread("eventpump-emulator-writer", self._connect)
+        self._writing: asyncio.Future[tuple[list[_Work], str] | None] | None = None
+        self._is_closed = False
 
     async def open(self, specs: Sequence[HubSpec], now_ms: int) -> list[Hub]:
-        """Load every stored hub, after making or growing the declared ones. Once.
+        """Load every stored hub, after creating or growing the declared ones. Once.
 
         Raises:
             ConfigurationError: The directory or its file cannot be used, or another process uses it.
         """
-        loop = self._loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[list[Hub]] = loop.create_future()
-        self._stopped = loop.create_future()
-        self._thread = threading.Thread(
-            target=self._run, args=(list(specs), now_ms, loaded), name="eventpump-emulator-writer", daemon=True
-        )
-        self._thread.start()
         try:
-            return await asyncio.shield(loaded)
-        except BaseException:
+            await self._thread.open()
+            return await self._thread.run(lambda database: self._load(database, specs, now_ms))
+        except BaseException as error:
             await self.aclose()
-            raise
+            if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
+                raise
+            raise _unusable(self._directory, error) from error
 
     def append(self, entry: Entry) -> None:
         """Hand a batch or a ledger's entry over; `on_committed` or `on_failed` answers for it, in their order."""
-        self._inbox.put(entry)
+        self._submit(entry)
 
     def drop(self, partition: PartitionLog) -> None:
         """Forget what lies before the partition's beginning."""
-        self._inbox.put(_Drop(partition, partition.beginning))
+        self._submit(_Drop(partition, partition.beginning))
 
     def forget(self, partition: PartitionLog, producer_ids: list[int]) -> None:
         """Forget idempotent producers of a partition."""
-        self._inbox.put(_Forget(partition, producer_ids))
+        self._submit(_Forget(partition, producer_ids))
 
     async def add_partitions(self, hub: Hub, partitions: list[PartitionLog]) -> None:
         """Keep new partitions of a hub.
@@ -165,78 +237,120 @@ class DurableStore:
         Raises:
             StoreError: They could not be written.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.put(_AddPartitions(hub, partitions, done))
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._submit(_AddPartitions(hub, partitions, done))
         await done
 
     async def aclose(self) -> None:
-        """Write what was handed over, and end the thread. Closing twice is fine."""
-        thread, stopped = self._thread, self._stopped
-        if thread is None or stopped is None:
-            return
-        self._inbox.put(_Signal.STOP)
-        await asyncio.shield(stopped)
-        thread.join()
-        self._thread = None
-
-    # ------------------------------------------------------------------------------------------ the thread
-
-    def _run(self, specs: list[HubSpec], now_ms: int, loaded: asyncio.Future[list[Hub]]) -> None:
-        assert self._loop is not None
-        database: sqlite3.Connection | None = None
+        """Write what was handed over, and end the thread. What comes later is dropped. Closing twice is fine."""
+        self._is_closed = True
         try:
-            try:
-                database = self._connect()
-                hubs = self._load(database, specs, now_ms)
-            except Exception as error:
-                problem = error if isinstance(error, ConfigurationError) else _unusable(self._directory, error)
-                self._call(_set_exception, loaded, problem)
-                return
-            self._call(_set_result, loaded, hubs)
-            self._serve(database)
+            while self._writing is not None:
+                await asyncio.wait({self._writing})
         finally:
-            if database is not None:
-                database.close()
-            self._call(_set_result, self._stopped, None)
+            self._thread.close()
+        await self._thread.aclose()
+
+    def _submit(self, work: _Work) -> None:
+        if not self._is_closed:
+            self._inbox.put(work)
+            self._write()
+
+    def _write(self) -> None:
+        if self._writing is None and not self._inbox.empty() and not self._thread.is_closed:
+            self._writing = self._thread.run(self._drain)
+            self._writing.add_done_callback(self._drained)
+
+    def _drained(self, writing: asyncio.Future[tuple[list[_Work], str] | None]) -> None:
+        self._writing = None
+        if (failure := writing.result()) is not None:
+            # What was numbered after the batch that failed fails with it.
+            later = self._next_group(limit=None)
+            self._take_back()
+            self._failed(*failure)
+            if later:
+                self._failed(later, "an earlier write failed")
+        self._write()
+
+    def _committed(self, group: list[_Work]) -> None:
+        for work in group:
+            if isinstance(work, _AddPartitions):
+                resolve(work.done, None)
+        if entries := _entries(group):
+            self._on_committed(entries)
+
+    def _failed(self, group: list[_Work], reason: str) -> None:
+        for work in group:
+            if isinstance(work, _AddPartitions):
+                reject(work.done, StoreError("add partitions", reason))
+        self._on_failed(_entries(group), reason)
+
+    def _next_group(self, limit: int | None = _GROUP_BYTES) -> list[_Work]:
+        """Take work off the inbox: until it is empty, or has so many bytes of events."""
+        group: list[_Work] = []
+        size = 0
+        with contextlib.suppress(queue.Empty):
+            while limit is None or size < limit:
+                work = self._inbox.get_nowait()
+                group.append(work)
+                if isinstance(work, Append):
+                    size += work.batch.size
+        return group
+
+    # ------------------------------------------------------------------------------------------ in the thread
+
+    def _drain(self, database: sqlite3.Connection) -> tuple[list[_Work], str] | None:
+        """Write group after group until the inbox is empty. Return the group that failed, and the reason."""
+        while group := self._next_group():
+            try:
+                self._commit(database, group)
+            except sqlite3.Error as error:
+                return group, str(error)
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and its callbacks with it
+                self._loop.call_soon_threadsafe(self._committed, group)
+        return None
+
+    def _commit(self, database: sqlite3.Connection, works: list[_Work]) -> None:
+        with transaction(database):
+            group = _Group(database, self._rows)
+            for work in works:
+                work.write(group)
+            group.finish()
 
     def _connect(self) -> sqlite3.Connection:
         self._directory.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(self._directory / "hubs.sqlite", isolation_level=None, timeout=1.0)
-        try:
-            database.execute("PRAGMA page_size=32768")
-            database.execute("PRAGMA locking_mode=EXCLUSIVE")
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute(f"PRAGMA synchronous={'FULL' if self._fsync else 'NORMAL'}")
-            database.execute("PRAGMA wal_autocheckpoint=2000")
-            database.execute("BEGIN IMMEDIATE")
+        return connect(
+            self._directory / "hubs.sqlite",
+            synchronous="FULL" if self._fsync else "NORMAL",
+            busy_timeout=1.0,
+            prepare=self._prepare,
+            pragmas=("page_size = 32768", "locking_mode = EXCLUSIVE", "wal_autocheckpoint = 2000"),
+        )
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        with transaction(database):
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     database.execute(statement)
             if version in (0, 1):
                 database.execute(_PRODUCERS)
-                database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+                database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             elif version != _SCHEMA_VERSION:
                 raise ConfigurationError("data", f"{self._directory} was written by another version of the emulator")
-            database.execute("COMMIT")
-        except BaseException:
-            database.close()
-            raise
-        return database
 
-    def _load(self, database: sqlite3.Connection, specs: list[HubSpec], now_ms: int) -> list[Hub]:
-        database.execute("BEGIN IMMEDIATE")
-        for spec in specs:
-            database.execute("INSERT OR IGNORE INTO hubs VALUES (?, ?)", (spec.name, now_ms))
-            database.executemany(
-                "INSERT OR IGNORE INTO consumer_groups VALUES (?, ?)",
-                [(spec.name, group) for group in group_names(spec.consumer_groups).values()],
-            )
-            database.executemany(
-                "INSERT OR IGNORE INTO partitions (hub, number) VALUES (?, ?)",
-                [(spec.name, number) for number in range(spec.partitions)],
-            )
-        database.execute("COMMIT")
+    def _load(self, database: sqlite3.Connection, specs: Sequence[HubSpec], now_ms: int) -> list[Hub]:
+        with transaction(database):
+            for spec in specs:
+                database.execute("INSERT OR IGNORE INTO hubs VALUES (?, ?)", (spec.name, now_ms))
+                database.executemany(
+                    "INSERT OR IGNORE INTO consumer_groups VALUES (?, ?)",
+                    [(spec.name, group) for group in group_names(spec.consumer_groups).values()],
+                )
+                database.executemany(
+                    "INSERT OR IGNORE INTO partitions (hub, number) VALUES (?, ?)",
+                    [(spec.name, number) for number in range(spec.partitions)],
+                )
         hubs = []
         for name, created_ms in database.execute("SELECT name, created_ms FROM hubs ORDER BY name").fetchall():
             groups = database.execute("SELECT name FROM consumer_groups WHERE hub = ?", (name,)).fetchall()
@@ -264,7 +378,7 @@ class DurableStore:
     ) -> PartitionLog:
         end = LogEnd(next_sequence_number, next_offset, last_offset, last_enqueued_ms)
         log = PartitionLog(hub, str(number), resume=end)
-        self._rows[id(log)] = row
+        self._rows[log] = row
         batches = database.execute(
             "SELECT sequence_number, first_offset, enqueued_ms, sizes, payload FROM batches"
             " WHERE partition = ? ORDER BY sequence_number",
@@ -285,137 +399,9 @@ class DurableStore:
             raise ConfigurationError("data", f"{self._directory} lacks events of partition {number} of {hub}")
         return log
 
-    def _serve(self, database: sqlite3.Connection) -> None:
-        failing = False
-        while True:
-            group = [self._inbox.get()]
-            size = 0
-            while size < _GROUP_BYTES and group[-1] not in (_Signal.STOP, _Signal.RESUME):
-                try:
-                    item = self._inbox.get_nowait()
-                except queue.Empty:
-                    break
-                group.append(item)
-                if isinstance(item, Append):
-                    size += item.batch.size
-            last = group[-1]
-            work = [item for item in group if not isinstance(item, _Signal)]
-            entries = [item for item in work if isinstance(item, Append | LedgerEntry)]
-            growths = [item.done for item in work if isinstance(item, _AddPartitions)]
-            reason: str | None = "an earlier write failed" if failing else None
-            if work and not failing:
-                try:
-                    self._commit(database, work)
-                except sqlite3.Error as error:
-                    reason = str(error)
-            if work and reason is not None:
-                for done in growths:
-                    self._call(_set_exception, done, StoreError("add partitions", reason))
-                self._call(self._on_failed if failing else self._failed, entries, reason)
-                failing = True
-            else:
-                for done in growths:
-                    self._call(_set_result, done, None)
-                if entries:
-                    self._call(self._on_committed, entries)
-            if last is _Signal.RESUME:
-                failing = False
-            elif last is _Signal.STOP:
-                return
 
-    def _failed(self, entries: list[Entry], reason: str) -> None:
-        self._take_back()
-        self._on_failed(entries, reason)
-        # What was handed over before this fails too, with nothing taken back a second time.
-        self._inbox.put(_Signal.RESUME)
-
-    def _commit(self, database: sqlite3.Connection, work: list[Entry | _Drop | _Forget | _AddPartitions]) -> None:
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            ends: dict[int, NumberedBatch] = {}
-            producers: dict[tuple[int, int], ProducerState] = {}
-            for item in work:
-                if isinstance(item, Append):
-                    batch = item.batch
-                    row = self._rows[id(batch.partition)]
-                    ends[row] = batch
-                    if batch.producer is not None:
-                        producers[row, batch.producer.producer_id] = batch.producer
-                    database.execute(
-                        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
-                        (
-                            row,
-                            batch.sequence_number,
-                            batch.offsets[0],
-                            batch.time_ms,
-                            array("I", map(len, batch.payloads)).tobytes(),
-                            b"".join(batch.payloads),
-                        ),
-                    )
-                elif isinstance(item, LedgerEntry):
-                    if item.producer is not None:
-                        producers[self._rows[id(item.partition)], item.producer.producer_id] = item.producer
-                elif isinstance(item, _Forget):
-                    row = self._rows[id(item.partition)]
-                    for producer_id in item.producer_ids:
-                        producers.pop((row, producer_id), None)
-                        database.execute(
-                            "DELETE FROM producers WHERE partition = ? AND producer_id = ?", (row, producer_id)
-                        )
-                elif isinstance(item, _Drop):
-                    row = self._rows[id(item.partition)]
-                    # The row the beginning lies in stays; the load cuts it.
-                    database.execute(
-                        "DELETE FROM batches WHERE partition = ?1 AND sequence_number < COALESCE((SELECT MAX("
-                        "sequence_number) FROM batches WHERE partition = ?1 AND sequence_number <= ?2), 0)",
-                        (row, item.beginning),
-                    )
-                    database.execute("UPDATE partitions SET beginning = ? WHERE id = ?", (item.beginning, row))
-                else:
-                    for log in item.partitions:
-                        cursor = database.execute(
-                            "INSERT INTO partitions (hub, number) VALUES (?, ?)", (item.hub.name, int(log.partition_id))
-                        )
-                        assert cursor.lastrowid is not None
-                        self._rows[id(log)] = cursor.lastrowid
-            database.executemany(
-                "UPDATE partitions SET next_sequence_number = ?, next_offset = ?, last_offset = ?,"
-                " last_enqueued_ms = ? WHERE id = ?",
-                [
-                    (batch.next_sequence_number, batch.next_offset, batch.offsets[-1], batch.time_ms, row)
-                    for row, batch in ends.items()
-                ],
-            )
-            database.executemany(
-                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (row, producer_id, state.epoch, state.last, state.is_fresh, _pack_recent(state.recent))
-                    for (row, producer_id), state in producers.items()
-                ],
-            )
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            # The loop is closed: nobody is left to tell.
-            assert self._loop.is_closed()
-
-
-def _set_result(future: asyncio.Future[object], value: object) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _set_exception(future: asyncio.Future[object], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+def _entries(group: list[_Work]) -> list[Entry]:
+    return [work for work in group if isinstance(work, Append | LedgerEntry)]
 
 
 def _unusable(directory: Path, error: Exception) -> ConfigurationError:

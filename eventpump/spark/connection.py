@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError, field_validator, m
 
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import HubName, Seconds, SettingsModel
+from eventpump.options.callables import call_by_import_name, check_import_name
 from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.options.connection_string import ConnectionString
 from eventpump.options.credentials import SharedKey
@@ -104,9 +104,7 @@ class SparkConnection(SettingsModel):
     @classmethod
     def _names_a_callable(cls, value: str | None) -> str | None:
         if value is not None:
-            module, separator, name = value.partition(":")
-            if not (separator and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
-                raise ValueError('must be "module:callable", the import name of what makes the credential')
+            check_import_name(value)
         return value
 
     @model_validator(mode="after")
@@ -153,7 +151,7 @@ class SparkConnection(SettingsModel):
         Raises:
             ConfigurationError: A value cannot work.
         """
-        credential = None if self.credential is None else _call(self.credential)
+        credential = None if self.credential is None else call_by_import_name("credential", self.credential)
         return self._settings(credential, None if self.ca_file is None else Path(self.ca_file))
 
     def _settings(self, credential: Any, ca_file: Path | None) -> ConnectionSettings:
@@ -181,16 +179,3 @@ class SparkConnection(SettingsModel):
 
 def _is_entity_path(pair: str) -> bool:
     return pair.partition("=")[0].strip().lower() == "entitypath"
-
-
-def _call(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        made: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            made = getattr(made, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError("credential", f"{name} cannot be imported: {type(error).__name__}") from error
-    if not callable(made):
-        raise ConfigurationError("credential", f"{name} is not callable")
-    return made()

@@ -1,6 +1,6 @@
-"""The door to Azure Blob Storage: how a client is made, a request is bounded, and what the SDK raises becomes ours.
+"""Access to Azure Blob Storage: a container with bounded requests, whose errors are those of a store.
 
-The stores in `blob*.py` are the only ones to use it, and to know azure.storage.blob.
+The blob stores use nothing else to send requests; only they and this module know azure.storage.blob.
 """
 
 from __future__ import annotations
@@ -9,28 +9,33 @@ import asyncio
 import enum
 import logging
 import re
-from collections.abc import Awaitable
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
+from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
-from azure.storage.blob.aio import ContainerClient
+from azure.storage.blob import BlobProperties
+from azure.storage.blob.aio import BlobClient, ContainerClient
 
 from eventpump.errors import ConfigurationError, StoreError
 
 T = TypeVar("T")
 
-# The SDK logs every request and answer at INFO; ours go to a logger that is quiet unless somebody sets it lower.
+Blob: TypeAlias = BlobClient
+"""A client of one blob."""
+
+# The SDK logs every request and response at INFO; ours go to a logger that is silent below WARNING unless configured.
 _HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.leases.blob.http")
 _HTTP_LOGGER.setLevel(logging.WARNING)
 
 
 class Answer(enum.Enum):
-    """A refusal that is an answer, not a failure."""
+    """Why the storage account refused a request, where the caller may expect it."""
 
-    LOST = "the lease is not ours"
-    CHANGED = "the blob is not the one that was read"
-    TAKEN = "the blob exists, or its lease is taken"
-    MISSING = "there is no such lease"
+    LOST = "another host holds the blob's lease, or it has expired"
+    CHANGED = "the blob was changed after it was read"
+    TAKEN = "the blob exists already, or another client holds its lease"
+    MISSING = "the blob does not exist"
 
 
 _ANSWERS: Final = {
@@ -53,93 +58,217 @@ _ANSWERS: Final = {
 }
 
 
-class RefusedError(Exception):
-    """Carries an answer from the call to the operation that asked; leaves a store only inside a `StoreError`."""
+class RefusedError(StoreError):
+    """The storage account refused a request for a reason that its caller may expect, and handle.
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.value)
+    Args:
+        operation: What was being done, such as "renew".
+        answer: The reason.
+        partition_id: The partition concerned, None where the whole store is.
+    """
+
+    def __init__(self, operation: str, answer: Answer, *, partition_id: str | None = None) -> None:
+        super().__init__(operation, answer.value, partition_id=partition_id)
         self.answer = answer
 
 
-def request_options(timeout: float) -> dict[str, Any]:
-    """Make the keyword arguments of every request: tried once, within seconds, not logged."""
-    return {"retry_total": 0, "connection_timeout": timeout, "read_timeout": timeout, "logger": _HTTP_LOGGER}
+class BlobContainer:
+    """A container as the stores use it. Every request is tried once, within seconds, and is not logged.
 
-
-def make_client(
-    container: str, connection_string: str | None, account_url: str | None, credential: object
-) -> ContainerClient:
-    """Make a container's client, for its maker to close.
+    Args:
+        container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
+            client, which stays the caller's to close.
+        connection_string: Of the storage account.
+        account_url: Its URL.
+        credential: Any that azure.storage.blob takes.
+        call_timeout: How long one request may take, in seconds.
 
     Raises:
-        ConfigurationError: Of the values given.
+        ConfigurationError: The values cannot work.
     """
+
+    def __init__(
+        self,
+        container: ContainerClient | str,
+        connection_string: str | None,
+        account_url: str | None,
+        credential: Any,
+        call_timeout: float,
+    ) -> None:
+        if call_timeout <= 0:
+            raise ConfigurationError("call_timeout", "must be above 0")
+        self._owns_client = isinstance(container, str)
+        self.client = (
+            _make_client(container, connection_string, account_url, credential)
+            if isinstance(container, str)
+            else container
+        )
+        self._timeout = float(call_timeout)
+        # The stores' callers decide what is tried again: the SDK's retries start at 15 s, half a lease.
+        self.options: Final[dict[str, Any]] = {
+            "retry_total": 0,
+            "connection_timeout": self._timeout,
+            "read_timeout": self._timeout,
+            "logger": _HTTP_LOGGER,
+        }
+        """The keyword arguments of every request."""
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return str(self.client.container_name)
+
+    def blob(self, name: str) -> Blob:
+        """Return a client of one blob. Creating it costs more than many a request."""
+        return self.client.get_blob_client(name)
+
+    async def create(self, directory: str) -> None:
+        """Create the container if there is none.
+
+        Args:
+            directory: What the blobs' names begin with.
+
+        Raises:
+            StoreError: The container can neither be created nor read.
+        """
+
+        async def exists() -> bool:
+            try:
+                async for _ in self.client.list_blobs(directory, results_per_page=1, **self.options):
+                    break
+            except ResourceNotFoundError:
+                return False
+            return True
+
+        # Read before it is created: a signature for this container alone does not permit to create it.
+        if not await self.call("open", None, exists()):
+            try:
+                await self.call("open", None, self.client.create_container(**self.options))
+            except RefusedError as refused:
+                if refused.answer is not Answer.TAKEN:
+                    raise
+
+    async def call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
+        """Make one request, and raise whatever the SDK raises as an error of the store.
+
+        Raises:
+            RefusedError: The storage account refused it for a reason that the caller may expect.
+            StoreError: It failed.
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await request
+        except TimeoutError:
+            reason = f"no answer within {self._timeout:g} s"
+            raise StoreError(operation, reason, partition_id=partition_id) from None
+        except (AzureError, OSError) as error:
+            answer = _answer_of(error) if isinstance(error, HttpResponseError) else None
+            if answer is not None:
+                raise RefusedError(operation, answer, partition_id=partition_id) from None
+            failure = StoreError(operation, _describe(error), partition_id=partition_id)
+            raise failure from (error if _is_clean(error) else None)
+
+    async def download(
+        self,
+        operation: str,
+        partition_id: str | None,
+        blob: Blob,
+        parse: Callable[[bytes], T],
+        *,
+        limit: int | None = None,
+    ) -> tuple[T, BlobProperties] | None:
+        """Read a blob; None where there is none. One request.
+
+        Args:
+            operation: For errors.
+            partition_id: For errors.
+            blob: The blob.
+            parse: Parses its content, or raises `ValueError`.
+            limit: How many bytes are read at most; None for all.
+
+        Raises:
+            StoreError: The request failed, or the blob holds something else.
+        """
+
+        async def read() -> tuple[bytes, BlobProperties]:
+            stream = await blob.download_blob(None if limit is None else 0, limit, **self.options)
+            raw: bytes = await stream.readall()
+            return raw, stream.properties
+
+        try:
+            raw, properties = await self.call(operation, partition_id, read())
+            return parse(raw), properties
+        except RefusedError as refused:
+            if refused.answer is not Answer.MISSING:
+                raise
+            return None
+        except ValueError as error:
+            where = f"{blob.blob_name}: " if partition_id is None else ""
+            raise StoreError(operation, f"{where}{error}", partition_id=partition_id) from None
+
+    async def swap(
+        self,
+        operation: str,
+        partition_id: str | None,
+        blob: Blob,
+        content: bytes,
+        replaces: str | None,
+        **options: Any,
+    ) -> str:
+        """Write a blob in place of the one with an ETag, or, with None, where there is none. One request.
+
+        Args:
+            operation: For errors.
+            partition_id: For errors.
+            blob: The blob.
+            content: What it holds from now on.
+            replaces: The ETag, or None.
+            options: Of `BlobClient.upload_blob`.
+
+        Returns:
+            The new ETag.
+
+        Raises:
+            RefusedError: Another blob is there.
+            StoreError: It failed, and whether it was written is not known.
+        """
+        if replaces is not None:
+            options |= {"overwrite": True, "etag": replaces, "match_condition": MatchConditions.IfNotModified}
+        request = blob.upload_blob(content, **options, **self.options)
+        return str((await self.call(operation, partition_id, request))["etag"])
+
+    async def delete(self, operation: str, partition_id: str | None, blob: Blob) -> None:
+        """Delete a blob. Nothing happens where there is none.
+
+        Raises:
+            StoreError: It failed.
+        """
+        try:
+            await self.call(operation, partition_id, blob.delete_blob(**self.options))
+        except RefusedError as refused:
+            if refused.answer is not Answer.MISSING:
+                raise
+
+    async def aclose(self) -> None:
+        """Close the client, unless it is the caller's."""
+        if self._owns_client:
+            await self.client.close()
+
+
+def _make_client(
+    container: str, connection_string: str | None, account_url: str | None, credential: Any
+) -> ContainerClient:
     if (connection_string is None) == (account_url is None):
-        raise ConfigurationError("connection_string", "a container's name needs this, or account_url: one of them")
+        raise ConfigurationError("connection_string", "with the name of a container, give either this or account_url")
     field = "connection_string" if account_url is None else "account_url"
     try:
         if account_url is None:
             assert connection_string is not None
             return ContainerClient.from_connection_string(connection_string, container, retry_total=0)
-        return ContainerClient(account_url, container, credential=credential, retry_total=0)  # type: ignore[arg-type]  # any credential the SDK takes; it checks
+        return ContainerClient(account_url, container, credential=credential, retry_total=0)
     except (ValueError, TypeError, AttributeError, KeyError):
         # The SDK's message may quote what it was given.
-        raise ConfigurationError(field, "not what a storage account is reached with") from None
-
-
-async def ensure_container(container: ContainerClient, directory: str, timeout: float) -> None:
-    """Make the container if there is none.
-
-    Args:
-        directory: What the blobs' names begin with.
-        timeout: Of one request, in seconds.
-
-    Raises:
-        StoreError: The container can neither be made nor read.
-    """
-    options = request_options(timeout)
-
-    async def exists() -> bool:
-        try:
-            async for _ in container.list_blobs(directory, results_per_page=1, **options):
-                break
-        except ResourceNotFoundError:
-            return False
-        return True
-
-    # Looked for before it is made: a signature for this container alone may not make it.
-    if not await call("open", None, exists(), timeout):
-        try:
-            await call("open", None, container.create_container(**options), timeout)
-        except RefusedError as refused:
-            if refused.answer is not Answer.TAKEN:
-                raise StoreError("open", refused.answer.value) from None
-
-
-async def call(operation: str, partition_id: str | None, request: Awaitable[T], timeout: float) -> T:
-    """Make one request, and turn whatever the SDK raises into ours.
-
-    Args:
-        timeout: Seconds.
-
-    Raises:
-        RefusedError: The store answered by a refusal that means something.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            return await request
-    except TimeoutError:
-        reason = f"no answer within {timeout:g} s"
-        raise StoreError(operation, reason, partition_id=partition_id) from None
-    except HttpResponseError as error:
-        answer = _answer_of(error)
-        if answer is not None:
-            raise RefusedError(answer) from None
-        failure = StoreError(operation, _describe(error), partition_id=partition_id)
-        raise failure from (error if _is_clean(error) else None)
-    except (AzureError, OSError) as error:
-        failure = StoreError(operation, _describe(error), partition_id=partition_id)
-        raise failure from (error if _is_clean(error) else None)
+        raise ConfigurationError(field, "is not that of a storage account") from None
 
 
 def _answer_of(error: HttpResponseError) -> Answer | None:

@@ -105,9 +105,11 @@ async def test_a_written_state_survives_power_loss(tmp_path: Path) -> None:
     """The file is in WAL mode and every write reaches the disk: a lost state would publish everything again."""
     async with sqlite(tmp_path / "states.db") as store:
         await store.write_state(NAME, "0", FIRST, None)
-        assert store._connection is not None
-        modes = [store._connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("journal_mode", "synchronous")]
-        assert modes == ["wal", 2]
+
+        def modes(connection: sqlite3.Connection) -> list[object]:
+            return [connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("journal_mode", "synchronous")]
+
+        assert await store._thread.run(modes) == ["wal", 2]
 
 
 async def test_one_file_keeps_leases_and_states(tmp_path: Path) -> None:

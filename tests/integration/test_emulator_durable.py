@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,59 @@ async def test_hubs_of_before_there_were_producers(tmp_path: Path) -> None:
     (loaded,) = await last.open()
     assert known(loaded.partitions[0].publishing, 5) == ProducerState(5, 1, 7)
     await last.store.aclose()
+
+
+async def test_aclose_under_a_sender_that_goes_on(tmp_path: Path) -> None:
+    """What was handed over before is on disk; not waited for is a sender that sends at every commit."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    (log,) = hub.partitions
+
+    def commit_and_send(entries: list[Entry]) -> None:
+        Disk._commit(disk, entries)
+        disk.put(log, b"more")
+
+    disk.store._on_committed = commit_and_send
+    for _ in range(3):
+        disk.put(log, b"a")
+    async with asyncio.timeout(10):
+        await disk.store.aclose()
+    assert len(disk.committed) >= 3
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    assert loaded.partitions[0].payloads == log.payloads
+    await again.store.aclose()
+
+
+async def test_a_failed_write_takes_what_was_numbered_after_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch numbered while the one before it fails is not written: its number is free, and is given again."""
+    disk = Disk(tmp_path)
+    (hub,) = await disk.open(HubSpec("h", 1))
+    (log,) = hub.partitions
+    commit = disk.store._commit
+    is_writing, goes_on = threading.Event(), threading.Event()
+
+    def break_down(*_: object) -> None:
+        monkeypatch.setattr(disk.store, "_commit", commit)
+        is_writing.set()
+        assert goes_on.wait(30)
+        raise sqlite3.OperationalError("disk full")
+
+    monkeypatch.setattr(disk.store, "_commit", break_down)
+    disk.put(log, b"lost", ticket="first")
+    await asyncio.to_thread(is_writing.wait, 30)
+    disk.put(log, b"lost", ticket="second")
+    goes_on.set()
+    await disk.answers(2)
+    assert disk.failed == ["first", "second"]
+    disk.put(log, b"kept", ticket="third")
+    await disk.store.aclose()
+    assert disk.committed == ["third"]
+    again = Disk(tmp_path)
+    (loaded,) = await again.open()
+    (payload,) = loaded.partitions[0].payloads
+    assert payload.endswith(b"kept")
+    assert loaded.partitions[0].beginning == 0
+    await again.store.aclose()

@@ -15,6 +15,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.spark.sink.records import (
     LIMITS,
     BatchRecord,
@@ -280,7 +281,7 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
     if gone:
         raise ConfigurationError("hub", f"had the partition {gone[0]}, and has it no more: it was made anew")
     kept = {key: each for key, each in known.items() if each.is_fresh or each.next_number < batch.renew_at}
-    partition_ids = sorted(tails, key=_by_number)
+    partition_ids = sorted(tails, key=partition_order)
     opened = yield AttachProducers({each: AttachRequest() for each in partition_ids if each not in kept})
     assert isinstance(opened, Mapping)
     plan = Plan(
@@ -430,7 +431,7 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
 
 def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
     """Intend to take the lost producers over, if the policy says so."""
-    ids = sorted(lost, key=_by_number)
+    ids = sorted(lost, key=partition_order)
     if policy is OnProducerStateLost.FAIL:
         raise ProducerStateLostError(
             tuple(ids),
@@ -525,7 +526,3 @@ def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
     if max(found, default=-1) > count:
         raise ProducerStateLostError((entry.partition_id,), f"and row {count} is missing before row {max(found)}")
     return count
-
-
-def _by_number(partition_id: str) -> tuple[int, str]:
-    return int(partition_id) if partition_id.isascii() and partition_id.isdigit() else -1, partition_id

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.spark.source.offsets import FIRST_START
 
 _MAX_OBSERVATIONS = 512
@@ -187,7 +188,7 @@ class LagLedger:
                     seconds = max(0.0, time - arrived)
                 growth.forget_before(position)
                 found.append(PartitionLag(*key, position, last - position, seconds, is_lower_bound))
-        return tuple(sorted(found, key=lambda each: (each.hub, len(each.partition_id), each.partition_id)))
+        return tuple(sorted(found, key=lambda each: (each.hub, partition_order(each.partition_id))))
 
     def idled(self, run_id: str, time: float) -> None:
         """Take that a query looked, and found nothing new."""

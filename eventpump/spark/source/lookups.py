@@ -14,8 +14,9 @@ from eventpump.aio.tasks import gather, reject, resolve
 from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of, partition_order
+from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from eventpump.errors import ConfigurationError, DataLossError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import PartitionProperties
 
 _T = TypeVar("_T")
@@ -113,11 +114,6 @@ class HubSnapshot:
     def latest(self) -> HubOffset:
         """The offset behind everything it held."""
         return HubOffset(self.hub, {each: bounds.latest for each, bounds in self.bounds.items()})
-
-
-def partition_order(partition_id: str) -> tuple[int, str]:
-    """Return the key that sorts partition ids by number."""
-    return len(partition_id), partition_id
 
 
 def in_order(values: Mapping[str, _T]) -> dict[str, _T]:

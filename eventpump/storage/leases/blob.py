@@ -20,8 +20,9 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
-from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.storage.blob_access import Answer, BlobContainer, RefusedError
 from eventpump.storage.leases.layout import (
     DEFAULT_SUBSCRIPTION,
     NO_NUMBER,
@@ -34,7 +35,6 @@ from eventpump.storage.leases.layout import (
     lease_metadata,
     owner_of,
     partition_of,
-    partition_order,
     scope_blob,
     subscription_blob,
     subscription_directory,
@@ -83,7 +83,7 @@ class _ClaimedRecord:
 class BlobLeaseStore:
     """A `LeaseStore` over blob leases, shared with every EventProcessorHost of the legacy format.
 
-    The steal works by the token in the lease's body, so whoever may read the container may steal.
+    A lease is stolen with the token in its body, so every client that may read the container may steal.
 
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
@@ -113,19 +113,13 @@ class BlobLeaseStore:
         if not 15 <= lease_duration <= 60 or lease_duration != int(lease_duration):
             raise ConfigurationError("lease_duration", "blob leases last 15 to 60 whole seconds")
         self._lease_duration = int(lease_duration)
-        self._call_timeout = min(10.0, lease_duration / 3) if call_timeout is None else float(call_timeout)
-        if not 0 < self._call_timeout < lease_duration:
+        timeout = min(10.0, lease_duration / 3) if call_timeout is None else call_timeout
+        if not 0 < timeout < lease_duration:
             raise ConfigurationError("call_timeout", "must be above 0 and below the lease duration")
         self._prefix = prefix.strip()
         self._clock = LoopClock() if clock is None else clock
-        self._owns_client = isinstance(container, str)
-        self._container = (
-            make_client(container, connection_string, account_url, credential)
-            if isinstance(container, str)
-            else container
-        )
-        # Our own loop decides what is tried again: the SDK's retries start at 15 s, half a lease.
-        self._options = request_options(self._call_timeout)
+        self._blobs = BlobContainer(container, connection_string, account_url, credential, timeout)
+        self._container, self._options = self._blobs.client, self._blobs.options
         self._consumer_group: str | None = None
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -149,13 +143,13 @@ class BlobLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._consumer_group is not None:
-            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+            raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         directory = lease_directory(self._prefix, scope.consumer_group)
-        await ensure_container(self._container, directory, self._call_timeout)
+        await self._blobs.create(directory)
         self._consumer_group = scope.consumer_group
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
         known = {snapshot.partition_id for snapshot in await self.list_leases()}
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
@@ -166,10 +160,10 @@ class BlobLeaseStore:
                     request = self._blob(partition_id).upload_blob(body, **self._options)
                     await self._call("ensure leases", partition_id, request)
                 except RefusedError as refused:
-                    if refused.answer is not Answer.TAKEN and refused.answer is not Answer.CHANGED:
-                        raise StoreError("ensure leases", refused.answer.value, partition_id=partition_id) from None
+                    if refused.answer not in (Answer.TAKEN, Answer.CHANGED):
+                        raise
 
-        # Every one is tried: a blob that cannot be made is no reason not to make the others.
+        # All are tried, also after one failed.
         missing = [create(partition_id) for partition_id in partition_ids if partition_id not in known]
         for outcome in await asyncio.gather(*missing, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -180,15 +174,12 @@ class BlobLeaseStore:
 
         A lease held with no owner is between being taken and being written.
         """
-        try:
-            return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
-        except RefusedError as refused:
-            raise StoreError("list", refused.answer.value) from None
+        return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
+        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
 
-        Cancelled, the lease is given back, or expires.
+        Cancelled, the lease is released, or expires.
         """
         _check_owner(owner)
         token = str(uuid.uuid4())
@@ -199,10 +190,10 @@ class BlobLeaseStore:
             return await self._name_owner("acquire", partition_id, owner, token, expires_at, None)
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands.
+        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
 
-        None too where it is held with no token in its body: somebody is between acquiring and writing it.
-        Cancelled, the lease is given back, or expires.
+        Return None, too, if it is held without a token in its body: its new owner has not written that yet.
+        Cancelled, the lease is released, or expires.
         """
         _check_owner(owner)
         partition_id = snapshot.partition_id
@@ -228,12 +219,12 @@ class BlobLeaseStore:
             return await self._name_owner("steal", partition_id, owner, token, expires_at, stored)
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost. Writes no body."""
+        """Renew a lease. Return it with a later `expires_at`, or None if it is lost. Writes no body."""
         expires_at = await self._renew("renew", lease.partition_id, lease.token)
         return None if expires_at is None else replace(lease, expires_at=expires_at)
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already.
+        """Release a lease, so that another host may acquire it at once. Return False if it was lost before.
 
         Failed or cancelled, it may be called again.
         """
@@ -252,13 +243,15 @@ class BlobLeaseStore:
             return True
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Read a checkpoint; None where there is none."""
+        """Return a checkpoint, or None if there is none."""
         operation = "read checkpoint"
         try:
             if subscription == DEFAULT_SUBSCRIPTION:
-                return (await self._read(operation, partition_id, may_be_missing=True)).body.checkpoint
+                return (await self._read(operation, partition_id)).body.checkpoint
             return (await self._read_record(operation, partition_id, subscription)).record.checkpoint
-        except RefusedError:
+        except RefusedError as refused:
+            if refused.answer is not Answer.MISSING:
+                raise
             return None
 
     async def claim_checkpoint(
@@ -279,7 +272,7 @@ class BlobLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
         """
@@ -288,17 +281,17 @@ class BlobLeaseStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where the lease is lost.
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
         """
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, may_go_back=True)
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none. One request.
+        """Return the consumer group's record, or None if there is none. One request.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
         found = await self._download(operation, self._scope_blob(operation), parse_scope_record)
@@ -307,7 +300,7 @@ class BlobLeaseStore:
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
 
         Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
         """
@@ -329,10 +322,7 @@ class BlobLeaseStore:
             blobs = self._container.list_blobs(directory, **self._options)
             return {blob.name: str(blob.etag).strip('"') async for blob in blobs}
 
-        try:
-            listed = await self._call(operation, None, names())
-        except RefusedError as refused:
-            raise StoreError(operation, refused.answer.value) from None
+        listed = await self._call(operation, None, names())
         known = self._subscriptions
         self._subscriptions = {}
         for name, etag in listed.items():
@@ -384,21 +374,18 @@ class BlobLeaseStore:
         async def names() -> list[str]:
             return [blob.name async for blob in self._container.list_blobs(directory, **self._options)]
 
-        with contextlib.suppress(RefusedError):
-            for name in await self._call(operation, None, names()):
-                with contextlib.suppress(RefusedError):
-                    await self._call(operation, None, self._client(name).delete_blob(**self._options))
+        for name in await self._call(operation, None, names()):
+            await self._blobs.delete(operation, None, self._client(name))
         return True
 
     async def aclose(self) -> None:
-        """Finish giving back what cancelled calls took, and close the client if it is ours. Leases stay as they are."""
+        """Finish releasing what cancelled calls acquired, and close a client of its own. Leases stay as they are."""
         self._is_closed = True
         try:
             if self._cleanups:
                 await asyncio.wait(self._cleanups)
         finally:
-            if self._owns_client:
-                await self._container.close()
+            await self._blobs.aclose()
 
     # ---- leases
 
@@ -419,26 +406,26 @@ class BlobLeaseStore:
             return bool(await self._write(operation, lease, change))
 
     async def _acquire(self, operation: str, partition_id: str, token: str) -> float | None:
-        """Acquire the blob's lease under a token of ours; when it expires, or None where somebody holds it."""
+        """Acquire the blob's lease under a new token. Return when it expires, or None if it is held."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         sent = self._clock.monotonic()
         try:
             await self._call(operation, partition_id, client.acquire(self._lease_duration, **self._options))
         except RefusedError as refused:
             if refused.answer is Answer.MISSING:
-                raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
+                raise
             return None
         return sent + self._lease_duration
 
     async def _renew(self, operation: str, partition_id: str, token: str) -> float | None:
-        """Renew the blob's lease; when it expires, or None where it is lost."""
+        """Renew the blob's lease. Return when it expires, or None if it is lost."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         sent = self._clock.monotonic()
         try:
             await self._call(operation, partition_id, client.renew(**self._options))
         except RefusedError:
             return None
-        # Azurite renews an expired lease whoever asks; the id in its answer is still the true one.
+        # Azurite renews an expired lease under any id; the id in its answer is still the true one.
         if str(client.id).lower() != token:
             return None
         return sent + self._lease_duration
@@ -452,10 +439,10 @@ class BlobLeaseStore:
         expires_at: float,
         stored: _StoredLease | None,
     ) -> PartitionLease | None:
-        """Write owner, token and next epoch under a lease just taken; None where it is lost again.
+        """Write owner, token and next epoch under a lease just acquired. Return None if it is lost again.
 
         Args:
-            stored: What was read before the lease was ours; a checkpoint written since makes the ETag fail.
+            stored: What was read before the lease was acquired; a checkpoint written since then makes the ETag fail.
         """
         for _ in range(_WRITE_TRIES):
             if stored is None:
@@ -470,11 +457,15 @@ class BlobLeaseStore:
             else:
                 self._held[partition_id] = _StoredLease(body, etag)
                 return PartitionLease(partition_id, owner, body.epoch, token, expires_at)
-        raise StoreError(operation, "the lease kept changing under its new owner", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the lease changed at every attempt to write its new owner",
+            partition_id=partition_id,
+        )
 
     @contextlib.asynccontextmanager
     async def _given_back_on_failure(self, partition_id: str, token: str) -> AsyncIterator[None]:
-        """Release the blob's lease if the taking of it fails half-way or is cancelled, so that nobody waits for it."""
+        """Release the blob's lease if the block fails or is cancelled: other hosts need not wait for its expiry."""
         client = BlobLeaseClient(self._blob(partition_id), lease_id=token)
         try:
             yield
@@ -486,8 +477,8 @@ class BlobLeaseStore:
             raise
 
     async def _give_back(self, partition_id: str, client: BlobLeaseClient) -> None:
-        # Not taken after all, or the store does not answer: then it expires.
-        with contextlib.suppress(RefusedError, StoreError):
+        # It was not acquired after all, or the store does not answer: then it expires.
+        with contextlib.suppress(StoreError):
             await self._call("give back", partition_id, client.release(**self._options))
 
     # ---- bodies
@@ -498,10 +489,10 @@ class BlobLeaseStore:
         """Write a changed body under the lease, with the partition's lock held.
 
         Args:
-            change: Makes the new body; None where nothing has to be written.
+            change: Returns the new body, or None if nothing has to be written.
 
         Returns:
-            False where the lease is lost; None where the body is already that of a released lease.
+            False if the lease is lost; None if the body is already that of a released lease.
         """
         partition_id = lease.partition_id
         may_renew = True
@@ -521,18 +512,22 @@ class BlobLeaseStore:
             except RefusedError as refused:
                 if refused.answer is Answer.CHANGED:
                     continue
-                # Refused for mere expiry perhaps: a lease nobody took since can still be renewed.
+                # Perhaps it has only expired: a lease that no other host acquired since can still be renewed.
                 if not may_renew or await self._renew(operation, partition_id, lease.token) is None:
                     return False
                 may_renew = False
             else:
-                # Kept only now: what became of a write that failed is not known, and the next one has to look.
+                # Kept only now: after a failed write it is not known what is stored, and the next write reads it.
                 self._held[partition_id] = _StoredLease(body, etag)
                 return True
-        raise StoreError(operation, "the lease kept changing under its owner", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the lease changed at every attempt to write it",
+            partition_id=partition_id,
+        )
 
     async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
-        """Ask whether the blob's lease is still ours.
+        """Check that this store still holds the blob's lease.
 
         Raises:
             RefusedError: It is not.
@@ -542,36 +537,24 @@ class BlobLeaseStore:
 
     async def _put(self, operation: str, body: LeaseBody, token: str, etag: str) -> str:
         blob = self._blob(body.partition_id)
-        answer = await self._call(
-            operation,
-            body.partition_id,
-            blob.upload_blob(
-                body.encode(),
-                overwrite=True,
-                metadata=lease_metadata(body.owner),
-                lease=BlobLeaseClient(blob, lease_id=token),
-                etag=etag,
-                match_condition=MatchConditions.IfNotModified,
-                **self._options,
-            ),
-        )
-        return str(answer["etag"])
+        options = {"metadata": lease_metadata(body.owner), "lease": BlobLeaseClient(blob, lease_id=token)}
+        return await self._blobs.swap(operation, body.partition_id, blob, body.encode(), etag, **options)
 
-    async def _read(self, operation: str, partition_id: str, *, may_be_missing: bool = False) -> _StoredLease:
-        async def download() -> _StoredLease:
-            stream = await self._blob(partition_id).download_blob(0, _MAX_BODY, **self._options)
-            raw: bytes = await stream.readall()
-            found = stream.properties
-            return _StoredLease(LeaseBody.parse(raw, partition_id), str(found.etag), found.lease.state == _LEASED)
+    async def _read(self, operation: str, partition_id: str) -> _StoredLease:
+        """Read a lease.
 
-        try:
-            return await self._call(operation, partition_id, download())
-        except RefusedError as refused:
-            if may_be_missing and refused.answer is Answer.MISSING:
-                raise
-            raise StoreError(operation, refused.answer.value, partition_id=partition_id) from None
-        except ValueError as error:
-            raise StoreError(operation, str(error), partition_id=partition_id) from None
+        Raises:
+            RefusedError: There is no such lease.
+        """
+
+        def parse(raw: bytes) -> LeaseBody:
+            return LeaseBody.parse(raw, partition_id)
+
+        found = await self._blobs.download(operation, partition_id, self._blob(partition_id), parse, limit=_MAX_BODY)
+        if found is None:
+            raise RefusedError(operation, Answer.MISSING, partition_id=partition_id)
+        body, properties = found
+        return _StoredLease(body, str(properties.etag), properties.lease.state == _LEASED)
 
     # ---- records of the consumer group and of its subscriptions
 
@@ -580,40 +563,24 @@ class BlobLeaseStore:
         return None if found is None else StoredSubscription(*found)
 
     async def _download(self, operation: str, blob: BlobClient, parse: Callable[[bytes], T]) -> tuple[T, str] | None:
-        """Read a blob; return what it holds and its ETag, or None where there is none. One request."""
-
-        async def download() -> tuple[T, str]:
-            stream = await blob.download_blob(0, _MAX_BODY, **self._options)
-            raw: bytes = await stream.readall()
-            return parse(raw), str(stream.properties.etag)
-
-        try:
-            return await self._call(operation, None, download())
-        except RefusedError as refused:
-            if refused.answer is Answer.MISSING:
-                return None
-            raise StoreError(operation, refused.answer.value) from None
-        except ValueError as error:
-            raise StoreError(operation, f"{blob.blob_name}: {error}") from None
+        """Read a record; return it and its ETag, or None where there is none."""
+        found = await self._blobs.download(operation, None, blob, parse, limit=_MAX_BODY)
+        return None if found is None else (found[0], str(found[1].etag))
 
     async def _swap(self, operation: str, blob: BlobClient, content: str, replaces: str | None) -> str | None:
-        """Write a blob in place of the one with an ETag, or, with None, where there is none.
+        """Write a record in place of the one with an ETag, or, with None, where there is none.
 
         Returns:
             The new ETag; None, and nothing is written, where another is there.
         """
-        conditions: dict[str, Any] = {}
-        if replaces is not None:
-            conditions = {"overwrite": True, "etag": replaces, "match_condition": MatchConditions.IfNotModified}
-        request = blob.upload_blob(content.encode(), **conditions, **self._options)
         try:
-            answer = await self._call(operation, None, request)
+            return await self._blobs.swap(operation, None, blob, content.encode(), replaces)
         except RefusedError as refused:
             if refused.answer is Answer.TAKEN and replaces is not None:
-                # No race: somebody keeps a blob lease on the record.
-                raise StoreError(operation, f"{blob.blob_name} is leased by somebody") from None
+                # Not a lost race: another client holds a blob lease on the record.
+                problem = f"{blob.blob_name} is leased by somebody: break that blob lease"
+                raise StoreError(operation, problem) from None
             return None
-        return str(answer["etag"])
 
     # ---- checkpoints of other subscriptions
 
@@ -682,7 +649,11 @@ class BlobLeaseStore:
                     continue
                 self._records[key] = _ClaimedRecord(record, etag, lease.token)
                 return True
-        raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
+        raise StoreError(
+            operation,
+            "the checkpoint changed at every attempt to write it",
+            partition_id=partition_id,
+        )
 
     async def _put_record(
         self,
@@ -727,18 +698,13 @@ class BlobLeaseStore:
         return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
 
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
-        """Make one request, and turn whatever the SDK raises into ours.
-
-        Raises:
-            RefusedError: The store answered by a refusal that means something.
-        """
-        return await call(operation, partition_id, request, self._call_timeout)
+        return await self._blobs.call(operation, partition_id, request)
 
     def _group(self, operation: str) -> str:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._consumer_group is None:
-            raise StoreError(operation, "the store is not open")
+            raise StoreError(operation, "the store is not open: call open() first")
         return self._consumer_group
 
     def _blob(self, partition_id: str) -> BlobClient:
@@ -759,10 +725,10 @@ class BlobLeaseStore:
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
-        return f"BlobLeaseStore({self._container.container_name!r}, prefix={self._prefix!r})"
+        return f"BlobLeaseStore({self._blobs.name!r}, prefix={self._prefix!r})"
 
 
 def _check_owner(owner: str) -> None:
     """Refuse what cannot travel as blob metadata, where every EventProcessorHost looks for the owner."""
     if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
-        raise ConfigurationError("owner", "a host on blob leases needs a name of printable ASCII characters")
+        raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

@@ -1,4 +1,4 @@
-"""When a lease in a file counts as expired, whatever was done to the machine's clock meanwhile. No I/O."""
+"""When a lease in a file has expired, also if the machine's clock was set meanwhile. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Expiry:
 
     Args:
         wall: Seconds since the Unix epoch.
-        boot_id: Names the clock that `boot` is on; None where there is none.
+        boot_id: Identifies the clock that `boot` was read on; None if there is none.
         boot: Seconds on that clock.
         duration: How long the lease lives without renewal, in seconds; None where it is not known.
     """
@@ -34,9 +34,9 @@ class _Sighting:
 class ExpiryJudge:
     """Decides which leases have expired.
 
-    On the clock of the boot that a lease was written in, where this is the same: nobody can set that. Else by the wall
-    clock, or when the lease was seen unchanged for as long as it lives without renewal. Another boot is no proof that
-    its owner is gone: some containers have a boot id of their own, and their processes live side by side.
+    By the clock of the boot in which the lease was written, if that is the present one: it cannot be set. Otherwise by
+    the wall clock, or once the lease was seen unchanged for as long as it lives without renewal. Another boot does not
+    prove that its owner has ended: some containers have a boot id of their own, and run side by side.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class ExpiryJudge:
         self._seen: dict[str, _Sighting] = {}
 
     def expiry_in(self, duration: float) -> Expiry:
-        """Make the expiry of a lease that is taken or renewed now.
+        """Return the expiry of a lease that is acquired or renewed now.
 
         Args:
             duration: Seconds.
@@ -60,7 +60,7 @@ class ExpiryJudge:
         """Decide whether a lease that was just read is held.
 
         Args:
-            token: Its owner's token; None where it has none.
+            token: Its owner's token; None if it has no owner.
             read_at: When the reading began, on the clock's `monotonic`.
         """
         if token is None:

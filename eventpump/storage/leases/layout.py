@@ -1,7 +1,7 @@
 """The stored form of leases and checkpoints: the legacy EventProcessorHost format, byte for byte.
 
 A partition's lease and its `default` checkpoint are one blob, `{prefix}{consumer group}/{partition}`: a JSON body with
-PascalCase names, and the metadata `OWNINGHOST` while somebody owns it. Hosts of the .NET family list that directory.
+PascalCase names, and the metadata `OWNINGHOST` while it is owned. Hosts of the .NET family list that directory.
 Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
 no consumer group's name holds a `~`, so no host ever lists them as leases. The group's scope record is the blob
 `{prefix}{consumer group}~scope.json`, and the record of a subscription `{prefix}{consumer group}~subscriptions/{name}`,
@@ -20,8 +20,8 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 
 NO_NUMBER: Final = -1
-"""The sequence number of a lease that has no checkpoint, when it is made: KEDA and Azure Functions go by it where there
-is no offset, and begin after it. Hosts of the EventProcessorHost family do not look at it then, and write 0.
+"""The sequence number of a lease that has no checkpoint, when it is made: where there is no
+offset, KEDA and Azure Functions begin after it. Hosts of the EventProcessorHost family ignore it then, and write 0.
 """
 OWNING_HOST: Final = "OWNINGHOST"
 """The metadata key that names the owner, so that one listing shows every owner without a body read."""
@@ -55,7 +55,7 @@ def lease_blob(prefix: str, consumer_group: str, partition_id: str) -> str:
 
 
 def partition_of(blob_name: str, directory: str) -> str | None:
-    """Read the partition id off a blob's name; None where the blob is no lease of that directory."""
+    """Return the partition id in a blob's name, or None if the blob is not a lease of that directory."""
     if not blob_name.startswith(directory):
         return None
     partition_id = blob_name[len(directory) :]
@@ -88,18 +88,13 @@ def checkpoint_directory(prefix: str, consumer_group: str, subscription: str) ->
     return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/"
 
 
-def partition_order(partition_id: str) -> tuple[int, str]:
-    """Sort key of partition ids: decimal numbers by value."""
-    return (len(partition_id), partition_id)
-
-
 @dataclass(frozen=True, slots=True)
 class LeaseBody:
     """The body of a lease blob.
 
     Args:
         owner: "" after release.
-        token: The id of the blob lease; "" after release. Whoever reads it may steal the lease by it.
+        token: The id of the blob lease; "" after release. A client that reads it can steal the lease with it.
         offset: None where there is no checkpoint yet.
         sequence_number: -1 or 0 where there is no checkpoint yet.
         extras: Properties this version does not know, kept as they are.
@@ -140,7 +135,7 @@ class LeaseBody:
             partition_id: The partition its blob is named after; that name wins over the one in the body.
 
         Raises:
-            ValueError: It is no such body.
+            ValueError: It is not such a body.
         """
         try:
             decoded = json.loads(raw.decode("utf-8-sig"))
@@ -168,12 +163,12 @@ class LeaseBody:
 
 
 def lease_metadata(owner: str) -> dict[str, str]:
-    """Make the metadata of a lease blob. Every Put Blob replaces the whole metadata, so every one carries these."""
+    """Return the metadata of a lease blob. Every Put Blob replaces the whole metadata, so every one carries these."""
     return {OWNING_HOST: owner} if owner else {}
 
 
 def owner_of(metadata: Mapping[str, str] | None) -> str | None:
-    """Read the owner off a lease blob's metadata, whatever the case of its key; None for nobody."""
+    """Return the owner in a lease blob's metadata, or None. Its key may be in any case."""
     return _lookup(metadata, OWNING_HOST) or None
 
 
@@ -203,7 +198,7 @@ class CheckpointRecord:
 
     @classmethod
     def parse(cls, metadata: Mapping[str, str] | None, partition_id: str) -> CheckpointRecord:
-        """Parse blob metadata, whatever the case of its keys.
+        """Parse blob metadata. Its keys may be in any case.
 
         Raises:
             ValueError: It holds neither a checkpoint nor a claim.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
-from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
@@ -27,7 +28,7 @@ class _Row:
 
 
 class MemoryLeases:
-    """What several stores share. One event loop only: nothing here is locked, as no method of a store suspends."""
+    """The leases that several stores share, on one event loop. There are no locks, as no method of a store suspends."""
 
     def __init__(self) -> None:
         self._leases: dict[ConsumerScope, dict[str, _Row]] = {}
@@ -54,7 +55,7 @@ class MemoryLeases:
         return self._subscriptions.setdefault(scope, {})
 
     def next_token(self) -> str:
-        """A token never given before."""
+        """Return a token that was not returned before."""
         return f"memory-{next(self._tokens)}"
 
     def __repr__(self) -> str:
@@ -91,14 +92,14 @@ class MemoryLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._scope is not None:
-            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+            raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         self._scope = replace(
             scope, fully_qualified_namespace=scope.fully_qualified_namespace.lower(), hub=scope.hub.lower(),
             consumer_group=scope.consumer_group.lower(),
         )  # fmt: skip
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody."""
+        """Create the leases that do not exist yet, without an owner."""
         rows = self._rows("ensure leases")
         for partition_id in partition_ids:
             rows.setdefault(partition_id, _Row())
@@ -113,21 +114,21 @@ class MemoryLeaseStore:
         ]
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does."""
+        """Acquire a lease that is not held, with the next epoch. Return None if it is held."""
         row = self._row("acquire", partition_id)
         if _is_held(row, self._clock.monotonic()):
             return None
         return self._take(partition_id, row, owner)
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands."""
+        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now."""
         row = self._row("steal", snapshot.partition_id)
         if snapshot.token is None or row.token != snapshot.token:
             return None
         return self._take(snapshot.partition_id, row, owner)
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost."""
+        """Renew a lease. Return it with a later `expires_at`, or None if it is lost."""
         row = self._row("renew", lease.partition_id)
         if row.token != lease.token:
             return None
@@ -135,7 +136,7 @@ class MemoryLeaseStore:
         return replace(lease, expires_at=row.expires_at)
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already."""
+        """Release a lease, so that another host may acquire it at once. Return False if it was lost before."""
         row = self._row("release", lease.partition_id)
         if row.token != lease.token:
             return False
@@ -143,7 +144,7 @@ class MemoryLeaseStore:
         return True
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Read a checkpoint; None where there is none."""
+        """Return a checkpoint, or None if there is none."""
         return self._shared.checkpoints(self._bound("read checkpoint")).get((partition_id, subscription))
 
     async def claim_checkpoint(
@@ -158,7 +159,7 @@ class MemoryLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost."""
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost."""
         row = self._row("write checkpoint", lease.partition_id)
         if row.token != lease.token:
             return False
@@ -171,20 +172,20 @@ class MemoryLeaseStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where that is lost."""
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost."""
         if self._row("reset checkpoint", lease.partition_id).token != lease.token:
             return False
         self._shared.checkpoints(self._bound("reset checkpoint"))[lease.partition_id, subscription] = checkpoint
         return True
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none."""
+        """Return the consumer group's record, or None if there is none."""
         return self._shared.scopes.get(self._bound("read scope record"))
 
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there."""
+        """Store the consumer group's record by compare-and-swap. Return None, storing nothing, if another is there."""
         scope, records = self._bound("write scope record"), self._shared.scopes
         if records.get(scope) != replaces:
             return None
@@ -235,7 +236,7 @@ class MemoryLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._scope is None:
-            raise StoreError(operation, "the store is not open")
+            raise StoreError(operation, "the store is not open: call open() first")
         return self._scope
 
     def _subscriptions(self, operation: str) -> dict[str, StoredSubscription]:
@@ -247,7 +248,7 @@ class MemoryLeaseStore:
     def _row(self, operation: str, partition_id: str) -> _Row:
         row = self._rows(operation).get(partition_id)
         if row is None:
-            raise StoreError(operation, "there is no such lease", partition_id=partition_id)
+            raise StoreError(operation, "there is no such lease: call ensure_leases() first", partition_id=partition_id)
         return row
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from eventpump.interfaces import ScopeRecord, SubscriptionRecord
 
 _VERSION: Final = 1
-"""Raised with every member added, dropped or changed: who does not know a member would drop it at the next swap."""
+"""Raised with every member added, dropped or changed: a version that does not know a member would drop it."""
 
 _VERSION_MEMBER: Final = "version"
 _CREATED: Final = "hubCreatedAt"
@@ -40,10 +40,10 @@ def encode_scope_record(record: ScopeRecord) -> str:
 
 
 def parse_scope_record(raw: str | bytes) -> ScopeRecord:
-    """Parse what `encode_scope_record` makes.
+    """Parse what `encode_scope_record` returns.
 
     Raises:
-        ValueError: It is no such record, or that of another version of eventpump.
+        ValueError: It is not such a record, or one of another version of eventpump.
     """
     decoded = _decoded(raw, "scope record", _MEMBERS)
     reset_for = decoded[_RESET_FOR]

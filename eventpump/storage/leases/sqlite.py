@@ -1,11 +1,11 @@
 """Leases and checkpoints in one SQLite file: several processes on one machine.
 
 Who owns what is decided by a random token per acquisition: it fences renewals and checkpoints, whatever the clocks say.
-Expiry only lets others acquire. It is kept on the clock of the machine's boot, which nobody can set and which goes on
-while the machine is suspended; and in wall clock time beside it, for who cannot read that clock: another system than
-Linux, a container with a boot id of its own, an earlier version, and after a reboot. There a clock set forward makes
-leases expire early (they are lost, and noticed as lost), and one set back makes a dead owner's lease wait once for as
-long as it lives without renewal.
+Expiry only lets others acquire. It is kept on the clock of the machine's boot, which cannot be set and which goes on
+while the machine is suspended; and in wall clock time beside it, for those that cannot read that clock: other systems
+than Linux, a container with a boot id of its own, an earlier version, and after a reboot. There a clock set forward
+makes leases expire early (they are lost, and noticed as lost), and one set back makes a dead owner's lease wait once
+for as long as it lives without renewal.
 
 Not for network file systems: WAL needs shared memory. The file's one write lock is held for bare statements only:
 everything is read and decided before, a single statement is its own transaction, and all renewals of a turn are a
@@ -21,22 +21,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import secrets
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
+from eventpump.aio.sqlite_thread import ForeignFileError, SqliteThread, connect, transaction
+from eventpump.aio.tasks import reject, resolve
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
 from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
-from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION, partition_order
+from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
 from eventpump.storage.leases.scope_form import (
     encode_scope_record,
     encode_subscription,
@@ -46,8 +46,6 @@ from eventpump.storage.leases.scope_form import (
 
 if TYPE_CHECKING:
     from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
-
-T = TypeVar("T")
 
 _SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = """
@@ -88,8 +86,8 @@ CREATE TABLE IF NOT EXISTS subscription (
     PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
 """
-# What came after the first version, which does not look at it: so both may use one file. These columns hold for the
-# token beside them only, as the first version changes the token and leaves them as they are.
+# Columns added after the first version, which ignores them: so both may use one file. They are valid only for the
+# token in `expiry_token`, as the first version changes the token and leaves them as they are.
 _LATER_COLUMNS: Final = {
     "expiry_token": "TEXT",
     "expiry_boot_id": "TEXT",
@@ -100,16 +98,12 @@ _IS_COMPLETE: Final = (
     "SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('scope_record', 'subscription'))"
     " + (SELECT count(*) FROM pragma_table_info('lease') WHERE name = 'duration')"
 )
-_TOLD_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
+_STORED_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
 _NEW_EXPIRY: Final = "expires_at = ?, expiry_token = token, expiry_boot_id = ?, expires_at_boot = ?, duration = ?"
 _AT_ONCE: Final = 480
 """Rows in one statement, at two parameters each: every SQLite takes 999."""
 _OF_LEASE: Final = " WHERE scope = ? AND partition_id = ?"
 _FORWARD: Final = " WHERE excluded.sequence_number >= sequence_number"
-
-
-class ForeignFileError(sqlite3.DatabaseError):
-    """The file is none of ours, and trying again cannot change that."""
 
 
 class SqliteLeaseStore:
@@ -120,11 +114,11 @@ class SqliteLeaseStore:
     stolen by such a call is given back.
 
     Args:
-        path: The file; made where it does not exist, in a directory that does.
+        path: The file; created where it does not exist, in a directory that does.
         lease_duration: How long a lease lives without renewal, in seconds.
         busy_timeout: How long to wait for another process's transaction, in seconds; None for the smaller of 5 s and a
             third of the lease duration.
-        clock: None for the running loop's time, and the machine's. One of your own that is no `MachineClock` has expiry
+        clock: None for the running loop's time and the machine's. With another that is not a `MachineClock`, expiry is
             kept in wall clock time.
     """
 
@@ -156,16 +150,16 @@ class SqliteLeaseStore:
         return self._lease_duration
 
     async def open(self, scope: ConsumerScope) -> None:
-        """Open the file, make the tables and bind to a consumer group. Once.
+        """Open the file, create the tables and bind to a consumer group. Once.
 
         Raises:
-            ConfigurationError: The path cannot be that of our file, however long one waits.
+            ConfigurationError: There cannot be such a file at the path, so that trying again cannot help.
             StoreError: The file cannot be opened now.
         """
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is not None:
-            raise ConfigurationError("leases", "the store is open already; every host needs one of its own")
+            raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         _check_place(self._path)
         worker = self._worker = _Worker(self._path, self._busy_timeout)
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
@@ -174,6 +168,7 @@ class SqliteLeaseStore:
         statement = "INSERT OR IGNORE INTO scope (namespace, hub, consumer_group) VALUES (?, ?, ?)"
 
         try:
+            await worker.open()
             rows = await worker.read("open", None, query, names)
             if not rows:
                 await worker.write("open", None, statement, names)
@@ -187,7 +182,7 @@ class SqliteLeaseStore:
             raise
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
         operation = "ensure leases"
         with self._calling(operation) as worker:
             query = "SELECT partition_id FROM lease WHERE scope = ?"
@@ -209,7 +204,7 @@ class SqliteLeaseStore:
 
     async def list_leases(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids."""
-        query = f"SELECT partition_id, owner, token, {_TOLD_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
+        query = f"SELECT partition_id, owner, token, {_STORED_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
         worker, read_at = self._bound("list"), self._clock.monotonic()
         rows = await worker.read("list", None, query, (self._scope_id,))
         return [
@@ -220,9 +215,9 @@ class SqliteLeaseStore:
         ]
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch. None where somebody does.
+        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
 
-        Cancelled, the lease is not held by anybody.
+        Cancelled, the lease is not held.
         """
         with self._calling("acquire", partition_id) as worker:
             read_at = self._clock.monotonic()
@@ -232,9 +227,9 @@ class SqliteLeaseStore:
             return await self._take(worker, "acquire", row, owner)
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, with the next epoch. None where it changed hands.
+        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
 
-        Cancelled, the lease is held by the one it was taken from, or by nobody.
+        Cancelled, the lease is held by its former owner, or not held.
         """
         if snapshot.token is None:
             return None
@@ -245,7 +240,7 @@ class SqliteLeaseStore:
             return await self._take(worker, "steal", row, owner, is_stolen=True)
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost."""
+        """Renew a lease. Return it with a later `expires_at`, or None if it is lost."""
         worker = self._bound("renew", lease.partition_id)
         sent = self._clock.monotonic()
         expiry = self._judge.expiry_in(self._lease_duration)
@@ -254,13 +249,13 @@ class SqliteLeaseStore:
         return replace(lease, expires_at=sent + self._lease_duration)
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already."""
+        """Release a lease, so that another host may acquire it at once. Return False if it was lost before."""
         worker = self._bound("release", lease.partition_id)
         statement, parameters = self._release(lease.partition_id, lease.token)
         return bool(await worker.write("release", lease.partition_id, statement, parameters))
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Read a checkpoint; None where there is none."""
+        """Return a checkpoint, or None if there is none."""
 
         worker = self._bound("read checkpoint", partition_id)
         query = f'SELECT "offset", sequence_number FROM checkpoint{_OF_LEASE} AND subscription = ?'  # noqa: S608
@@ -292,20 +287,20 @@ class SqliteLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost."""
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost."""
         return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, _FORWARD)
 
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored. False, and nothing stored, where that is lost."""
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost."""
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, "")
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none.
+        """Return the consumer group's record, or None if there is none.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
         query = "SELECT record, version FROM scope_record WHERE scope = ?"
@@ -320,7 +315,7 @@ class SqliteLeaseStore:
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
 
         Cancelled or failed, it is stored or not; read it again.
         """
@@ -409,12 +404,12 @@ class SqliteLeaseStore:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is None or not self._scope_id:
-            raise StoreError(operation, "the store is not open", partition_id=partition_id)
+            raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
         return self._worker
 
     @contextlib.contextmanager
     def _calling(self, operation: str, partition_id: str | None = None) -> Iterator[_Worker]:
-        """Lend the worker to a call of several steps, which closing waits for."""
+        """Return the worker for a call of several steps, for which closing waits."""
         worker = self._bound(operation, partition_id)
         self._under_way += 1
         self._idle.clear()
@@ -428,10 +423,10 @@ class SqliteLeaseStore:
     async def _store_checkpoint(
         self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, condition: str
     ) -> bool:
-        """Store a checkpoint where the lease is ours.
+        """Store a checkpoint if this store holds the lease.
 
         Args:
-            condition: Says, as a clause, which stored checkpoints it replaces.
+            condition: A clause: which stored checkpoints it replaces.
         """
         assert checkpoint.partition_id == lease.partition_id
         key = self._key(lease.partition_id)
@@ -448,17 +443,17 @@ class SqliteLeaseStore:
             return (await self._read_lease(worker, operation, lease.partition_id)).token == lease.token
 
     async def _read_lease(self, worker: _Worker, operation: str, partition_id: str) -> _LeaseRow:
-        query = f"SELECT token, epoch, {_TOLD_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
+        query = f"SELECT token, epoch, {_STORED_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
         rows = await worker.read(operation, partition_id, query, self._key(partition_id))
         if not rows:
-            raise StoreError(operation, "there is no such lease", partition_id=partition_id)
+            raise StoreError(operation, "there is no such lease: call ensure_leases() first", partition_id=partition_id)
         token, epoch, *expiry = rows[0]
         return _LeaseRow(partition_id, token, epoch, _expiry(*expiry))
 
     async def _take(
         self, worker: _Worker, operation: str, row: _LeaseRow, owner: str, *, is_stolen: bool = False
     ) -> PartitionLease | None:
-        """Take a lease that is as it was read; where it is stolen, its owner may have renewed it since."""
+        """Take a lease that is as it was read; if it is stolen, its owner may have renewed it since."""
         partition_id, token, epoch = row.partition_id, secrets.token_hex(16), row.epoch + 1
         sent = self._clock.monotonic()
         expiry = self._judge.expiry_in(self._lease_duration)
@@ -500,207 +495,204 @@ class _LeaseRow:
     expiry: Expiry
 
 
-def _expiry(wall: float, is_told: object, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
-    """Make an expiry of what `_TOLD_EXPIRY` selects."""
-    if not is_told or boot is None:
+def _expiry(wall: float, is_known: object, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
+    """Return the expiry in what `_STORED_EXPIRY` selects."""
+    if not is_known or boot is None:
         return Expiry(wall)
     return Expiry(wall, boot_id, boot, duration)
 
 
-class _Call:
-    """What somebody waits for."""
+class _Write:
+    """A statement, which decides by its own conditions whether it changes anything. Its result is the rows changed."""
 
-    __slots__ = ("error", "future", "operation", "partition_id", "result")
+    __slots__ = ("error", "operation", "outcome", "parameters", "partition_id", "result", "statement")
 
-    def __init__(self, operation: str, partition_id: str | None, future: asyncio.Future[Any] | None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        partition_id: str | None,
+        outcome: asyncio.Future[Any] | None,
+        statement: str,
+        parameters: tuple[object, ...],
+    ) -> None:
         self.operation = operation
         self.partition_id = partition_id
-        self.future = future
-        self.result: Any = None
+        self.outcome = outcome
+        self.statement = statement
+        self.parameters = parameters
+        self.result: int | bool = False
         self.error: StoreError | None = None
 
-    def fail(self, error: Exception) -> None:
+    def execute(self, connection: sqlite3.Connection) -> None:
+        """Run the statement, within a transaction or as one."""
+        self.result = connection.execute(self.statement, self.parameters).rowcount
+
+    def conclude(self, connection: sqlite3.Connection) -> None:
+        """Called after the transaction."""
+
+    def fail(self, error: BaseException) -> None:
         """End it with a failure of the store."""
         self.error = StoreError(self.operation, str(error), partition_id=self.partition_id)
         self.error.__cause__ = error
 
-
-class _Look(_Call):
-    """Work that only reads: done before any transaction, and its result is handed out then."""
-
-    __slots__ = ("work",)
-
-    def __init__(
-        self,
-        operation: str,
-        partition_id: str | None,
-        future: asyncio.Future[Any],
-        work: Callable[[sqlite3.Connection], Any],
-    ) -> None:
-        super().__init__(operation, partition_id, future)
-        self.work = work
+    def deliver(self) -> None:
+        """In the event loop: set the outcome, unless its waiter was cancelled."""
+        if self.outcome is not None:
+            if self.error is not None:
+                reject(self.outcome, self.error)
+            else:
+                resolve(self.outcome, self.result)
 
 
-class _Write(_Call):
-    """A statement, fenced in itself; its result is how many rows it changed."""
-
-    __slots__ = ("parameters", "statement")
-
-    def __init__(
-        self,
-        operation: str,
-        partition_id: str | None,
-        future: asyncio.Future[Any] | None,
-        statement: str,
-        parameters: tuple[object, ...],
-    ) -> None:
-        super().__init__(operation, partition_id, future)
-        self.statement = statement
-        self.parameters = parameters
-
-
-class _Renewal(_Call):
-    """A renewal, done with all others of its turn. Its result is whether the lease is its owner's still."""
+class _Renewal(_Write):
+    """A renewal, which is made with all others of its turn. Its result is whether the owner still has the lease."""
 
     __slots__ = ("expiry", "scope_id", "token")
 
-    def __init__(self, scope_id: int, lease: PartitionLease, future: asyncio.Future[Any], expiry: Expiry) -> None:
-        super().__init__("renew", lease.partition_id, future)
+    def __init__(self, scope_id: int, lease: PartitionLease, outcome: asyncio.Future[Any], expiry: Expiry) -> None:
+        super().__init__("renew", lease.partition_id, outcome, "", ())
         self.scope_id = scope_id
         self.token = lease.token
         self.expiry = expiry
 
 
+class _Renewals(_Write):
+    """Renewals as one statement. A token belongs to one acquisition of one partition: no other row matches it."""
+
+    __slots__ = ("renewals",)
+
+    def __init__(self, renewals: Sequence[_Renewal]) -> None:
+        self.renewals = renewals
+        # All are of one turn of the loop. The latest expiry is safe for all: no owner believes in a later one.
+        latest = renewals[-1].expiry
+        statement = f"UPDATE lease SET {_NEW_EXPIRY}{self._condition}"  # noqa: S608 - constants only
+        values = (latest.wall, latest.boot_id, latest.boot, latest.duration, *self._values)
+        super().__init__("renew", None, None, statement, values)
+
+    @property
+    def _condition(self) -> str:
+        marks = ", ".join("?" * len(self.renewals))
+        return f" WHERE scope = ? AND partition_id IN ({marks}) AND token IN ({marks})"
+
+    @property
+    def _values(self) -> tuple[object, ...]:
+        partition_ids = (renewal.partition_id for renewal in self.renewals)
+        return (self.renewals[0].scope_id, *partition_ids, *(renewal.token for renewal in self.renewals))
+
+    def conclude(self, connection: sqlite3.Connection) -> None:
+        """Find which renewals found their lease: all if as many rows were changed, else those whose token is there."""
+        kept = {renewal.token for renewal in self.renewals}
+        if self.result != len(self.renewals):
+            query = f"SELECT token FROM lease{self._condition}"  # noqa: S608 - constants only
+            kept = {token for (token,) in connection.execute(query, self._values)}
+        for renewal in self.renewals:
+            renewal.result = renewal.token in kept
+
+    def fail(self, error: BaseException) -> None:
+        """End all of them with a failure of the store."""
+        for renewal in self.renewals:
+            renewal.fail(error)
+
+    def deliver(self) -> None:
+        """In the event loop: set the outcomes."""
+        for renewal in self.renewals:
+            renewal.deliver()
+
+
 class _Worker:
-    """A thread with a SQLite connection. The writes of one turn of the event loop become one transaction."""
+    """The file, in a thread. Reads are submitted at once, and the writes of one turn of the loop as one transaction."""
 
     def __init__(self, path: str, busy_timeout: float) -> None:
         self._path = path
         self._busy_timeout = busy_timeout
         self._loop = asyncio.get_running_loop()
-        self._pending: list[_Call] = []
-        self._batches: queue.SimpleQueue[list[_Call] | None] = queue.SimpleQueue()
-        self._ended = asyncio.Event()
-        self._is_closing = False
-        # A daemon: a store that was not closed does not keep the process; a transaction is whole or not at all.
-        self._thread = threading.Thread(target=self._serve, name="eventpump sqlite", daemon=True)
-        self._thread.start()
+        self._thread = SqliteThread("eventpump sqlite", self._connect)
+        self._pending: list[_Write] = []
 
-    async def run(self, operation: str, partition_id: str | None, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do work that only reads, and return its result. Cancelled, it is not done, or done and forgotten."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(_Look(operation, partition_id, future, work))
-        return await future
+    async def open(self) -> None:
+        """Open the file, and create or complete its tables.
+
+        Raises:
+            StoreError: The file cannot be opened; caused by a `ForeignFileError` where trying again cannot help.
+        """
+        try:
+            await self._thread.open()
+        except sqlite3.Error as error:
+            raise StoreError("open", str(error)) from error
 
     async def read(
         self, operation: str, partition_id: str | None, query: str, parameters: tuple[object, ...]
     ) -> list[Any]:
-        """Run a query and return its rows."""
-        return await self.run(
-            operation, partition_id, lambda connection: connection.execute(query, parameters).fetchall()
-        )
+        """Run a query and return its rows. It waits neither for the file's write lock nor for writes of its turn."""
+        if self._thread.is_closed:
+            raise ClosedError("lease store")
+        try:
+            return await self._thread.run(lambda connection: connection.execute(query, parameters).fetchall())
+        except Exception as error:  # also a number beyond 64 bits
+            raise StoreError(operation, str(error), partition_id=partition_id) from error
 
     async def write(
         self, operation: str, partition_id: str | None, statement: str, parameters: tuple[object, ...]
     ) -> int:
         """Run a statement and return how many rows it changed. Cancelled, it is not run, or run and forgotten."""
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._submit(_Write(operation, partition_id, future, statement, parameters))
-        return await future
+        outcome: asyncio.Future[int] = self._loop.create_future()
+        self._submit(_Write(operation, partition_id, outcome, statement, parameters))
+        return await outcome
 
     def write_forgotten(self, statement: str, parameters: tuple[object, ...]) -> None:
-        """Run a statement after every write submitted before, unless the worker is closing; nobody waits for it."""
-        if not self._is_closing:
+        """Run a statement after every write submitted before, unless the worker is closing; its outcome is dropped."""
+        if not self._thread.is_closed:
             self._submit(_Write("", None, None, statement, parameters))
 
     async def renew(self, scope_id: int, lease: PartitionLease, expiry: Expiry) -> bool:
         """Renew a lease; False where it is lost. Cancelled, it is not renewed, or renewed and forgotten."""
-        future: asyncio.Future[bool] = self._loop.create_future()
-        self._submit(_Renewal(scope_id, lease, future, expiry))
-        return await future
+        outcome: asyncio.Future[bool] = self._loop.create_future()
+        self._submit(_Renewal(scope_id, lease, outcome, expiry))
+        return await outcome
 
     def close(self) -> None:
-        """Take nothing more, and have the thread end after what was submitted. Closing twice is fine."""
-        if not self._is_closing:
-            self._is_closing = True
+        """Accept nothing more; the thread ends after what was submitted. Closing twice is fine."""
+        if not self._thread.is_closed:
             self._flush()
-            self._batches.put(None)
+            self._thread.close()
 
     async def aclose(self) -> None:
         """Finish what was submitted and end the thread. Cancelled, the thread still ends."""
         self.close()
-        await self._ended.wait()
-        self._thread.join()
+        await self._thread.aclose()
 
-    def _submit(self, call: _Call) -> None:
-        if self._is_closing:
+    def _submit(self, write: _Write) -> None:
+        if self._thread.is_closed:
             raise ClosedError("lease store")
         if not self._pending:
             self._loop.call_soon(self._flush)
-        self._pending.append(call)
+        self._pending.append(write)
 
     def _flush(self) -> None:
-        batch = [call for call in self._pending if call.future is None or not call.future.cancelled()]
+        pending = [write for write in self._pending if write.outcome is None or not write.outcome.cancelled()]
         self._pending = []
-        if batch:
-            self._batches.put(batch)
-
-    # ---- in the worker thread
-
-    def _serve(self) -> None:
-        connection: sqlite3.Connection | None = None
-        broken: sqlite3.Error | None = None
-        try:
-            try:
-                connection = self._connect()
-            except sqlite3.Error as error:
-                broken = error
-            while (batch := self._batches.get()) is not None:
-                if connection is None:
-                    assert broken is not None
-                    for call in batch:
-                        call.fail(broken)
-                    self._report(_deliver, batch)
-                else:
-                    self._do(connection, batch)
-        finally:
-            if connection is not None:
-                connection.close()
-            self._report(self._ended.set)
-
-    def _do(self, connection: sqlite3.Connection, batch: list[_Call]) -> None:
-        looks = [call for call in batch if isinstance(call, _Look)]
-        writes = [call for call in batch if isinstance(call, _Write)]
-        renewals = [call for call in batch if isinstance(call, _Renewal)]
-        if looks:
-            # Nothing that only reads waits for the file's write lock, nor for what does.
-            for look in looks:
-                _look(connection, look)
-            self._report(_deliver, looks)
-        if renewals or writes:
-            _commit(connection, renewals, writes)
-            self._report(_deliver, [*renewals, *writes])
+        renewals = [write for write in pending if isinstance(write, _Renewal)]
+        parts = [renewals[first : first + _AT_ONCE] for first in range(0, len(renewals), _AT_ONCE)]
+        others = (write for write in pending if not isinstance(write, _Renewal))
+        if writes := [*map(_Renewals, parts), *others]:
+            done = self._thread.run(lambda connection: _commit(connection, writes))
+            done.add_done_callback(lambda _: _deliver(writes, done.exception()))
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=self._busy_timeout, isolation_level=None)
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so what an
+        # owner may lose so is a checkpoint, and events are delivered again.
+        return connect(self._path, synchronous="NORMAL", busy_timeout=self._busy_timeout, prepare=_prepare)
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        use_wal(connection, self._busy_timeout)
-        # NORMAL loses the last commits with the power, never the file's consistency. Every owner runs on this machine
-        # and is gone with it, so what an owner may lose so is a checkpoint, and events are delivered again.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, _SCHEMA_VERSION):
-            raise ForeignFileError(f"schema version {version} is not known to this version of eventpump")
-        if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 3:
-            return
-        connection.execute("BEGIN IMMEDIATE")
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, _SCHEMA_VERSION):
+        raise ForeignFileError(
+            f"schema version {version} is not known to this version of eventpump; upgrade it, or use another file"
+        )
+    if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 3:
+        return
+    with transaction(connection):
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         present = {column[1] for column in connection.execute("PRAGMA table_info(lease)")}
@@ -708,123 +700,40 @@ class _Worker:
             if name not in present:
                 connection.execute(f"ALTER TABLE lease ADD COLUMN {name} {kind}")
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-
-    def _report(self, callback: Callable[..., object], *args: object) -> None:
-        # The loop may be gone, when a store was not closed: then nobody waits any more.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback, *args)
 
 
-def use_wal(connection: sqlite3.Connection, busy_timeout: float) -> None:
-    """Switch a file to WAL.
+def _commit(connection: sqlite3.Connection, writes: Sequence[_Write]) -> None:
+    """Run statements in one transaction; what it raises is a failure of every one of them.
 
-    Args:
-        busy_timeout: How long to wait for another process that does so, in seconds.
+    While it runs the file is locked: nothing is read or decided here, and a single statement is its own transaction.
     """
-    # Two processes that open a new file at once: switching to WAL is the one thing SQLite does not wait for.
-    deadline = time.monotonic() + busy_timeout
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-                raise ForeignFileError(str(error)) from error
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+    with contextlib.nullcontext() if len(writes) == 1 else transaction(connection):
+        for write in writes:
+            try:
+                write.execute(connection)
+            except sqlite3.Error:
                 raise
-            time.sleep(0.005)
-        else:
-            return
+            except Exception as error:  # a number beyond 64 bits, for example: that call's own fault
+                write.fail(error)
+    for write in writes:
+        try:
+            write.conclude(connection)
+        except sqlite3.Error as error:
+            write.fail(error)
+
+
+def _deliver(writes: Sequence[_Write], error: BaseException | None) -> None:
+    for write in writes:
+        if error is not None:
+            write.fail(error)
+        write.deliver()
 
 
 def _check_place(path: str) -> None:
-    """Check what no waiting mends.
+    """Check what cannot be helped by waiting.
 
     Raises:
-        ConfigurationError: There can be no file at this path.
+        ConfigurationError: There cannot be a file at this path.
     """
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or os.curdir):
-        raise ConfigurationError("path", f"{path}: a file in a directory that exists is needed")
-
-
-def _look(connection: sqlite3.Connection, look: _Look) -> None:
-    try:
-        look.result = look.work(connection)
-    except Exception as error:  # a number beyond 64 bits, say: the thread lives on
-        look.fail(error)
-
-
-def _commit(connection: sqlite3.Connection, renewals: list[_Renewal], writes: list[_Write]) -> None:
-    """Do renewals and writes in one transaction; what cannot be committed is an error of every one of them.
-
-    While it runs the file is locked: nothing is read or decided here, and a single statement needs no more than itself.
-    """
-    parts = [renewals[first : first + _AT_ONCE] for first in range(0, len(renewals), _AT_ONCE)]
-    merged = [_merged(part) for part in parts]
-    is_single = len(merged) + len(writes) == 1
-    try:
-        if not is_single:
-            connection.execute("BEGIN IMMEDIATE")
-        found = [connection.execute(statement, parameters).rowcount for statement, parameters in merged]
-        for write in writes:
-            try:
-                write.result = connection.execute(write.statement, write.parameters).rowcount
-            except sqlite3.Error:
-                raise
-            except Exception as error:  # a number beyond 64 bits, say: that call's own fault
-                write.fail(error)
-        if not is_single:
-            connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        if connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
-                connection.execute("ROLLBACK")
-        for call in (*renewals, *writes):
-            call.fail(error)
-        return
-    try:
-        for part, rows in zip(parts, found, strict=True):
-            _conclude(connection, part, rows)
-    except sqlite3.Error as error:
-        for renewal in renewals:
-            renewal.fail(error)
-
-
-_OF_RENEWED: Final = " WHERE scope = ? AND partition_id IN ({0}) AND token IN ({0})"
-
-
-def _merged(renewals: list[_Renewal]) -> tuple[str, tuple[object, ...]]:
-    """Make one statement of renewals. A token belongs to one acquisition of one partition: nothing else fits them."""
-    # They are of one turn of the loop. The latest of their expiries is safe for all: no owner believes in a later one.
-    latest = renewals[-1].expiry
-    statement = f"UPDATE lease SET {_NEW_EXPIRY}{_OF_RENEWED}".format(", ".join("?" * len(renewals)))  # noqa: S608
-    return statement, (latest.wall, latest.boot_id, latest.boot, latest.duration, *_renewed(renewals))
-
-
-def _conclude(connection: sqlite3.Connection, renewals: list[_Renewal], rows: int) -> None:
-    """Find which renewals found their lease: all where so many rows were changed, else those whose token is there."""
-    if rows == len(renewals):
-        for renewal in renewals:
-            renewal.result = True
-        return
-    query = f"SELECT token FROM lease{_OF_RENEWED}".format(", ".join("?" * len(renewals)))  # noqa: S608 - constants only
-    tokens = {token for (token,) in connection.execute(query, _renewed(renewals))}
-    for renewal in renewals:
-        renewal.result = renewal.token in tokens
-
-
-def _renewed(renewals: list[_Renewal]) -> tuple[object, ...]:
-    """The parameters of `_OF_RENEWED`."""
-    partition_ids = (renewal.partition_id for renewal in renewals)
-    return (renewals[0].scope_id, *partition_ids, *(renewal.token for renewal in renewals))
-
-
-def _deliver(batch: Sequence[_Call]) -> None:
-    """In the event loop: hand out results to those still waiting."""
-    for call in batch:
-        if call.future is None or call.future.done():
-            continue
-        if call.error is not None:
-            call.future.set_exception(call.error)
-        else:
-            call.future.set_result(call.result)
+        raise ConfigurationError("path", f"{path}: must be a file, existing or not, in a directory that exists")

@@ -9,14 +9,15 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from eventpump.errors import ClosedError, StoreError
-from eventpump.storage.ledgers.blob import T
 from eventpump.storage.ledgers.interface import split_name
 
+_T = TypeVar("_T")
+
 _ABANDONED: Final = 3600.0
-"""Seconds after which a temporary file belongs to nobody who lives."""
+"""Seconds after which the writer of a temporary file is taken for dead."""
 _TEMPORARY: Final = ".tmp-"
 
 
@@ -27,7 +28,7 @@ class DirectoryLedger:
     no process ever sees a part of one, whenever the writer dies; what it leaves is deleted by a later `open`.
 
     Args:
-        path: Made where it does not exist. For a driver that may restart elsewhere, a path all its machines share.
+        path: Created where it does not exist. For a driver that may restart elsewhere, a path all its machines share.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -36,7 +37,7 @@ class DirectoryLedger:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Make the directory, and see to it that what it holds outlives a loss of power."""
+        """Create the directory, and write to the disk what it holds, so that this outlives a loss of power."""
         if self._is_closed:
             raise ClosedError("ledger")
         await self._in_thread("open", self._prepare)
@@ -70,10 +71,10 @@ class DirectoryLedger:
         if self._is_closed:
             raise ClosedError("ledger")
         if not self._is_open:
-            raise StoreError(f"{operation} {name}", "the ledger is not open")
+            raise StoreError(f"{operation} {name}", "the ledger is not open: call open() first")
         return self._path.joinpath(*split_name(name))
 
-    async def _in_thread(self, operation: str, work: Callable[[], T]) -> T:
+    async def _in_thread(self, operation: str, work: Callable[[], _T]) -> _T:
         try:
             return await asyncio.to_thread(work)
         except OSError as error:

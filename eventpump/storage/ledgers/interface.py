@@ -1,4 +1,4 @@
-"""What keeps the records of the Spark sink: each is created once, whole, and never changed."""
+"""The interface of the stores for records of the Spark sink. A record is created once, whole, and never changed."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ from typing import Protocol
 
 
 class LedgerStore(Protocol):
-    """Keeps records under names of the form "directory/file". Used by one event loop; several stores may share a truth.
+    """Keeps records under names of the form "directory/file". Used by one event loop; stores may share their records.
 
-    It may be pickled as long as it is not open.
+    It can be pickled as long as it is not open.
     """
 
     async def open(self) -> None:
-        """Make what keeps the records, where there is none. Opening twice is fine.
+        """Create what the records are kept in, if it does not exist. Opening twice is fine.
 
         Raises:
             StoreError: The store failed.
-            ConfigurationError: A value it was made with cannot work.
+            ConfigurationError: A value that it was created with cannot work.
         """
 
     async def create(self, name: str, body: bytes) -> bool:
-        """Create a record, durably and whole, where there is none.
+        """Create a record, durably and whole, if there is none of that name.
 
-        Cancelled or failed, it is created or not; it may be called again.
+        Cancelled or failed, the record is created or not; the call may be repeated.
 
         Returns:
-            True where the record is there with this body, whoever wrote it; False where there is another.
+            True if the record exists with this body, also if another store created it; False if it has another body.
 
         Raises:
             StoreError: The store failed, and whether it is created is not known.
         """
 
     async def read(self, name: str) -> bytes | None:
-        """Read a record; None where there is none.
+        """Return a record, or None if there is none.
 
         Raises:
             StoreError: The store failed.
         """
 
     async def list(self, directory: str) -> list[str]:
-        """List the files of a directory, sorted; none where there is no such directory.
+        """Return the files of a directory, sorted. A directory that does not exist has none.
 
         Raises:
             StoreError: The store failed.
         """
 
     async def delete(self, name: str) -> None:
-        """Delete a record; one that is not there is no failure.
+        """Delete a record. It is not an error if there is none.
 
         Raises:
             StoreError: The store failed.
         """
 
     async def aclose(self) -> None:
-        """Free what the store holds. Records stay. Closing twice is fine."""
+        """Release the store's resources. Records stay. Closing twice is fine."""
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Take a record's name apart: its directory and its file.
+    """Return the two parts of a record's name: directory and file.
 
     Raises:
         ValueError: It has another form.
@@ -65,5 +65,5 @@ def split_name(name: str) -> tuple[str, str]:
     directory, slash, file = name.partition("/")
     parts = (directory, file)
     if not slash or "/" in file or any(not part or part.startswith(".") or "\\" in part for part in parts):
-        raise ValueError(f"{name!r} is no record's name")
+        raise ValueError(f"{name!r} is no record's name: it must be directory/file, neither beginning with a dot")
     return directory, file

@@ -12,14 +12,14 @@ from eventpump.storage.ledgers.interface import LedgerStore
 
 
 def open_ledger(ledger: str | os.PathLike[str] | LedgerStore) -> LedgerStore:
-    """Make a store, not open yet, of what the user gave.
+    """Create a store, not open yet, from what the user gave.
 
     Args:
         ledger: A directory that every driver of the query sees; the URL of a blob container, with a signature, and with
             a prefix as its path, if any; or a store.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is something else.
     """
     if not isinstance(ledger, str | os.PathLike):
         return ledger
@@ -28,7 +28,7 @@ def open_ledger(ledger: str | os.PathLike[str] | LedgerStore) -> LedgerStore:
     if scheme in ("https", "http"):
         return BlobLedger.of_url(text)
     if len(scheme) > 1:  # one letter is a drive
-        raise ConfigurationError("ledger", f"is a directory or the URL of a blob container, not something of {scheme}:")
+        raise ConfigurationError("ledger", f"must be a directory or the https: URL of a blob container, not {scheme}:")
     if not text:
-        raise ConfigurationError("ledger", "is required")
+        raise ConfigurationError("ledger", "is required: a directory, or the URL of a blob container")
     return DirectoryLedger(text)

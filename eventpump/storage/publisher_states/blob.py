@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from azure.core import MatchConditions
 from azure.storage.blob import ContentSettings
 from azure.storage.blob.aio import BlobClient, ContainerClient
 
 from eventpump.core.claim import PublisherState, StoredPublisherState
-from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.blob_access import Answer, RefusedError, call, ensure_container, make_client, request_options
+from eventpump.errors import ClosedError, StoreError
+from eventpump.storage.blob_access import BlobContainer, RefusedError
 from eventpump.storage.publisher_states.form import Key, check_key, check_writable, decode_state, encode_state
-
-T = TypeVar("T")
 
 _MAX_BODY: Final = 1 << 16
 _JSON: Final = ContentSettings(content_type="application/json")
-# What a blob's name may not hold, or would be read as a folder; and "." at the end, which a URL loses.
+# What may not be in a blob's name, or would make a folder of it; and "." at the end, which a URL loses.
 _UNSAFE: Final = re.compile(r"[%/\\?#]|\.$")
 
 
@@ -48,37 +44,28 @@ class BlobPublisherStateStore:
         prefix: str = "publishers/",
         call_timeout: float = 10.0,
     ) -> None:
-        if call_timeout <= 0:
-            raise ConfigurationError("call_timeout", "must be above 0")
+        self._blobs = BlobContainer(container, connection_string, account_url, credential, call_timeout)
         self._prefix = prefix.strip()
-        self._call_timeout = float(call_timeout)
-        self._owns_client = isinstance(container, str)
-        self._container = (
-            make_client(container, connection_string, account_url, credential)
-            if isinstance(container, str)
-            else container
-        )
-        self._options = request_options(self._call_timeout)
-        # A lock lives as long as somebody holds it or waits for it: partition ids may be any text.
+        # A lock exists as long as it is held or waited for: partition ids may be any text.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._is_open = False
         self._is_closed = False
 
     async def open(self) -> None:
-        """Make the container if there is none. Opening twice is fine.
+        """Create the container if there is none. Opening twice is fine.
 
         Raises:
-            StoreError: The container can neither be made nor looked at.
+            StoreError: The container can neither be created nor read.
         """
         if self._is_closed:
             raise ClosedError("publisher state store")
         if self._is_open:
             return
-        await ensure_container(self._container, self._prefix, self._call_timeout)
+        await self._blobs.create(self._prefix)
         self._is_open = True
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none.
+        """Return a state, or None if there is none.
 
         Raises:
             StoreError: The store failed, or holds something else.
@@ -91,7 +78,7 @@ class BlobPublisherStateStore:
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
+        """Store a state by compare-and-swap. Return None, and store nothing, if another is there.
 
         Raises:
             StoreError: The store failed.
@@ -102,15 +89,22 @@ class BlobPublisherStateStore:
         body = encode_state(check_writable(state))
         async with self._locks.setdefault(key, asyncio.Lock()):
             try:
-                etag = await self._put(operation, key, body, replaces)
+                etag = await self._blobs.swap(
+                    operation,
+                    partition_id,
+                    self._blob(key),
+                    body,
+                    None if replaces is None else replaces.version,
+                    content_settings=_JSON,
+                )
             except RefusedError:
-                # Another is there; or an earlier write of ours, whose answer was lost.
+                # Another state is there; or an earlier write of this store, whose answer was lost.
                 found = await self._read(operation, key)
                 return found if found is not None and found.state == state else None
             return StoredPublisherState(state, etag)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none.
+        """Delete a state. It is not an error if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -118,61 +112,27 @@ class BlobPublisherStateStore:
         key = check_key(name, partition_id)
         self._check_open("reset state", partition_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
-            try:
-                await self._call("reset state", partition_id, self._blob(key).delete_blob(**self._options))
-            except RefusedError as refused:
-                if refused.answer is not Answer.MISSING:
-                    raise StoreError("reset state", refused.answer.value, partition_id=partition_id) from None
+            await self._blobs.delete("reset state", partition_id, self._blob(key))
 
     async def aclose(self) -> None:
-        """Close the client if it is ours. States stay. Closing twice is fine."""
+        """Close a client of its own. States stay. Closing twice is fine."""
         self._is_closed = True
-        if self._owns_client:
-            await self._container.close()
-
-    # ---- requests
-
-    async def _put(self, operation: str, key: Key, body: bytes, replaces: StoredPublisherState | None) -> str:
-        """Write in place of what was read, or where nothing is.
-
-        Raises:
-            RefusedError: Something else is there.
-        """
-        condition: dict[str, Any] = {}
-        if replaces is not None:
-            condition = {"overwrite": True, "etag": replaces.version, "match_condition": MatchConditions.IfNotModified}
-        request = self._blob(key).upload_blob(body, content_settings=_JSON, **condition, **self._options)
-        return str((await self._call(operation, key[1], request))["etag"])
+        await self._blobs.aclose()
 
     async def _read(self, operation: str, key: Key) -> StoredPublisherState | None:
-        async def download() -> tuple[bytes, str]:
-            stream = await self._blob(key).download_blob(0, _MAX_BODY, **self._options)
-            raw: bytes = await stream.readall()
-            return raw, str(stream.properties.etag)
-
-        try:
-            raw, etag = await self._call(operation, key[1], download())
-            return StoredPublisherState(decode_state(raw), etag)
-        except RefusedError as refused:
-            if refused.answer is not Answer.MISSING:
-                raise StoreError(operation, refused.answer.value, partition_id=key[1]) from None
-            return None
-        except ValueError as error:
-            raise StoreError(operation, str(error), partition_id=key[1]) from None
-
-    async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
-        return await call(operation, partition_id, request, self._call_timeout)
+        found = await self._blobs.download(operation, key[1], self._blob(key), decode_state, limit=_MAX_BODY)
+        return None if found is None else StoredPublisherState(found[0], str(found[1].etag))
 
     def _check_open(self, operation: str, partition_id: str) -> None:
         if self._is_closed:
             raise ClosedError("publisher state store")
         if not self._is_open:
-            raise StoreError(operation, "the store is not open", partition_id=partition_id)
+            raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
 
     def _blob(self, key: Key) -> BlobClient:
         name, partition_id = (_UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", each) for each in key)
-        return self._container.get_blob_client(f"{self._prefix}{name}/{partition_id}.json")
+        return self._blobs.blob(f"{self._prefix}{name}/{partition_id}.json")
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
-        return f"BlobPublisherStateStore({self._container.container_name!r}, prefix={self._prefix!r})"
+        return f"BlobPublisherStateStore({self._blobs.name!r}, prefix={self._prefix!r})"

@@ -32,7 +32,7 @@ def check_key(name: str, partition_id: str) -> Key:
     """Check a publisher's name and a partition id.
 
     Raises:
-        ConfigurationError: They cannot be that.
+        ConfigurationError: One of them is not valid.
     """
     for field, text in (("name", name), ("partition_id", partition_id)):
         if not 0 < len(text) <= MAX_NAME or not text.isprintable():
@@ -44,7 +44,7 @@ def check_writable(state: PublisherState) -> PublisherState:
     """Check a state that is to be stored.
 
     Raises:
-        ConfigurationError: It would not be read again.
+        ConfigurationError: It could not be read again.
     """
     try:
         return decode_state(encode_state(state))
@@ -58,10 +58,10 @@ def encode_state(state: PublisherState) -> bytes:
 
 
 def decode_state(raw: bytes) -> PublisherState:
-    """Decode a state. Members it does not know are skipped.
+    """Decode a state. Unknown members are skipped.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a state that this version knows.
     """
     try:
         decoded = json.loads(raw.decode("utf-8-sig"))
@@ -71,7 +71,7 @@ def decode_state(raw: bytes) -> PublisherState:
         raise ValueError("the state is not a JSON object")
     version = decoded.get("version")
     if version not in (1, 2) or isinstance(version, bool):
-        raise ValueError("the state's version is not known to this version of eventpump")
+        raise ValueError("the state's version is not known to this version of eventpump, which knows 1 and 2")
     first = (_number(decoded, "producer_id"), _number(decoded, "owner_level"), _number(decoded, "start"))
     if version == 1:
         return PublisherState(*first)
@@ -80,7 +80,7 @@ def decode_state(raw: bytes) -> PublisherState:
     if not (isinstance(has_published, bool) and isinstance(is_clean, bool) and isinstance(is_stamped, bool)):
         raise ValueError(f"one of {', '.join(_FLAGS)} is neither true nor false")
     if not isinstance(claim, str) or len(claim) > _MAX_CLAIM or not (claim.isascii() and claim.isprintable()):
-        raise ValueError(f"claim is no printable text of at most {_MAX_CLAIM} characters")
+        raise ValueError(f"claim is not printable ASCII text of at most {_MAX_CLAIM} characters")
     if not isinstance(intent, dict | None):
         raise ValueError("the intent is not a JSON object")
     return PublisherState(
@@ -106,10 +106,10 @@ def _number(decoded: dict[str, object], field: str) -> int:
     value = decoded.get(field)
     low, high = _LIMITS[field]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{field} is no number from {low} to {high}")
+        raise ValueError(f"{field} is not an integer from {low} to {high}")
     return value
 
 
 def new_version() -> str:
-    """Make a version that no state had before, one that was deleted included."""
+    """Return a version that no state had before, including deleted ones."""
     return secrets.token_hex(16)

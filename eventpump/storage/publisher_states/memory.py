@@ -1,4 +1,4 @@
-"""The states of idempotent publishers in memory: for tests, and for publishers that need no past."""
+"""The states of idempotent publishers in memory: for tests, and for publishers that never restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MemoryPublisherStateStore:
     """A `PublisherStateStore` that lives as long as its process: for tests.
 
     Args:
-        states: The truth, shared by the stores that are given the same.
+        states: The states, shared by the stores that are given the same dictionary; None for a new one.
     """
 
     def __init__(self, states: dict[Key, StoredPublisherState] | None = None) -> None:
@@ -26,13 +26,13 @@ class MemoryPublisherStateStore:
         self._is_open = True
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none."""
+        """Return a state, or None if there is none."""
         return self._states.get(self._key("read state", name, partition_id))
 
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. None, and nothing stored, where another is there."""
+        """Store a state by compare-and-swap. Return None, and store nothing, if another is there."""
         key = self._key("write state", name, partition_id)
         check_writable(state)
         found = self._states.get(key)
@@ -44,7 +44,7 @@ class MemoryPublisherStateStore:
         return stored
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none."""
+        """Delete a state. It is not an error if there is none."""
         self._states.pop(self._key("reset state", name, partition_id), None)
 
     async def aclose(self) -> None:
@@ -55,7 +55,7 @@ class MemoryPublisherStateStore:
         if self._is_closed:
             raise ClosedError("publisher state store")
         if not self._is_open:
-            raise StoreError(operation, "the store is not open", partition_id=partition_id)
+            raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
         return check_key(name, partition_id)
 
     def __repr__(self) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from eventpump.aio.sqlite_thread import SqliteThread, connect, transaction
 from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
-from eventpump.storage.leases.sqlite import use_wal
 from eventpump.storage.publisher_states.form import (
     Key,
     check_key,
@@ -47,7 +44,7 @@ class SqlitePublisherStateStore:
     forgotten.
 
     Args:
-        path: The file; made where it does not exist, in a directory that does. It may be a file of leases.
+        path: The file; created where it does not exist, in a directory that does. It may be a file of leases.
         busy_timeout: How long to wait for another process's transaction, in seconds.
     """
 
@@ -57,20 +54,20 @@ class SqlitePublisherStateStore:
         self._path = os.fspath(path)
         self._busy_timeout = busy_timeout
         # One thread: a write that was given up on is over before the next one begins.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="eventpump publisher state")
-        self._connection: sqlite3.Connection | None = None
+        self._thread = SqliteThread("eventpump publisher state", self._connect)
         self._is_closed = False
 
     async def open(self) -> None:
-        """Open the file and make the table. Opening twice is fine.
+        """Open the file and create the table. Opening twice is fine.
 
         Raises:
-            StoreError: The file cannot be opened, or is none of ours.
+            StoreError: The file cannot be opened, or is of another kind.
         """
-        await self._run("open", None, lambda connection: None, may_open=True)
+        self._check_open()
+        await self._outcome("open", None, self._thread.open())
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none.
+        """Return a state, or None if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -81,7 +78,7 @@ class SqlitePublisherStateStore:
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. None, and nothing stored, where another is there.
+        """Store a state by compare-and-swap. Return None, and store nothing, if another is there.
 
         Raises:
             StoreError: The store failed.
@@ -90,7 +87,7 @@ class SqlitePublisherStateStore:
         body = encode_state(check_writable(state)).decode()
 
         def write(connection: sqlite3.Connection) -> StoredPublisherState | None:
-            with _transaction(connection):
+            with transaction(connection):
                 found = _select(connection, key)
                 if found is not None and found.state == state:
                     return found
@@ -103,7 +100,7 @@ class SqlitePublisherStateStore:
         return await self._run("write state", partition_id, write)
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. Nothing happens where there is none.
+        """Delete a state. It is not an error if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -116,79 +113,41 @@ class SqlitePublisherStateStore:
         await self._run("reset state", partition_id, delete)
 
     async def aclose(self) -> None:
-        """Finish the call under way, close the file and end the thread. Closing twice is fine."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._thread.submit(self._disconnect)
-            self._thread.shutdown(wait=False)
-        # Waited for in a thread, because the call under way may be waiting; cancelled, it ends all the same.
-        await asyncio.to_thread(self._thread.shutdown)
+        """Finish the calls under way, close the file and end the thread. Closing twice is fine."""
+        self._is_closed = True
+        await self._thread.aclose()
 
-    async def _run(
-        self,
-        operation: str,
-        partition_id: str | None,
-        work: Callable[[sqlite3.Connection], T],
-        *,
-        may_open: bool = False,
-    ) -> T:
+    async def _run(self, operation: str, partition_id: str | None, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_open()
+        return await self._outcome(operation, partition_id, self._thread.run(work))
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("publisher state store")
 
-        def call() -> T:
-            try:
-                if self._connection is None and may_open:
-                    self._connection = self._connect()
-                if self._connection is None:
-                    raise StoreError(operation, "the store is not open", partition_id=partition_id)
-                return work(self._connection)
-            except (sqlite3.Error, ValueError, OverflowError) as error:
-                raise StoreError(operation, str(error), partition_id=partition_id) from error
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    # ---- in the thread
+    async def _outcome(self, operation: str, partition_id: str | None, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            raise StoreError(operation, str(error), partition_id=partition_id) from error
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
-        )
-        try:
-            use_wal(connection, self._busy_timeout)
-            # A state lost with the power would let its application publish everything again, under a new id.
-            connection.execute("PRAGMA synchronous = FULL")
-            with _transaction(connection):
-                connection.execute(_SCHEMA)
-                if connection.execute(_HAS_FORMER).fetchone() is not None:
-                    _take_in(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        # A state lost with the power would let its application publish everything again, under a new id.
+        return connect(self._path, synchronous="FULL", busy_timeout=self._busy_timeout, prepare=_prepare)
 
     def __repr__(self) -> str:
         return f"SqlitePublisherStateStore({self._path!r})"
 
 
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
-                connection.execute("ROLLBACK")
-        raise
+def _prepare(connection: sqlite3.Connection) -> None:
+    with transaction(connection):
+        connection.execute(_SCHEMA)
+        if connection.execute(_HAS_FORMER).fetchone() is not None:
+            _convert(connection)
 
 
-def _take_in(connection: sqlite3.Connection) -> None:
-    """Take in the states of a file of the former form."""
+def _convert(connection: sqlite3.Connection) -> None:
+    """Convert the states of a file of the former form."""
     for name, partition_id, producer_id, owner_level, start in connection.execute(_FORMER).fetchall():
         body = encode_state(check_writable(PublisherState(producer_id, owner_level, start))).decode()
         connection.execute(_REPLACE, (name, partition_id, new_version(), body))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from eventpump.aio.sqlite_thread import SqliteThread
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
@@ -25,11 +25,11 @@ from eventpump.interfaces import (
     StoredSubscription,
     SubscriptionRecord,
 )
-from eventpump.storage.leases import sqlite
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World
 
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass
@@ -194,57 +194,31 @@ class HistoryStore:
         await self._store.aclose()
 
 
-class _Kept:
-    """A connection that stays open, though the worker takes every batch for its last."""
+def _in_the_loop(self: SqliteThread, work: Callable[[Unpack[_Ts]], _T], *arguments: *_Ts) -> asyncio.Future[_T]:
+    """Do a SQLite connection's work in the next turn of the loop, instead of in a thread."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.real = connection
+    def do() -> None:
+        if not outcome.cancelled():
+            try:
+                outcome.set_result(work(*arguments))
+            except Exception as error:
+                outcome.set_exception(error)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def close(self) -> None:
-        """Stay open."""
-
-
-class _InlineWorker(sqlite._Worker):
-    """SQLite's worker without its thread: a batch is done in the loop, when the thread would have got it."""
-
-    _kept: _Kept | None = None
-
-    def _serve(self) -> None:
-        """Leave the thread without work."""
-
-    def _flush(self) -> None:
-        super()._flush()
-        if not self._batches.empty():
-            self._batches.put(None)
-            super()._serve()
-
-    def _connect(self) -> Any:
-        if self._kept is None:
-            self._kept = _Kept(super()._connect())
-        return self._kept
-
-    def _report(self, callback: Callable[..., object], *args: object) -> None:
-        callback(*args)
-
-    async def aclose(self) -> None:
-        self._ended.set()
-        await super().aclose()
-        if self._kept is not None:
-            self._kept.real.close()
+    loop.call_soon(do)
+    return outcome
 
 
 @contextlib.contextmanager
 def sqlite_inline() -> Iterator[None]:
-    """Have the SQLite stores that are opened meanwhile work in the loop's thread."""
-    real = sqlite._Worker
-    sqlite._Worker = _InlineWorker  # type: ignore[misc]  # a class in another's place, for as long as a history lasts
+    """Have the SQLite stores work in the loop's thread meanwhile."""
+    real = SqliteThread._submit
+    SqliteThread._submit = _in_the_loop  # type: ignore[method-assign]  # for as long as a history lasts
     try:
         yield
     finally:
-        sqlite._Worker = real  # type: ignore[misc]  # see above
+        SqliteThread._submit = real  # type: ignore[method-assign]  # see above
 
 
 class SteppedClock:

@@ -273,6 +273,32 @@ def test_short_runs_are_not_compared_with_full_ones(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--repeat", "x"], "'x' is not a whole number of at least 1"),
+        (["--check", "EMPTY"], "it holds no rows"),
+        (["--from", "EMPTY"], "it holds no rows"),
+        (["send", "--from", "RECEIVE"], "it has no rows of send"),
+        (["--json", "DIRECTORY"], "--json"),
+    ],
+)
+def test_main_with_a_file_that_cannot_serve_says_why(
+    bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    """The error names the file and what it lacks, and nothing is run: not even what would be written at the end."""
+    ran = bench(send=[[make_row(10.0)]])
+    files = {
+        "EMPTY": written(tmp_path / "empty.json"),
+        "RECEIVE": written(tmp_path / "receive.json", replace(make_row(1.0, name="receive"), benchmark="receive")),
+        "DIRECTORY": str(tmp_path),
+    }
+    with pytest.raises(SystemExit) as caught:
+        command.main([files.get(each, each) for each in arguments])
+    assert (caught.value.code, ran) == (2, [])
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--repeat", "0"],

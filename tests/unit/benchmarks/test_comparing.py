@@ -113,6 +113,13 @@ def test_the_best_configuration_comes_first_and_a_broken_one_is_left_out() -> No
     assert [each.name for each in best_of_each_client(tried)] == ["sync, prefetch 3000", "aio, prefetch 300"]
     assert "left out: it is broken" in lines[-1]
     assert others(tried).startswith("of 3 configurations tried")
+    assert "in µs of CPU per event: sync, prefetch 3000 " in others(tried)
+
+
+def test_others_shows_the_figure_that_decided() -> None:
+    """A benchmark of latency compares by the median, and says that and not what the CPU took."""
+    found = {Configuration("sync"): {"cost": 300.0, "p50": 1.25}, Configuration("aio"): {"cost": 200.0, "p50": 2.5}}
+    assert others(found, "p50").endswith("in ms at the median: sync 1.2, aio 2.5")
 
 
 def test_no_working_configuration_is_an_error() -> None:

@@ -210,14 +210,16 @@ def test_table_shows_every_row_and_says_what_void_means() -> None:
 
 
 def test_table_shows_what_the_rows_ran_on() -> None:
-    """Build, loop and Python stand below the table where they are those of all rows, and else in a column."""
+    """Loop, build and Python stand below the table where they are those of all rows, and else in a column."""
     one = replace(make_row(), python="3.14.0")
-    assert table([one, one]).count("pure Python, asyncio, Python 3.14.0") == 1
-    text = table([one, replace(one, loop="uvloop", build="compiled")])
-    heading, _, first, second, *rest = text.splitlines()
+    assert table([one, one]).count("  all on asyncio, pure Python, Python 3.14.0") == 1
+    heading, _, first, second, footer = table([one, replace(one, loop="uvloop")]).splitlines()
     assert " on " in heading
-    assert "pure Python, asyncio, Python 3.14.0" in first
-    assert "compiled, uvloop, Python 3.14.0" in second
+    assert (" asyncio " in first, " uvloop " in second) == (True, True)
+    assert footer == "  all on pure Python, Python 3.14.0"
+    _, _, first, second, *rest = table([one, replace(one, loop="uvloop", build="compiled")]).splitlines()
+    assert "asyncio, pure Python, Python 3.14.0" in first
+    assert "uvloop, compiled, Python 3.14.0" in second
     assert rest == []
 
 

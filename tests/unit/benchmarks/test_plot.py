@@ -94,8 +94,8 @@ def test_what_rows_do_not_share_stands_with_each(tmp_path: Path) -> None:
     other = replace(ROW, name="receive", unit="ms", subject_value=2.0, peer_value=1.0, loop="uvloop")
     light, _ = plot(make_report(ROW, other), tmp_path)
     shown = texts(light)
-    assert "TLS, varied events, µs CPU/event (pure Python, asyncio, Python 3.11.7)" in shown
-    assert "receive, ms (pure Python, uvloop, Python 3.11.7)" in shown
+    assert "TLS, varied events, µs CPU/event (asyncio, pure Python, Python 3.11.7)" in shown
+    assert "receive, ms (uvloop, pure Python, Python 3.11.7)" in shown
     assert "2 (2.0× more)" in shown
 
 

@@ -21,7 +21,6 @@ from eventpump.storage.leases.layout import (
     lease_metadata,
     owner_of,
     partition_of,
-    partition_order,
     subscription_blob,
     subscription_directory,
 )
@@ -179,11 +178,6 @@ def test_no_consumer_group_lists_a_checkpoint(group: str, subscription: str) -> 
     assert not name.startswith(lease_directory("", group))
     assert name.rpartition("/")[2] == "0"
     assert name.count("/") == 2
-
-
-def test_partitions_are_ordered_by_number() -> None:
-    """Partition 10 comes after partition 9."""
-    assert sorted(["10", "9", "0", "100"], key=partition_order) == ["0", "9", "10", "100"]
 
 
 def test_the_owner_is_in_the_metadata() -> None:

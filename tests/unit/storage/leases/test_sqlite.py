@@ -63,14 +63,14 @@ async def acquire(store: SqliteLeaseStore, partition_id: str, owner: str) -> Par
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "eventpump sqlite"]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("eventpump sqlite")]
 
 
 async def traced(store: SqliteLeaseStore) -> list[str]:
     """The statements that a store runs from now on; with the parameters put in."""
     statements: list[str] = []
     assert store._worker is not None
-    await store._worker.run("trace", None, lambda connection: connection.set_trace_callback(statements.append))
+    await store._worker._thread.run(lambda connection: connection.set_trace_callback(statements.append))
     return statements
 
 
@@ -84,7 +84,7 @@ async def held_at_the_next_update(store: SqliteLeaseStore) -> tuple[threading.Ev
             go_on.wait(10)
 
     assert store._worker is not None
-    await store._worker.run("trace", None, lambda connection: connection.set_trace_callback(hold))
+    await store._worker._thread.run(lambda connection: connection.set_trace_callback(hold))
     return entered, go_on
 
 
