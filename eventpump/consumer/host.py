@@ -49,18 +49,16 @@ class PartitionHost:
     store it is given: it opens and closes both.
 
     Args:
-        transport_factory: Returns the connection to the namespace; called by `run`.
-        leases: The store of leases and checkpoints; one object per host.
-        settings: What to process, and how.
-        processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
-        hooks: Called with every report, on the event loop.
-        clock: The clock on which the store counts expiry; None for the running loop's.
-        rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.
-        owns_transport: Whether the transport is closed with the host.
+        transport_factory: Makes the way to the namespace, when `run` is called.
+        leases: The store; one of its own for every host.
+        processor: An `EventProcessor` (shared by all partitions), a class of such, or a factory.
+        hooks: Are called with every report, on the event loop.
+        clock: The clock the store counts expiry on; None for the running loop's.
+        rng: Spreads load; None for an unseeded one.
+        owns_transport: Whether the transport is closed with the host. Default: True.
 
     Raises:
-        ConfigurationError: `renew_interval` is not less than the store's lease duration, or `processor` or `leases` is
-            of another type.
+        ConfigurationError: The renew interval is not below the store's lease duration, or the processor is none.
     """
 
     def __init__(
@@ -107,12 +105,12 @@ class PartitionHost:
 
     @property
     def owner_id(self) -> str:
-        """The host's name in the leases."""
+        """The owner's name in the leases."""
         return self._owner_id
 
     @property
     def partitions(self) -> list[PartitionStatus]:
-        """The partitions that this host processes now, ordered by number."""
+        """The partitions this host runs now, ordered by id."""
         statuses = [] if self._manager is None else self._manager.statuses
         return sorted(statuses, key=lambda status: (len(status.partition_id), status.partition_id))
 
@@ -125,22 +123,19 @@ class PartitionHost:
         await self.aclose()
 
     async def run(self, *, handle_signals: bool = False) -> None:
-        """Process events until the host is closed. May be called once.
+        """Process until `aclose` is called. Once.
 
-        If the call is cancelled, the host closes in order, which may take `close_timeout` seconds, and then the
-        cancellation is raised; after a second cancellation it closes at once. No task remains in either case, except
-        one with user code that ignores its cancellation.
+        Cancelled, it closes in order, which may take the close time-out, and then raises the cancellation; cancelled
+        again, it hurries. No task is left in either case, but for user code that does not let itself be cancelled.
 
         Args:
-            handle_signals: Whether to close on SIGTERM and SIGINT. A second signal has its usual effect. Default:
-                False.
+            handle_signals: Close on SIGTERM and SIGINT. A second signal does what it would do without us.
 
         Raises:
-            EventPumpError: The credential, hub or consumer group is wrong, or the service or the store could not be
-                reached within `startup_timeout`.
-            ProcessorFailedError: The processor raised, and `failure_policy` is "stop".
+            EventPumpError: Wrong credential, hub or consumer group, or one that could not be reached within the
+                start-up time-out.
+            ProcessorFailedError: The processor raised, and the failure policy is to stop.
             ClosedError: The host was closed before.
-            ConfigurationError: `run` was called before.
         """
         if self._is_closed:
             raise ClosedError("processor host")
@@ -166,14 +161,14 @@ class PartitionHost:
         main.result()
 
     async def aclose(self, deadline: float | None = None) -> None:
-        """Stop receiving, let handlers finish their batches, write the last checkpoints, and release the leases.
+        """Stop receiving, let handlers finish what they have, write the last checkpoints, release the leases.
 
-        May be called more than once; the shortest deadline counts. If the call is cancelled, the host continues to
-        close. A processor must not call this, since it would wait for itself: it calls `stop`.
+        Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
+        for which this would wait: it has `stop`.
 
         Args:
-            deadline: Seconds that closing may take. When they have passed, up to a second more each is used to release
-                the leases, to cancel handlers, and to close the connection and the store. None for `close_timeout`.
+            deadline: Seconds it may take, and where these do not suffice a second more each to release the leases, to
+                cancel, and to close the connection and the store; None for the close time-out.
         """
         self.stop(deadline)
         if self._main is None or self._main.done():
@@ -181,10 +176,10 @@ class PartitionHost:
         await asyncio.wait({self._main})
 
     def stop(self, deadline: float | None = None) -> None:
-        """Begin to close, as `aclose` does, without waiting: `run` returns when it is done. A processor may call this.
+        """Begin what `aclose` does, without waiting for it: `run` returns when it is done. A processor may call this.
 
         Args:
-            deadline: Seconds that closing may take, as for `aclose`; None for `close_timeout`.
+            deadline: As for `aclose`.
         """
         self._stop(self._settings.close_timeout if deadline is None else deadline)
 

@@ -42,14 +42,15 @@ class PartitionReader:
     Shared, or with an owner level. A link that fails is opened again after the last event received: nothing is lost
     and nothing comes twice, unless the hub drops events before they are read, or is made again; see `on_data_loss`.
     "@latest" is the end of the partition on entering, whenever the first link is attached.
+    The reader owns the transport it makes.
+
     Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
 
     Args:
-        transport_factory: Returns the connection to the namespace; called on entering.
-        settings: What to read, and how.
-        rng: Draws the delays between retries; None for an unseeded generator. For tests.
-        on_loss: Called with the error for events that are gone when reading continues after them; None to log it.
-        owns_transport: Whether the transport is closed with the reader.
+        transport_factory: Makes the way to the namespace, on entering.
+        rng: Spreads load; None for an unseeded one.
+        on_loss: Is called with what is gone where reading goes on all the same; None to log it.
+        owns_transport: Whether the transport is closed with the reader. Default: True.
     """
 
     def __init__(
@@ -88,30 +89,25 @@ class PartitionReader:
         return self._settings.hub
 
     @property
-    def partition_id(self) -> str:
-        """The partition that is read."""
-        return self._settings.partition_id
-
-    @property
     def is_closed(self) -> bool:
         """Whether the reader is closed: nothing can be read."""
         return self._is_closed
 
     @property
     def position(self) -> EventPosition:
-        """The position after the last event returned, for a reader that continues. "@latest" only before entering."""
+        """Where a reader that goes on after what this one gave would begin. Not "@latest" once it was entered."""
         if self._last is None:
             return self._start
         return EventPosition.at_offset(ReceivedEvent(self._last).offset)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range is read completely, or the rest of it is gone. Always False without an end."""
+        """Whether the range is read, or what was left of it is gone. Never without an end."""
         return self._is_at_end
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
-        """The partition's newest event, as stated with the last event received. None without `track_last_enqueued`."""
+        """The partition's newest event, as told with the last one received. None without `track_last_enqueued`."""
         newest = None if self._feed is None else self._feed.newest
         return None if newest is None else ReceivedEvent(newest).last_enqueued
 
@@ -148,37 +144,30 @@ class PartitionReader:
         await self.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
-        """Iterate over the events, to the end of the range. After `break`, the rest of the last batch is lost."""
+        """Iterate over the events, to the end of the range. Breaking off loses what of a batch was not given."""
         while events := await self.read():
             for event in events:
                 yield event
 
     async def read(self, max_events: int = 300, max_wait_time: float | None = None) -> list[ReceivedEvent]:
-        """Return the events that have arrived, at least one; wait for the first if there is none yet.
+        """Read what is there, one event or more, as soon as there is one.
 
-        If the call is cancelled, no event is lost.
+        Cancelled, nothing is lost.
 
         Args:
-            max_events: The most events to return.
-            max_wait_time: Seconds to wait for the first event; None to wait forever.
+            max_wait_time: Seconds to wait for the first; None for as long as it takes.
 
         Returns:
-            The events, in order. Empty if the time ran out or the range is read; see `is_at_end`.
+            Empty where the time ran out or the range is read; see `is_at_end`.
 
         Raises:
-            ServiceError: The link ended for a reason that a retry cannot cure, or `link_retry` has ended.
-            DataLossError: Events are gone, and `on_data_loss` is to fail. Earlier events are not affected.
-            ClosedError: The reader was closed, or not entered yet.
+            ServiceError: The link ended for a reason that trying again does not cure.
+            DataLossError: Events are gone, and `on_data_loss` says to fail. What was given before is not affected.
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
     async def read_raw(self, max_messages: int = 300, max_wait_time: float | None = None) -> list[bytes]:
-        """Return encoded messages, otherwise as `read` does.
-
-        Args:
-            max_messages: The most messages to return.
-            max_wait_time: Seconds to wait for the first message; None to wait forever.
-        """
+        """Read as `read` does, but give the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
         if self._feed is None or self._is_closed:
@@ -282,10 +271,7 @@ class PartitionReader:
         return False
 
     async def aclose(self) -> None:
-        """Detach and, if the reader owns the transport, disconnect.
-
-        May be called more than once. If the call is cancelled, the link still ends.
-        """
+        """Detach and disconnect. Closing twice is fine; cancelled, the link still ends."""
         self._is_closed = True
         try:
             if self._watch is not None:
