@@ -1,13 +1,19 @@
-"""The composition root: the public classes, put together from settings, the transport and the parts they name."""
+"""The composition root: the public classes, built of options, a transport and the parts that they name.
+
+An option is defined once, in its model in `options/` (those of publishing: in `HubProducer`). What is repeated here for
+editors and checkers follows from it: the names and types of the typed dictionaries are compared with the models by a
+test, and their docstrings and the options in the classes' docstrings are written by `python docs/options.py`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack, get_type_hints
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
@@ -16,8 +22,14 @@ from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
-from eventpump.options.base import RetryOptions
-from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
+from eventpump.options.base import RetryOptions, unknown_option
+from eventpump.options.connection import (
+    ConnectionSettings,
+    TransportName,
+    TransportType,
+    checked_hub,
+    connection_settings,
+)
 from eventpump.options.consumer import HostSettings, ReaderSettings, StartPosition
 from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
@@ -29,101 +41,342 @@ from eventpump.transport.native import NativeTransport
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments of everything that connects; see :func:`eventpump.options.connection.connection_settings`."""
+    """Keyword arguments of all clients: how to connect."""
 
-    fully_qualified_namespace: str
-    credential: Credential
-    custom_endpoint_address: str
+    fully_qualified_namespace: str | None
+    """The namespace's host name, such as "example.servicebus.windows.net"; None with a connection string. Default:
+    None."""
+    credential: Credential | None
+    """A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a `SharedKey`
+    or a `SharedSignature`; None if the connection string holds a key or a signature. Default: None."""
+    custom_endpoint_address: str | None
+    """The host to connect to instead of the namespace, as `host[:port]` or a URL; None for the namespace. Default:
+    None."""
     transport_type: TransportType
-    proxy: str | SecretStr
+    """What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the endpoint has one). Default: "tcp"."""
+    proxy: str | SecretStr | None
+    """The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]` with user name and password
+    percent-encoded; None to connect directly. Default: None."""
     trust_env: bool
-    ca_file: str | Path
-    client_cert_file: str | Path
-    client_key_file: str | Path
-    client_key_password: str | SecretStr
+    """Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not given and
+    `NO_PROXY` does not exempt the host. Default: False."""
+    ca_file: str | Path | None
+    """A file of CA certificates (PEM) to trust instead of the system's; None for the system's. Default: None."""
+    client_cert_file: str | Path | None
+    """A file with the certificate chain (PEM) to present to the service, and its key unless `client_key_file` is given;
+    None for no client certificate. Default: None."""
+    client_key_file: str | Path | None
+    """A file with the key (PEM) of the client certificate; None if `client_cert_file` holds it. Default: None."""
+    client_key_password: str | SecretStr | None
+    """The password of the client certificate's key; None if it is not encrypted. Default: None."""
     auth_timeout: float
+    """Seconds to wait until the service has accepted a token. Default: 60.0."""
     sas_lifetime: float
+    """Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after three quarters of that.
+    Default: 3,600.0."""
     operation_timeout: float
+    """Seconds to wait for a connection, an attach, or the answer to a request or a send. Default: 60.0."""
     idle_timeout: float
+    """Seconds without data after which the connection is considered dead. Half of it, but at least 1, is advertised to
+    the service, which may refuse values below 1. Default: 60.0."""
     retry: RetryOptions
-    transport: TransportName
+    """The number of retries and the delays, in seconds, of sends and requests. Default: `RetryOptions(max_retries=3,
+    base_delay=0.8, max_delay=60.0)`."""
 
 
-class FeedOptions(ConnectionOptions, total=False):
-    """Keyword arguments of everything that receives; see :class:`eventpump.options.consumer.FeedSettings`."""
+class ClientOptions(ConnectionOptions, total=False):
+    """Keyword arguments of all clients: how to connect, and through what."""
+
+    transport: TransportName | Transport
+    """The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
+    `docs/transports.md`. Or a transport object: the client then uses its connection, and no other option of the
+    connection but `retry` may be given. Default: "native"."""
+    owns_transport: bool
+    """Whether a transport object is closed with the client. False to share it between clients. Default: True."""
+
+
+class FeedOptions(ClientOptions, total=False):
+    """Keyword arguments of the clients that receive: how events are read ahead."""
 
     consumer_group: str
+    """The consumer group to read with. Default: "$Default"."""
     prefetch_events: int
+    """The most events that are received ahead of their delivery, per partition. Default: 3,000."""
     prefetch_bytes: int
+    """The most bytes that are received ahead, per partition. Credit is granted by estimated sizes: larger messages than
+    before that are already under way come on top, and so does the batch that is being processed. Default: 8,388,608."""
     strict_prefetch_bytes: bool
+    """Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never exceeded. Fewer events are
+    then received at a time. Default: False."""
     track_last_enqueued: bool
+    """Whether the service adds to every event the number, offset and time of the partition's newest event. Without it,
+    lag is known only for silent partitions. Default: False."""
     max_message_size: int
+    """The largest message that a receive link accepts, in bytes. Default: 20,971,520."""
     link_retry: RetryOptions
+    """The delays, in seconds, before a failed link is opened again. After a lost connection the delay does not grow and
+    no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a `max_retries`, reading ends
+    with the error of the last link; a host then leaves the partition and takes it again later. Default:
+    `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`."""
     startup_timeout: float
+    """Seconds to keep trying to reach the service, and a host's store, at the start. After the first success there is
+    no limit. Default: 60.0."""
 
 
 class ReaderOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`PartitionReader`; see :class:`eventpump.options.consumer.ReaderSettings`."""
+    """Keyword arguments of :class:`PartitionReader`."""
 
     position: StartPosition
-    end: StartPosition
-    owner_level: int
-    receiver_name: str
-    on_data_loss: Literal["earliest", "latest", "fail"]
+    """Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone,
+    or an `EventPosition`. Reading begins after the event at the position, or, if it is inclusive, with it. Default:
+    `EventPosition.earliest()`."""
+    end: StartPosition | None
+    """Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the start,
+    each of them included; or an `EventPosition`, included if it is inclusive. None to read forever. Default: None."""
+    owner_level: int | None
+    """The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects readers with a lower one or
+    none. None to share the partition. Default: None."""
+    receiver_name: str | None
+    """A name that the service shows in the error texts of other readers; None for no name. Default: None."""
+    on_data_loss: Literal["earliest", "latest", "fail"] | None
+    """What to do if events that were to be read are gone: "earliest" and "latest" log a warning and continue at the
+    oldest retained event or at the partition's end; "fail" raises `DataLossError`. None means "earliest" if retention
+    has removed them, and "fail" if the hub was deleted and recreated while it was read. Default: None."""
 
 
 class HostOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`EventProcessorHost`; see :class:`eventpump.options.consumer.HostSettings`."""
+    """Keyword arguments of :class:`EventProcessorHost`."""
 
     checkpoint_policy: CheckpointPolicy
+    """When checkpoints are written without a call of `context.checkpoint()`. Default: `CheckpointPolicy.manual()`."""
     initial_position: StartPosition | Mapping[str, StartPosition]
-    owner_id: str
+    """Where a partition without a checkpoint begins: an offset ("-1" is the start, "@latest" the end), a sequence
+    number, a datetime with a time zone, or an `EventPosition`; or a mapping of partition ids to these, and partitions
+    that it does not name begin at the start. The first host of a consumer group records it in the lease store, and the
+    record is valid for all later hosts. "@latest" is the end of the partition when it is first opened. A partition that
+    is added to the hub later always begins at its start. Default: `EventPosition.earliest()`."""
+    owner_id: str | None
+    """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
+    and random digits. Default: None."""
     max_batch_size: int
+    """The most events that `process_events` receives in one call. Default: 300."""
     max_wait_time: float
+    """Seconds without an event after which the host checks that the partition's link is alive and that the hub is not
+    ahead of it, and after which it checks again (at least 1). The lag of a partition that was silent for so long is
+    unknown until then. Default: 30.0."""
     call_when_idle: bool
-    renew_interval: float
+    """Whether `process_events` is called with an empty sequence after `max_wait_time` without an event. Default:
+    False."""
+    renew_interval: float | None
+    """Seconds between renewals of a lease; less than the store's lease duration. None for a third of that. Default:
+    None."""
     close_timeout: float
+    """Seconds that closing a partition, or the host, may take: then running handlers are cancelled, and a handler that
+    still does not return is reported. Default: 20.0."""
     ownership_lost_grace: float
+    """Seconds that a handler may continue after ownership of its partition was lost, at most three quarters of
+    `close_timeout`. Then it is cancelled. Default: 5.0."""
     failure_policy: Literal["retry", "stop"]
+    """What to do if the processor raises: "retry" the same events, or "stop" the host. Default: "retry"."""
     handler_retry: RetryOptions
-    on_data_loss: Literal["earliest", "latest", "fail"]
+    """The delays, in seconds, before a failed batch is given to the processor again. After `max_retries` retries, if
+    there is such a limit, the host stops, as with the policy "stop". Default: `RetryOptions(max_retries=None,
+    base_delay=0.5, max_delay=30.0)`."""
+    on_data_loss: Literal["earliest", "latest", "fail"] | None
+    """What to do if events after a checkpoint are gone: continue at the oldest retained event ("earliest") or at the
+    partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and try again later, while other
+    partitions continue. None means "earliest" if retention has removed them, and "fail" if the hub was deleted and
+    recreated, or the checkpoint lies beyond the partition's end. It is reported in each case. Default: None."""
     handler_timeout: float
+    """Seconds after which a method of the processor that has not returned is reported, and again whenever that time has
+    doubled. Default: 60.0."""
     on_handler_timeout: Literal["report", "cancel"]
+    """What to do beyond that: nothing ("report"), or "cancel" the method, which counts as if it had raised
+    `TimeoutError`. A method that blocks the event loop can be neither reported nor cancelled before it returns.
+    Default: "report"."""
 
 
-_CONNECTION = frozenset(ConnectionOptions.__annotations__)
+class ProducerOptions(ClientOptions, total=False):
+    """Keyword arguments of :class:`EventProducer`."""
+
+    idempotent: bool
+    """Whether each event is published exactly once. Without a `state_store` this holds for the life of the producer, if
+    no other producer uses its `producer_group_id` and `owner_level`: the service cannot distinguish two producers with
+    the same id and level, and of two batches with the same numbers it accepts the second without storing it. Without
+    `partition_options` the service gives each producer an id of its own. Default: False."""
+    partition_options: Mapping[str, PartitionPublishingOptions] | None
+    """How to publish to single partitions, by partition id; the service decides the rest. For a partition that
+    `state_store` knows, the stored state is used instead. Default: None."""
+    name: str | None
+    """The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
+    `state_store`. Default: None."""
+    state_store: PublisherStateStore | None
+    """Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer opens and
+    closes it. None to keep no state. Default: None."""
+    mode: Literal["exclusive", "replayable"] | None
+    """What the processes with one `name` may do; the same in all of them, and only with a `state_store`, where None
+    means "exclusive". "exclusive": one process at a time. Each start takes a higher level, and from then on the service
+    refuses the process before it, which gets `ProducerDisconnectedError`. Nothing that process was sending is stored
+    after the start; `on_doubt` is about what was stored during the start. "replayable": processes share a level and may
+    overlap, on the condition that the numbers determine the events: each process continues with the event that
+    `events_published` names, and all send the same events in batches divided alike, as a loop over
+    `orders[known.events_published :]` does. Otherwise events are lost, because the service takes a second event with
+    the same number for a repetition. A process that another one has overtaken by more than the service remembers, or
+    while one of its batches is in doubt, gets `InvalidClientStateError`; it may be restarted and then counts from the
+    stored state. Default: None."""
+    on_doubt: Literal["fail", "scan", "accept"]
+    """What to do at a start if the process before did not close with every outcome known and the partition grew while
+    its level was taken over: events of that process may be stored that `events_published` does not count. On a
+    partition with other writers this is so after nearly every crash, since their events make it grow too. "fail": raise
+    `PublishOutcomeUnknownError` with the number of the first such event and how many there may be, at this start and
+    each later one until one has another `on_doubt` or the state is reset. "scan": count the stored ones by their
+    stamps, which are read from the end of the partition; this needs `scan_consumer_group` and the right to listen.
+    Every event is then sent with a stamp, the application property `eventpump:stamp`; if the process before did not
+    stamp, the start fails as with "fail". "accept": do not count them; they may be published again. Default: "fail"."""
+    scan_consumer_group: str | None
+    """The consumer group to read the end of a partition with. Required with `on_doubt="scan"`. Default: None."""
+    on_state_lost: Literal["fail", "new"]
+    """What to do at a start if the service has forgotten the publisher: it refuses the id, or states a last number
+    lower than one it had accepted. "fail": raise `ProducerStateLostError`, at this start and each later one until one
+    has "new" or the state is reset. "new": take a new id, and continue `events_published` from the newest mark in the
+    store. A mark is stored after the first batch of a start, every 30 seconds while publishing, and when the producer
+    closes; what was published since may be published again. A running producer raises `ProducerStateLostError` in
+    either case. Default: "fail"."""
+    max_in_flight: int | None
+    """The most plain sends to one target at a time; None for no limit. Default: None."""
 
 
-def _split(
-    connection_string: str | None, hub: str | None, options: Mapping[str, Any]
-) -> tuple[ConnectionSettings, dict[str, Any]]:
-    """Take the connection's options out.
+class BufferedOptions(ProducerOptions, total=False):
+    """Keyword arguments of :class:`BufferedProducer`. Its `max_in_flight` counts batches."""
 
-    Returns:
-        Its settings, and the other options with the hub.
-    """
-    connection = {key: value for key, value in options.items() if key in _CONNECTION}
-    settings = connection_settings(connection_string, hub, **connection)
-    rest = {key: value for key, value in options.items() if key not in _CONNECTION}
-    return settings, {"hub": settings.hub, **rest}
+    max_batch_events: int
+    """The number of events at which a batch is sent without waiting for more. Default: 5,000."""
+    max_batch_bytes: int
+    """The size in bytes at which a batch is sent without waiting for more. A larger event is sent alone. If the
+    service's limit for a message is lower, a batch is sent in several messages. Default: 262,144."""
+    max_wait_time: float
+    """Seconds that the first event of a batch waits for others to join it. Default: 0.005."""
+    max_events: int
+    """The most events in the buffer, over all partitions: accepted, and their outcome not known yet. When it is full,
+    `send` waits. Default: 100,000."""
+    max_bytes: int
+    """The most bytes in the buffer, over all partitions. Default: 8,388,608."""
+    max_partition_events: int | None
+    """The most events in the buffer per partition; None for no limit but `max_events`. Default: None."""
+    max_partition_bytes: int | None
+    """The most bytes in the buffer per partition; None for no limit but `max_bytes`. Default: None."""
 
 
 def make_transport(settings: ConnectionSettings) -> Transport:
-    """Make the transport the settings name. It connects when first used.
+    """Return a transport of the kind that the settings name. It connects on first use.
 
     Raises:
-        ConfigurationError: It is not installed, or not to be had for this version of Python.
+        ConfigurationError: The kind is not installed, or not available for this version of Python.
     """
     if settings.transport == "uamqp":
-        # An extra, and only imported where it is asked for.
+        # An extra, and only imported if it is asked for.
         from eventpump.transport.uamqp.transport import UamqpTransport
 
         return UamqpTransport(settings)
     return NativeTransport(settings)
 
 
+class _Connection(NamedTuple):
+    """How a client reaches its hub.
+
+    Attributes:
+        make: Returns the transport.
+        is_owned: Whether the client closes the transport.
+    """
+
+    hub: str
+    fully_qualified_namespace: str
+    retry: RetryOptions
+    make: Callable[[], Transport]
+    is_owned: bool
+
+
+def _split(
+    client: type, known: type, connection_string: str | None, hub: str | None, options: Mapping[str, Any]
+) -> tuple[_Connection, dict[str, Any]]:
+    """Take the connection's options out.
+
+    Args:
+        client: The class that was called.
+        known: The typed dictionary of its options.
+        connection_string: As it was given.
+        hub: As it was given.
+        options: As they were given.
+
+    Returns:
+        The connection, and the other options.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value of the connection cannot work.
+    """
+    for name in options:
+        if name not in known.__annotations__:
+            raise unknown_option(name, inspect.signature(client).parameters)
+    connection = {name: value for name, value in options.items() if name in ClientOptions.__annotations__}
+    rest = {name: value for name, value in options.items() if name not in connection}
+    is_owned = connection.pop("owns_transport", True)
+    transport = connection.get("transport", "native")
+    if isinstance(transport, str):
+        if not is_owned:
+            raise ConfigurationError("owns_transport", "must be True unless `transport` is a transport object")
+        settings = connection_settings(connection_string, hub, **connection)
+        namespace = settings.fully_qualified_namespace
+        return _Connection(settings.hub, namespace, settings.retry, lambda: make_transport(settings), True), rest
+    if not callable(getattr(transport, "open_send_link", None)) or isinstance(transport, type):
+        raise ConfigurationError("transport", 'must be "native", "uamqp", or a transport object')
+    retry = connection.pop("retry", None) or RetryOptions()
+    del connection["transport"]
+    for name in ("connection_string", *connection) if connection_string is not None else connection:
+        raise ConfigurationError(name, "cannot be given along with a transport object, which has its own connection")
+    if hub is None:
+        raise ConfigurationError("hub", "is required along with a transport object")
+    return _Connection(checked_hub(hub), transport.fully_qualified_namespace, retry, lambda: transport, is_owned), rest
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def _takes(options: type, defaults: Mapping[str, Any]) -> Callable[[_Class], _Class]:
+    """Return a decorator that shows every option, with type and default, in the signature of a class.
+
+    Args:
+        options: The typed dictionary of the keyword arguments.
+        defaults: The defaults of all that are not of the connection, by name.
+    """
+    defaults = {**defaults, **(connection_settings.__kwdefaults__ or {}), "owns_transport": True}
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in sorted(
+            get_type_hints(options).items(), key=lambda each: each[0] in ClientOptions.__annotations__
+        )
+    ]
+
+    def decorate(made: _Class) -> _Class:
+        # On the function and not the class: a subclass with a constructor of its own has its own signature.
+        init: Any = vars(made)["__init__"]
+        given = inspect.signature(init, eval_str=True)
+        named = [each for each in given.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        init.__signature__ = given.replace(parameters=[*named, *keywords])
+        return made
+
+    return decorate
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.default for name, field in model.model_fields.items()}
+
+
+_PUBLISHING: Final = HubProducer.__init__.__kwdefaults__ or {}
+
+
+@_takes(HostOptions, _defaults(HostSettings))
 class EventProcessorHost(PartitionHost):
-    """Shares the partitions of a hub and consumer group with the other hosts that use the same leases.
+    """Processes a hub's partitions, shared with the other hosts that use the same lease store.
 
     ::
 
@@ -133,21 +386,113 @@ class EventProcessorHost(PartitionHost):
             await host.run()
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
-    partition one host delivers; a live one that loses the partition may finish its batch under the older epoch. The
-    first start of a partition reads from the start of the stream, unless `initial_position` says otherwise. Conditions:
-    `docs/guarantees.md`.
+    partition one host delivers; a running host that loses the partition may finish its batch under the older epoch. The
+    first start of a partition reads from the start of the stream, unless `initial_position` is given. See
+    `docs/guarantees.md` for the conditions. All times are in seconds.
 
     Args:
-        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
-        hub: The hub; may be left out where the connection string has an `EntityPath`.
-        processor: An `EventProcessor` (shared by all partitions), a class of such (one object per ownership of a
-            partition), or a factory.
-        lease_store: The store of leases and checkpoints; one object per host. The host opens and closes it.
-        hooks: Are called with every report of the host (see :mod:`eventpump.reports`).
-        options: See :class:`HostOptions`; units and defaults stand in :class:`eventpump.options.consumer.HostSettings`.
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        processor: An `EventProcessor` (shared by all partitions), a subclass of it (one object per ownership of a
+            partition), or a function that returns one.
+        lease_store: The store of leases and checkpoints, such as `SqliteLeaseStore` or `BlobLeaseStore`; one object per
+            host, which opens and closes it.
+        hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
+            block.
+        rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.
+        consumer_group (str): The consumer group to read with. Default: "$Default".
+        prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
+        prefetch_bytes (int): The most bytes that are received ahead, per partition. Credit is granted by estimated
+            sizes: larger messages than before that are already under way come on top, and so does the batch that is
+            being processed. Default: 8,388,608.
+        strict_prefetch_bytes (bool): Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never
+            exceeded. Fewer events are then received at a time. Default: False.
+        track_last_enqueued (bool): Whether the service adds to every event the number, offset and time of the
+            partition's newest event. Without it, lag is known only for silent partitions. Default: False.
+        max_message_size (int): The largest message that a receive link accepts, in bytes. Default: 20,971,520.
+        link_retry (RetryOptions): The delays, in seconds, before a failed link is opened again. After a lost connection
+            the delay does not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most.
+            With a `max_retries`, reading ends with the error of the last link; a host then leaves the partition and
+            takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
+        startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
+            the first success there is no limit. Default: 60.0.
+        checkpoint_policy (CheckpointPolicy): When checkpoints are written without a call of `context.checkpoint()`.
+            Default: `CheckpointPolicy.manual()`.
+        initial_position (StartPosition | Mapping[str, StartPosition]): Where a partition without a checkpoint begins:
+            an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone, or an
+            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the
+            start. The first host of a consumer group records it in the lease store, and the record is valid for all
+            later hosts. "@latest" is the end of the partition when it is first opened. A partition that is added to the
+            hub later always begins at its start. Default: `EventPosition.earliest()`.
+        owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
+            machine's name, the process id and random digits. Default: None.
+        max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
+        max_wait_time (float): Seconds without an event after which the host checks that the partition's link is alive
+            and that the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition
+            that was silent for so long is unknown until then. Default: 30.0.
+        call_when_idle (bool): Whether `process_events` is called with an empty sequence after `max_wait_time` without
+            an event. Default: False.
+        renew_interval (float | None): Seconds between renewals of a lease; less than the store's lease duration. None
+            for a third of that. Default: None.
+        close_timeout (float): Seconds that closing a partition, or the host, may take: then running handlers are
+            cancelled, and a handler that still does not return is reported. Default: 20.0.
+        ownership_lost_grace (float): Seconds that a handler may continue after ownership of its partition was lost, at
+            most three quarters of `close_timeout`. Then it is cancelled. Default: 5.0.
+        failure_policy (Literal["retry", "stop"]): What to do if the processor raises: "retry" the same events, or
+            "stop" the host. Default: "retry".
+        handler_retry (RetryOptions): The delays, in seconds, before a failed batch is given to the processor again.
+            After `max_retries` retries, if there is such a limit, the host stops, as with the policy "stop". Default:
+            `RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)`.
+        on_data_loss (Literal["earliest", "latest", "fail"] | None): What to do if events after a checkpoint are gone:
+            continue at the oldest retained event ("earliest") or at the partition's end ("latest"); or "fail": leave
+            the partition with a `DataLossError` and try again later, while other partitions continue. None means
+            "earliest" if retention has removed them, and "fail" if the hub was deleted and recreated, or the checkpoint
+            lies beyond the partition's end. It is reported in each case. Default: None.
+        handler_timeout (float): Seconds after which a method of the processor that has not returned is reported, and
+            again whenever that time has doubled. Default: 60.0.
+        on_handler_timeout (Literal["report", "cancel"]): What to do beyond that: nothing ("report"), or "cancel" the
+            method, which counts as if it had raised `TimeoutError`. A method that blocks the event loop can be neither
+            reported nor cancelled before it returns. Default: "report".
+        fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
+            None with a connection string. Default: None.
+        credential (Credential | None): A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an
+            `AzureSasCredential`, a `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a
+            signature. Default: None.
+        custom_endpoint_address (str | None): The host to connect to instead of the namespace, as `host[:port]` or a
+            URL; None for the namespace. Default: None.
+        transport_type (TransportType): What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the
+            endpoint has one). Default: "tcp".
+        proxy (str | SecretStr | None): The HTTP proxy to connect through, as
+            `http[s]://[username:password@]host[:port]` with user name and password percent-encoded; None to connect
+            directly. Default: None.
+        trust_env (bool): Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not
+            given and `NO_PROXY` does not exempt the host. Default: False.
+        ca_file (str | Path | None): A file of CA certificates (PEM) to trust instead of the system's; None for the
+            system's. Default: None.
+        client_cert_file (str | Path | None): A file with the certificate chain (PEM) to present to the service, and its
+            key unless `client_key_file` is given; None for no client certificate. Default: None.
+        client_key_file (str | Path | None): A file with the key (PEM) of the client certificate; None if
+            `client_cert_file` holds it. Default: None.
+        client_key_password (str | SecretStr | None): The password of the client certificate's key; None if it is not
+            encrypted. Default: None.
+        auth_timeout (float): Seconds to wait until the service has accepted a token. Default: 60.0.
+        sas_lifetime (float): Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after
+            three quarters of that. Default: 3,600.0.
+        operation_timeout (float): Seconds to wait for a connection, an attach, or the answer to a request or a send.
+            Default: 60.0.
+        idle_timeout (float): Seconds without data after which the connection is considered dead. Half of it, but at
+            least 1, is advertised to the service, which may refuse values below 1. Default: 60.0.
+        retry (RetryOptions): The number of retries and the delays, in seconds, of sends and requests. Default:
+            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
+        transport (TransportName | Transport): The AMQP implementation: "native" or "uamqp". For the costs and
+            limitations of the latter see `docs/transports.md`. Or a transport object: the client then uses its
+            connection, and no other option of the connection but `retry` may be given. Default: "native".
+        owns_transport (bool): Whether a transport object is closed with the client. False to share it between clients.
+            Default: True.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: There is no such option, or a value cannot work.
     """
 
     def __init__(
@@ -161,14 +506,27 @@ class EventProcessorHost(PartitionHost):
         rng: random.Random | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
-        connection, rest = _split(connection_string, hub, options)
+        connection, rest = _split(EventProcessorHost, HostOptions, connection_string, hub, options)
+        self._fully_qualified_namespace = connection.fully_qualified_namespace
         super().__init__(
-            lambda: make_transport(connection), lease_store, HostSettings(**rest), processor, hooks=hooks, rng=rng
+            connection.make,
+            lease_store,
+            HostSettings(hub=connection.hub, **rest),
+            processor,
+            hooks=hooks,
+            rng=rng,
+            owns_transport=connection.is_owned,
         )
 
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._fully_qualified_namespace
 
+
+@_takes(ReaderOptions, _defaults(ReaderSettings))
 class PartitionReader(reader.PartitionReader):
-    """Reads one partition without leases, from a position, to an end or for ever.
+    """Reads one partition without leases: from a position, to an end or forever.
 
     ::
 
@@ -176,14 +534,83 @@ class PartitionReader(reader.PartitionReader):
             async for event in reader:
                 print(event.body_as_str())
 
+    A link that fails is opened again after the last event received. No event is lost and none is repeated, unless the
+    hub drops events before they are read, or is recreated; see `on_data_loss`. All times are in seconds.
+
     Args:
-        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
-        hub: The hub; may be left out where the connection string has an `EntityPath`.
-        options: See :class:`ReaderOptions`; units and defaults stand in
-            :class:`eventpump.options.consumer.ReaderSettings`.
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        partition_id: The partition to read, such as "0".
+        consumer_group (str): The consumer group to read with. Default: "$Default".
+        prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
+        prefetch_bytes (int): The most bytes that are received ahead, per partition. Credit is granted by estimated
+            sizes: larger messages than before that are already under way come on top, and so does the batch that is
+            being processed. Default: 8,388,608.
+        strict_prefetch_bytes (bool): Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never
+            exceeded. Fewer events are then received at a time. Default: False.
+        track_last_enqueued (bool): Whether the service adds to every event the number, offset and time of the
+            partition's newest event. Without it, lag is known only for silent partitions. Default: False.
+        max_message_size (int): The largest message that a receive link accepts, in bytes. Default: 20,971,520.
+        link_retry (RetryOptions): The delays, in seconds, before a failed link is opened again. After a lost connection
+            the delay does not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most.
+            With a `max_retries`, reading ends with the error of the last link; a host then leaves the partition and
+            takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
+        startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
+            the first success there is no limit. Default: 60.0.
+        position (StartPosition): Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a
+            datetime with a time zone, or an `EventPosition`. Reading begins after the event at the position, or, if it
+            is inclusive, with it. Default: `EventPosition.earliest()`.
+        end (StartPosition | None): Where to end: a sequence number, a datetime with a time zone, or "@latest" for the
+            newest event at the start, each of them included; or an `EventPosition`, included if it is inclusive. None
+            to read forever. Default: None.
+        owner_level (int | None): The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects
+            readers with a lower one or none. None to share the partition. Default: None.
+        receiver_name (str | None): A name that the service shows in the error texts of other readers; None for no name.
+            Default: None.
+        on_data_loss (Literal["earliest", "latest", "fail"] | None): What to do if events that were to be read are gone:
+            "earliest" and "latest" log a warning and continue at the oldest retained event or at the partition's end;
+            "fail" raises `DataLossError`. None means "earliest" if retention has removed them, and "fail" if the hub
+            was deleted and recreated while it was read. Default: None.
+        fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
+            None with a connection string. Default: None.
+        credential (Credential | None): A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an
+            `AzureSasCredential`, a `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a
+            signature. Default: None.
+        custom_endpoint_address (str | None): The host to connect to instead of the namespace, as `host[:port]` or a
+            URL; None for the namespace. Default: None.
+        transport_type (TransportType): What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the
+            endpoint has one). Default: "tcp".
+        proxy (str | SecretStr | None): The HTTP proxy to connect through, as
+            `http[s]://[username:password@]host[:port]` with user name and password percent-encoded; None to connect
+            directly. Default: None.
+        trust_env (bool): Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not
+            given and `NO_PROXY` does not exempt the host. Default: False.
+        ca_file (str | Path | None): A file of CA certificates (PEM) to trust instead of the system's; None for the
+            system's. Default: None.
+        client_cert_file (str | Path | None): A file with the certificate chain (PEM) to present to the service, and its
+            key unless `client_key_file` is given; None for no client certificate. Default: None.
+        client_key_file (str | Path | None): A file with the key (PEM) of the client certificate; None if
+            `client_cert_file` holds it. Default: None.
+        client_key_password (str | SecretStr | None): The password of the client certificate's key; None if it is not
+            encrypted. Default: None.
+        auth_timeout (float): Seconds to wait until the service has accepted a token. Default: 60.0.
+        sas_lifetime (float): Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after
+            three quarters of that. Default: 3,600.0.
+        operation_timeout (float): Seconds to wait for a connection, an attach, or the answer to a request or a send.
+            Default: 60.0.
+        idle_timeout (float): Seconds without data after which the connection is considered dead. Half of it, but at
+            least 1, is advertised to the service, which may refuse values below 1. Default: 60.0.
+        retry (RetryOptions): The number of retries and the delays, in seconds, of sends and requests. Default:
+            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
+        transport (TransportName | Transport): The AMQP implementation: "native" or "uamqp". For the costs and
+            limitations of the latter see `docs/transports.md`. Or a transport object: the client then uses its
+            connection, and no other option of the connection but `retry` may be given. Default: "native".
+        owns_transport (bool): Whether a transport object is closed with the client. False to share it between clients.
+            Default: True.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: There is no such option, or a value cannot work.
     """
 
     def __init__(
@@ -194,71 +621,125 @@ class PartitionReader(reader.PartitionReader):
         partition_id: str,
         **options: Unpack[ReaderOptions],
     ) -> None:
-        connection, rest = _split(connection_string, hub, options)
-        super().__init__(lambda: make_transport(connection), ReaderSettings(partition_id=partition_id, **rest))
+        connection, rest = _split(PartitionReader, ReaderOptions, connection_string, hub, options)
+        self._fully_qualified_namespace = connection.fully_qualified_namespace
+        settings = ReaderSettings(hub=connection.hub, partition_id=partition_id, **rest)
+        super().__init__(connection.make, settings, owns_transport=connection.is_owned)
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._fully_qualified_namespace
 
 
-class ProducerOptions(ConnectionOptions, total=False):
-    """Keyword arguments of :class:`EventProducer`; see :class:`eventpump.producer.producer.HubProducer`."""
-
-    idempotent: bool
-    partition_options: Mapping[str, PartitionPublishingOptions]
-    name: str
-    state_store: PublisherStateStore
-    mode: Literal["exclusive", "replayable"]
-    on_doubt: Literal["fail", "scan", "accept"]
-    scan_consumer_group: str
-    on_state_lost: Literal["fail", "new"]
-    max_in_flight: int
-
-
-def _require_known(rest: Mapping[str, Any], options: type) -> None:
-    unknown = sorted(rest.keys() - options.__annotations__.keys() - {"hub"})
-    if unknown:
-        raise ConfigurationError(unknown[0], "there is no such option")
-
-
+@_takes(ProducerOptions, _PUBLISHING)
 class EventProducer(HubProducer):
-    """Sends events to a hub: to a partition, by a partition key, or wherever the service likes.
+    """Sends events to a hub: to a partition, by a partition key, or to any partition.
 
     ::
 
         async with EventProducer(connection_string, "telemetry") as producer:
             await producer.send([EventData(b"one"), EventData(b"two")], partition_key="sensor-7")
 
+    All times are in seconds.
+
     Args:
-        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
-        hub: The hub; may be left out where the connection string has an `EntityPath`.
-        options: See :class:`ProducerOptions` and :class:`eventpump.producer.producer.HubProducer`; those of the
-            connection stand in :class:`eventpump.options.connection.ConnectionSettings`.
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
+            of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
+            distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
+            the second without storing it. Without `partition_options` the service gives each producer an id of its own.
+            Default: False.
+        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
+            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
+            used instead. Default: None.
+        name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
+            Required with `state_store`. Default: None.
+        state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
+            across restarts. The producer opens and closes it. None to keep no state. Default: None.
+        mode (Literal["exclusive", "replayable"] | None): What the processes with one `name` may do; the same in all of
+            them, and only with a `state_store`, where None means "exclusive". "exclusive": one process at a time. Each
+            start takes a higher level, and from then on the service refuses the process before it, which gets
+            `ProducerDisconnectedError`. Nothing that process was sending is stored after the start; `on_doubt` is about
+            what was stored during the start. "replayable": processes share a level and may overlap, on the condition
+            that the numbers determine the events: each process continues with the event that `events_published` names,
+            and all send the same events in batches divided alike, as a loop over `orders[known.events_published :]`
+            does. Otherwise events are lost, because the service takes a second event with the same number for a
+            repetition. A process that another one has overtaken by more than the service remembers, or while one of its
+            batches is in doubt, gets `InvalidClientStateError`; it may be restarted and then counts from the stored
+            state. Default: None.
+        on_doubt (Literal["fail", "scan", "accept"]): What to do at a start if the process before did not close with
+            every outcome known and the partition grew while its level was taken over: events of that process may be
+            stored that `events_published` does not count. On a partition with other writers this is so after nearly
+            every crash, since their events make it grow too. "fail": raise `PublishOutcomeUnknownError` with the number
+            of the first such event and how many there may be, at this start and each later one until one has another
+            `on_doubt` or the state is reset. "scan": count the stored ones by their stamps, which are read from the end
+            of the partition; this needs `scan_consumer_group` and the right to listen. Every event is then sent with a
+            stamp, the application property `eventpump:stamp`; if the process before did not stamp, the start fails as
+            with "fail". "accept": do not count them; they may be published again. Default: "fail".
+        scan_consumer_group (str | None): The consumer group to read the end of a partition with. Required with
+            `on_doubt="scan"`. Default: None.
+        on_state_lost (Literal["fail", "new"]): What to do at a start if the service has forgotten the publisher: it
+            refuses the id, or states a last number lower than one it had accepted. "fail": raise
+            `ProducerStateLostError`, at this start and each later one until one has "new" or the state is reset. "new":
+            take a new id, and continue `events_published` from the newest mark in the store. A mark is stored after the
+            first batch of a start, every 30 seconds while publishing, and when the producer closes; what was published
+            since may be published again. A running producer raises `ProducerStateLostError` in either case. Default:
+            "fail".
+        max_in_flight (int | None): The most plain sends to one target at a time; None for no limit. Default: None.
+        fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
+            None with a connection string. Default: None.
+        credential (Credential | None): A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an
+            `AzureSasCredential`, a `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a
+            signature. Default: None.
+        custom_endpoint_address (str | None): The host to connect to instead of the namespace, as `host[:port]` or a
+            URL; None for the namespace. Default: None.
+        transport_type (TransportType): What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the
+            endpoint has one). Default: "tcp".
+        proxy (str | SecretStr | None): The HTTP proxy to connect through, as
+            `http[s]://[username:password@]host[:port]` with user name and password percent-encoded; None to connect
+            directly. Default: None.
+        trust_env (bool): Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not
+            given and `NO_PROXY` does not exempt the host. Default: False.
+        ca_file (str | Path | None): A file of CA certificates (PEM) to trust instead of the system's; None for the
+            system's. Default: None.
+        client_cert_file (str | Path | None): A file with the certificate chain (PEM) to present to the service, and its
+            key unless `client_key_file` is given; None for no client certificate. Default: None.
+        client_key_file (str | Path | None): A file with the key (PEM) of the client certificate; None if
+            `client_cert_file` holds it. Default: None.
+        client_key_password (str | SecretStr | None): The password of the client certificate's key; None if it is not
+            encrypted. Default: None.
+        auth_timeout (float): Seconds to wait until the service has accepted a token. Default: 60.0.
+        sas_lifetime (float): Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after
+            three quarters of that. Default: 3,600.0.
+        operation_timeout (float): Seconds to wait for a connection, an attach, or the answer to a request or a send.
+            Default: 60.0.
+        idle_timeout (float): Seconds without data after which the connection is considered dead. Half of it, but at
+            least 1, is advertised to the service, which may refuse values below 1. Default: 60.0.
+        retry (RetryOptions): The number of retries and the delays, in seconds, of sends and requests. Default:
+            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
+        transport (TransportName | Transport): The AMQP implementation: "native" or "uamqp". For the costs and
+            limitations of the latter see `docs/transports.md`. Or a transport object: the client then uses its
+            connection, and no other option of the connection but `retry` may be given. Default: "native".
+        owns_transport (bool): Whether a transport object is closed with the client. False to share it between clients.
+            Default: True.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: There is no such option, or a value cannot work.
     """
 
     def __init__(
         self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
-        settings, rest = _split(connection_string, hub, options)
-        _require_known(rest, ProducerOptions)
-        super().__init__(make_transport(settings), retry=settings.retry, **rest)
+        connection, rest = _split(EventProducer, ProducerOptions, connection_string, hub, options)
+        super().__init__(
+            connection.make(), connection.hub, retry=connection.retry, owns_transport=connection.is_owned, **rest
+        )
 
 
-class BufferedOptions(ProducerOptions, total=False):
-    """Keyword arguments of :class:`BufferedProducer`; see :class:`eventpump.options.producer.BufferSettings`.
-
-    `max_in_flight` counts batches here, and is 1 unless given.
-    """
-
-    max_batch_events: int
-    max_batch_bytes: int
-    max_wait_time: float
-    max_events: int
-    max_bytes: int
-    max_partition_events: int
-    max_partition_bytes: int
-
-
+@_takes(BufferedOptions, {**_PUBLISHING, **_defaults(BufferSettings)})
 class BufferedProducer(HubBufferedProducer):
     """Sends single events to a hub in batches, in order per partition and key.
 
@@ -267,17 +748,118 @@ class BufferedProducer(HubBufferedProducer):
         async with BufferedProducer(connection_string, "telemetry", on_error=report) as producer:
             receipt = await producer.send(EventData(b"21.5"), partition_key="sensor-7")
             ...
-            await receipt  # where its outcome matters
+            await receipt  # if its outcome matters
 
-    See :class:`eventpump.producer.buffered.HubBufferedProducer` for what the callbacks, the router and the hook do.
+    Events that are given for one partition, or with one key, keep the order of the calls of `send`. If the producer is
+    idempotent, each event is published exactly once; a batch in doubt delays its own partition only. All times are in
+    seconds.
 
     Args:
-        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`.
-        hub: The hub; may be left out where the connection string has an `EntityPath`.
-        options: See :class:`BufferedOptions`; those of idempotent publishing as for :class:`EventProducer`.
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        router: Chooses the partition of an event that names none. Called again for an event without a key if the chosen
+            partition's buffer is full. None for `HashRouter`: keys as the service assigns them, and events without a
+            key to each partition in turn.
+        on_success: Called with the events of each stored message, in order, and the partition id. Must not block.
+        on_error: Called with the events that failed, the partition id and the error. Must not block. If it is None,
+            failures that no receipt waits for are logged.
+        encode: Called with every event; returns the event to send instead: compressed, encrypted or annotated. Its size
+            is what counts. None to send events as they are.
+        idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
+            of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
+            distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
+            the second without storing it. Without `partition_options` the service gives each producer an id of its own.
+            Default: False.
+        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
+            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
+            used instead. Default: None.
+        name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
+            Required with `state_store`. Default: None.
+        state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
+            across restarts. The producer opens and closes it. None to keep no state. Default: None.
+        mode (Literal["exclusive", "replayable"] | None): What the processes with one `name` may do; the same in all of
+            them, and only with a `state_store`, where None means "exclusive". "exclusive": one process at a time. Each
+            start takes a higher level, and from then on the service refuses the process before it, which gets
+            `ProducerDisconnectedError`. Nothing that process was sending is stored after the start; `on_doubt` is about
+            what was stored during the start. "replayable": processes share a level and may overlap, on the condition
+            that the numbers determine the events: each process continues with the event that `events_published` names,
+            and all send the same events in batches divided alike, as a loop over `orders[known.events_published :]`
+            does. Otherwise events are lost, because the service takes a second event with the same number for a
+            repetition. A process that another one has overtaken by more than the service remembers, or while one of its
+            batches is in doubt, gets `InvalidClientStateError`; it may be restarted and then counts from the stored
+            state. Default: None.
+        on_doubt (Literal["fail", "scan", "accept"]): What to do at a start if the process before did not close with
+            every outcome known and the partition grew while its level was taken over: events of that process may be
+            stored that `events_published` does not count. On a partition with other writers this is so after nearly
+            every crash, since their events make it grow too. "fail": raise `PublishOutcomeUnknownError` with the number
+            of the first such event and how many there may be, at this start and each later one until one has another
+            `on_doubt` or the state is reset. "scan": count the stored ones by their stamps, which are read from the end
+            of the partition; this needs `scan_consumer_group` and the right to listen. Every event is then sent with a
+            stamp, the application property `eventpump:stamp`; if the process before did not stamp, the start fails as
+            with "fail". "accept": do not count them; they may be published again. Default: "fail".
+        scan_consumer_group (str | None): The consumer group to read the end of a partition with. Required with
+            `on_doubt="scan"`. Default: None.
+        on_state_lost (Literal["fail", "new"]): What to do at a start if the service has forgotten the publisher: it
+            refuses the id, or states a last number lower than one it had accepted. "fail": raise
+            `ProducerStateLostError`, at this start and each later one until one has "new" or the state is reset. "new":
+            take a new id, and continue `events_published` from the newest mark in the store. A mark is stored after the
+            first batch of a start, every 30 seconds while publishing, and when the producer closes; what was published
+            since may be published again. A running producer raises `ProducerStateLostError` in either case. Default:
+            "fail".
+        max_in_flight (int | None): The most batches that are being sent to one partition at a time. With more than 1, a
+            retry may reorder events, also those with the same key; an idempotent producer allows only 1. Default: 1.
+        max_batch_events (int): The number of events at which a batch is sent without waiting for more. Default: 5,000.
+        max_batch_bytes (int): The size in bytes at which a batch is sent without waiting for more. A larger event is
+            sent alone. If the service's limit for a message is lower, a batch is sent in several messages. Default:
+            262,144.
+        max_wait_time (float): Seconds that the first event of a batch waits for others to join it. Default: 0.005.
+        max_events (int): The most events in the buffer, over all partitions: accepted, and their outcome not known yet.
+            When it is full, `send` waits. Default: 100,000.
+        max_bytes (int): The most bytes in the buffer, over all partitions. Default: 8,388,608.
+        max_partition_events (int | None): The most events in the buffer per partition; None for no limit but
+            `max_events`. Default: None.
+        max_partition_bytes (int | None): The most bytes in the buffer per partition; None for no limit but `max_bytes`.
+            Default: None.
+        fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
+            None with a connection string. Default: None.
+        credential (Credential | None): A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an
+            `AzureSasCredential`, a `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a
+            signature. Default: None.
+        custom_endpoint_address (str | None): The host to connect to instead of the namespace, as `host[:port]` or a
+            URL; None for the namespace. Default: None.
+        transport_type (TransportType): What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the
+            endpoint has one). Default: "tcp".
+        proxy (str | SecretStr | None): The HTTP proxy to connect through, as
+            `http[s]://[username:password@]host[:port]` with user name and password percent-encoded; None to connect
+            directly. Default: None.
+        trust_env (bool): Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not
+            given and `NO_PROXY` does not exempt the host. Default: False.
+        ca_file (str | Path | None): A file of CA certificates (PEM) to trust instead of the system's; None for the
+            system's. Default: None.
+        client_cert_file (str | Path | None): A file with the certificate chain (PEM) to present to the service, and its
+            key unless `client_key_file` is given; None for no client certificate. Default: None.
+        client_key_file (str | Path | None): A file with the key (PEM) of the client certificate; None if
+            `client_cert_file` holds it. Default: None.
+        client_key_password (str | SecretStr | None): The password of the client certificate's key; None if it is not
+            encrypted. Default: None.
+        auth_timeout (float): Seconds to wait until the service has accepted a token. Default: 60.0.
+        sas_lifetime (float): Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after
+            three quarters of that. Default: 3,600.0.
+        operation_timeout (float): Seconds to wait for a connection, an attach, or the answer to a request or a send.
+            Default: 60.0.
+        idle_timeout (float): Seconds without data after which the connection is considered dead. Half of it, but at
+            least 1, is advertised to the service, which may refuse values below 1. Default: 60.0.
+        retry (RetryOptions): The number of retries and the delays, in seconds, of sends and requests. Default:
+            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
+        transport (TransportName | Transport): The AMQP implementation: "native" or "uamqp". For the costs and
+            limitations of the latter see `docs/transports.md`. Or a transport object: the client then uses its
+            connection, and no other option of the connection but `retry` may be given. Default: "native".
+        owns_transport (bool): Whether a transport object is closed with the client. False to share it between clients.
+            Default: True.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: There is no such option, or a value cannot work.
     """
 
     def __init__(
@@ -291,11 +873,12 @@ class BufferedProducer(HubBufferedProducer):
         encode: Callable[[EventData], EventData] | None = None,
         **options: Unpack[BufferedOptions],
     ) -> None:
-        settings, rest = _split(connection_string, hub, options)
-        _require_known(rest, BufferedOptions)
+        connection, rest = _split(BufferedProducer, BufferedOptions, connection_string, hub, options)
         buffer = {name: rest.pop(name) for name in BufferSettings.model_fields if name in rest}
         super().__init__(
-            HubProducer(make_transport(settings), retry=settings.retry, **rest),
+            HubProducer(
+                connection.make(), connection.hub, retry=connection.retry, owns_transport=connection.is_owned, **rest
+            ),
             BufferSettings(**buffer),
             router=router,
             on_success=on_success,

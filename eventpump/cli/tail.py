@@ -30,13 +30,6 @@ from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import (
-    HubProperties,
-    PartitionProperties,
-    ReceiveLink,
-    ReceiveLinkSpec,
-    ReceiveSink,
-    SendLink,
-    SendLinkSpec,
     Transport,
 )
 from eventpump.options.connection import connection_settings
@@ -203,7 +196,7 @@ class _Tail:
                 prefetch_bytes=max(1 << 20, _CACHE // len(partition_ids)),
             )
             reader = PartitionReader(
-                lambda: SharedTransport(transport), settings, on_loss=lambda error: complain(str(error))
+                lambda: transport, settings, on_loss=lambda error: complain(str(error)), owns_transport=False
             )
             readers.append((each, reader))
         return readers
@@ -232,37 +225,6 @@ class _Tail:
                 if self._remaining == 0:
                     self._enough.set()
                     return
-
-
-class SharedTransport:
-    """A transport that several readers use, each of which would close one of its own."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        """The namespace's host name."""
-        return self._transport.fully_qualified_namespace
-
-    async def get_hub_properties(self, hub: str) -> HubProperties:
-        """Read a hub's properties."""
-        return await self._transport.get_hub_properties(hub)
-
-    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """Read a partition's properties."""
-        return await self._transport.get_partition_properties(hub, partition_id)
-
-    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        """Attach a receive link."""
-        return await self._transport.open_receive_link(spec, sink)
-
-    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """Attach a send link."""
-        return await self._transport.open_send_link(spec)
-
-    async def aclose(self) -> None:
-        """Leave it to who shares it."""
 
 
 # ------------------------------------------------------------------------------------------------------ lines

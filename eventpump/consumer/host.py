@@ -56,6 +56,7 @@ class PartitionHost:
         hooks: Are called with every report, on the event loop.
         clock: The clock the store counts expiry on; None for the running loop's.
         rng: Spreads load; None for an unseeded one.
+        owns_transport: Whether the transport is closed with the host. Default: True.
 
     Raises:
         ConfigurationError: The renew interval is not below the store's lease duration, or the processor is none.
@@ -71,8 +72,10 @@ class PartitionHost:
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        owns_transport: bool = True,
     ) -> None:
         self._transport_factory = transport_factory
+        self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
         self._source = ProcessorSource.of(processor)
@@ -90,6 +93,16 @@ class PartitionHost:
         self._main: asyncio.Task[None] | None = None
         self._manager: PartitionManager | None = None
         self._is_closed = False
+
+    @property
+    def hub(self) -> str:
+        """The event hub's name."""
+        return self._settings.hub
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the host is closing or closed: `run` cannot be called."""
+        return self._is_closed
 
     @property
     def owner_id(self) -> str:
@@ -203,7 +216,7 @@ class PartitionHost:
         try:
             await manager.run()
         finally:
-            for close in (transport.aclose, self._leases.aclose):
+            for close in (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,):
                 try:
                     async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
                         await close()

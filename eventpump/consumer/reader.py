@@ -50,6 +50,7 @@ class PartitionReader:
         transport_factory: Makes the way to the namespace, on entering.
         rng: Spreads load; None for an unseeded one.
         on_loss: Is called with what is gone where reading goes on all the same; None to log it.
+        owns_transport: Whether the transport is closed with the reader. Default: True.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class PartitionReader:
         *,
         rng: random.Random | None = None,
         on_loss: Callable[[DataLossError], None] | None = None,
+        owns_transport: bool = True,
     ) -> None:
         self._transport_factory = transport_factory
+        self._owns_transport = owns_transport
         self._settings = settings
         self._on_loss = on_loss or _log
         self._rng = random.Random() if rng is None else rng
@@ -79,6 +82,16 @@ class PartitionReader:
         self._held: list[bytes] = []
         self._failure: DataLossError | None = None
         self._hub_created_at: datetime | None = None
+
+    @property
+    def hub(self) -> str:
+        """The event hub's name."""
+        return self._settings.hub
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the reader is closed: nothing can be read."""
+        return self._is_closed
 
     @property
     def position(self) -> EventPosition:
@@ -270,7 +283,7 @@ class PartitionReader:
                 if self._silence is not None:
                     await self._silence.aclose()
             finally:
-                if self._transport is not None:
+                if self._transport is not None and self._owns_transport:
                     await self._transport.aclose()
 
     def _link_silent(self, link: SilentLink) -> None:

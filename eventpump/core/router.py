@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import partition_for_key
 
 
 class PartitionRouter(Protocol):
@@ -31,12 +32,12 @@ class HashRouter:
 
     Args:
         partition_for_key: The service's hash, from key and number of partitions to an index
-            (`eventhubs.hashing.partition_for_key`).
+            (`eventhubs.hashing.partition_for_key`); by default that.
     """
 
     __slots__ = ("_next", "_partition_for_key")
 
-    def __init__(self, partition_for_key: Callable[[str, int], int]) -> None:
+    def __init__(self, partition_for_key: Callable[[str, int], int] = partition_for_key) -> None:
         self._partition_for_key = partition_for_key
         self._next = 0
 

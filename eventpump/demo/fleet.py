@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.clients import ConnectionOptions
+from eventpump.clients import ClientOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0
@@ -162,7 +162,7 @@ class Fleet:
     hub: str
     partitions: int
     lease_duration: float
-    options: ConnectionOptions
+    options: ClientOptions
     hosts: list[HostProcess] = field(default_factory=list)
     _service: LocalService = field(default_factory=LocalService)
 

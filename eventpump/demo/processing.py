@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.clients import ConnectionOptions
+from eventpump.clients import ClientOptions
 from eventpump.demo.exchange import TRADES, publish
 from eventpump.demo.fleet import Fleet
 from eventpump.demo.record import Record, digest, read_records
@@ -31,7 +31,7 @@ class Processing:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
-        options: ConnectionOptions = {"transport_type": args.transport_type, "transport": args.transport}
+        options: ClientOptions = {"transport_type": args.transport_type, "transport": args.transport}
         self._fleet = Fleet(folder, TRADES, args.partitions, LEASE_DURATION, options)
         self.scene = FleetScene(self._fleet, args.events)
         """What there is to see."""

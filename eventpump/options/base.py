@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -86,20 +87,32 @@ class SettingsModel(BaseModel):
             super().__init__(**data)
         except ValidationError as error:
             # `from None`: pydantic's error holds its input, which may be a secret.
-            raise _configuration_error(error) from None
+            raise _configuration_error(error, type(self).model_fields) from None
 
 
-def _configuration_error(error: ValidationError) -> ConfigurationError:
+def _configuration_error(error: ValidationError, known: Iterable[str]) -> ConfigurationError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or error.title
     match first["type"]:
         case "missing":
-            problem = "is required"
+            return ConfigurationError(field, "is required")
         case "extra_forbidden":
-            problem = "there is no such option"
-        case _:
-            problem = first["msg"].removeprefix("Value error, ")
-    return ConfigurationError(field, problem)
+            return unknown_option(field, known)
+    return ConfigurationError(field, first["msg"].removeprefix("Value error, "))
+
+
+def unknown_option(name: str, known: Iterable[str], *, spelled: str | None = None) -> ConfigurationError:
+    """Return the error for an option that does not exist. It suggests the one with the most similar name.
+
+    Args:
+        name: The option as it was given.
+        known: The options that exist.
+        spelled: What to compare with their names, if not `name`.
+    """
+    by_lower = {each.lower(): each for each in known}
+    nearest = get_close_matches((name if spelled is None else spelled).lower(), by_lower, n=1)
+    hint = f"; did you mean {by_lower[nearest[0]]}?" if nearest else ""
+    return ConfigurationError(name, f"there is no such option{hint}")
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -108,16 +121,18 @@ HubName = Annotated[str, AfterValidator(check_hub)]
 
 
 class RetryOptions(SettingsModel):
-    """How often, and after which delays, a failed operation is tried again: exponential, with full jitter.
+    """How many times, and after which delays, a failed operation is retried: exponential back-off with full jitter.
 
-    The defaults below are those of sends and requests. What is not given for an option with other defaults, such as
-    `link_retry` and `handler_retry`, has the default of that option.
+    The defaults below are those of sends and requests. For an option with other defaults, such as `link_retry` and
+    `handler_retry`, fields that are not given have the default of that option.
 
     Args:
-        max_retries: Attempts after the first; None for no limit. While there is no connection, sends are attempted more
-            often, and only attempts that are as far apart as the delays count.
-        base_delay: Seconds; the bound of the first delay, doubled with each further one.
-        max_delay: Seconds; no delay is longer. Those between attempts to connect are 5 s at most in any case.
+        max_retries: The number of retries after the first attempt, 0 to 100; None for no limit. While there is no
+            connection, sends are attempted more often, and only attempts that are as far apart as the delays count.
+            Default: 3.
+        base_delay: Seconds: the upper bound of the first delay; it doubles with each further one. Default: 0.8.
+        max_delay: Seconds: the upper bound of every delay. Delays between attempts to connect are at most 5 s.
+            Default: 60.0.
     """
 
     max_retries: int | None = Field(default=3, ge=0, le=100)

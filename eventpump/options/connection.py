@@ -1,4 +1,4 @@
-"""Options of everything that connects: where, as whom, through what."""
+"""Options of connections: the address, the credential, TLS, proxy and time limits."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from pydantic import (
-    Field,
-    FilePath,
-    PlainValidator,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, FilePath, PlainValidator, SecretStr, ValidationInfo, field_validator
 
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import (
@@ -42,16 +35,18 @@ TransportType: TypeAlias = Literal["tcp", "websocket"]
 TransportName: TypeAlias = Literal["native", "uamqp"]
 """The AMQP implementation."""
 
+_RETRY: Final = RetryOptions()
+
 
 class ProxySettings(SettingsModel):
     """An HTTP proxy that tunnels to the service (RFC 9110, 9.3.6).
 
     Args:
-        host: Its host name or address.
-        port: Its port.
-        use_tls: Reach the proxy itself over TLS, its certificate verified as the service's is.
-        username: For basic authentication; None for none.
-        password: Goes with it.
+        host: The proxy's host name or address.
+        port: The proxy's port.
+        use_tls: Whether to connect to the proxy itself over TLS; its certificate is verified like the service's.
+        username: The user name for basic authentication; None to connect without.
+        password: The password for basic authentication.
     """
 
     host: HostName
@@ -62,13 +57,14 @@ class ProxySettings(SettingsModel):
 
     @classmethod
     def parse(cls, url: object, *, field: str = "proxy") -> ProxySettings:
-        """Take `[http[s]://][username:password@]host[:port]` apart; the first two may be percent-encoded.
+        """Parse `[http[s]://][username:password@]host[:port]`; user name and password may be percent-encoded.
 
         Args:
-            field: What an error names.
+            url: The text.
+            field: The option or variable that an error names.
 
         Raises:
-            ConfigurationError: It is none; no value of it is shown.
+            ConfigurationError: The text is not of this form; the error does not show it.
         """
         text = url.get_secret_value() if isinstance(url, SecretStr) else url
         problem = "must be of the form http[s]://[username:password@]host[:port]"
@@ -89,7 +85,7 @@ class ProxySettings(SettingsModel):
         except ValueError:
             raise ConfigurationError(field, problem) from None
         if parts.scheme not in {"http", "https"}:
-            raise ConfigurationError(field, "only proxies with http:// or https:// are known")
+            raise ConfigurationError(field, "only proxies with http:// or https:// are supported")
         use_tls = parts.scheme == "https"
         return cls(
             host=host,
@@ -101,10 +97,14 @@ class ProxySettings(SettingsModel):
 
     @classmethod
     def from_environment(cls, host: str, port: int) -> ProxySettings | None:
-        """Return the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; in small letters too.
+        """Return the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; also in lower case.
+
+        Args:
+            host: The service's host name.
+            port: The service's port.
 
         Raises:
-            ConfigurationError: It cannot be used.
+            ConfigurationError: The variable is not the URL of a proxy that can be used.
         """
         url = getproxies_environment().get("https")
         # An IPv6 address may stand there with brackets or without.
@@ -115,29 +115,36 @@ class ProxySettings(SettingsModel):
 
 
 class ConnectionSettings(SettingsModel):
-    """How to reach one hub of one namespace. Made by `connection_settings`.
+    """How to connect to one hub of one namespace. Created by `connection_settings`.
 
-    With `use_tls`, TLS is 1.2 at least, and the server's certificate is always verified, for the name `host` too;
-    nothing switches that off.
+    With `use_tls`, TLS is at least 1.2, and the server's certificate is always verified, including the name `host`;
+    this cannot be turned off.
 
     Args:
-        fully_qualified_namespace: The namespace's host name: the `hostname` of the AMQP open, and the host in audiences
-            and stores.
-        host: Where to connect. Another than the namespace with a custom endpoint.
-        port: Where to connect.
-        use_tls: False only where the connection string says `UseDevelopmentEmulator=true`.
-        transport_type: What carries AMQP. The port is 443 for a WebSocket, where nothing else names one.
-        proxy: The HTTP proxy to go through, in either case; None for none.
-        ca_file: A file of CA certificates (PEM) to trust instead of the system's.
-        client_cert_file: A certificate chain (PEM) to show to the service; its key too, unless that has a file.
-        client_key_file: The key of that certificate (PEM).
-        client_key_password: The key's, where it is encrypted.
-        auth_timeout: Seconds to wait for the service to take a token.
-        sas_lifetime: Seconds a token signed with a key lives; another is put after three quarters of them.
-        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or send.
-        idle_timeout: Seconds of silence after which the peer is dead; half of it is advertised, or a second where that
-            is more. A service may refuse less than a second, as the emulator does.
-        transport: The AMQP implementation; `docs/transports.md` tells what "uamqp" costs and cannot do.
+        fully_qualified_namespace: The namespace's host name, such as "example.servicebus.windows.net": the `hostname`
+            of the AMQP open, and the host in audiences and stores.
+        host: The host name or address to connect to: the namespace, or a custom endpoint.
+        port: The port to connect to.
+        use_tls: Whether to connect over TLS. False only if the connection string has `UseDevelopmentEmulator=true`.
+        transport_type: What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the endpoint has one).
+        proxy: The HTTP proxy to connect through; None to connect directly.
+        ca_file: A file of CA certificates (PEM) to trust instead of the system's; None for the system's.
+        client_cert_file: A file with the certificate chain (PEM) to present to the service, and its key unless
+            `client_key_file` is given; None for no client certificate.
+        client_key_file: A file with the key (PEM) of the client certificate; None if `client_cert_file` holds it.
+        client_key_password: The password of the client certificate's key; None if it is not encrypted.
+        hub: The event hub's name.
+        credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
+            `SharedKey` or a `SharedSignature`.
+        auth_timeout: Seconds to wait until the service has accepted a token.
+        sas_lifetime: Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after three
+            quarters of that.
+        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or a send.
+        idle_timeout: Seconds without data after which the connection is considered dead. Half of it, but at least 1, is
+            advertised to the service, which may refuse values below 1.
+        retry: The number of retries and the delays, in seconds, of sends and requests.
+        transport: The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
+            `docs/transports.md`.
     """
 
     fully_qualified_namespace: HostName
@@ -156,7 +163,7 @@ class ConnectionSettings(SettingsModel):
     sas_lifetime: float = Field(default=3600.0, ge=2, le=86_400)
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
-    retry: RetryOptions = RetryOptions()
+    retry: RetryOptions = _RETRY
     transport: TransportName = "native"
 
     @field_validator("transport")
@@ -165,10 +172,10 @@ class ConnectionSettings(SettingsModel):
         given = info.data
         if value == "uamqp":
             for problem, is_asked in (
-                ("speaks TLS only", given.get("use_tls") is False),
-                ("is not carried by a WebSocket here", given.get("transport_type") == "websocket"),
-                ("is not led through a proxy here", given.get("proxy") is not None),
-                ("cannot show a client certificate", given.get("client_cert_file") is not None),
+                ("supports TLS connections only", given.get("use_tls") is False),
+                ("does not support WebSockets here", given.get("transport_type") == "websocket"),
+                ("does not support proxies here", given.get("proxy") is not None),
+                ("does not support client certificates here", given.get("client_cert_file") is not None),
             ):
                 if is_asked:
                     raise ValueError(f"uamqp {problem}; use the native transport")
@@ -178,14 +185,14 @@ class ConnectionSettings(SettingsModel):
     @classmethod
     def _only_with_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None and info.data.get("use_tls") is False:
-            raise ValueError("has no use on a connection without TLS")
+            raise ValueError("has no effect on a connection without TLS; leave it out")
         return value
 
     @field_validator("client_key_file", "client_key_password")
     @classmethod
     def _only_with_certificate(cls, value: object, info: ValidationInfo) -> object:
         if value is not None and info.data.get("client_cert_file", value) is None:
-            raise ValueError("has no use without client_cert_file")
+            raise ValueError("has no effect without client_cert_file; give that too")
         return value
 
 
@@ -207,27 +214,38 @@ def connection_settings(
     sas_lifetime: float = 3600.0,
     operation_timeout: float = 60.0,
     idle_timeout: float = 60.0,
-    retry: RetryOptions | None = None,
+    retry: RetryOptions = _RETRY,
     transport: str = "native",
 ) -> ConnectionSettings:
-    """Make the settings out of what a user gives: a connection string, or a namespace and a credential.
+    """Return the settings for what a user gives: a connection string, or a namespace and a credential.
+
+    Parameters that are not listed here are fields of :class:`ConnectionSettings`, under the same names.
 
     Args:
-        hub: The hub; may be left out where the connection string has an `EntityPath`, and must agree with it.
-        credential: For a namespace, or for a connection string that holds neither key nor signature.
-        custom_endpoint_address: `host[:port]` or a URL; where to connect in place of the namespace.
-        proxy: `http[s]://[username:password@]host[:port]`, the first two percent-encoded where they need be.
-        trust_env: Without `proxy`, use the one that `HTTPS_PROXY` names, but for hosts in `NO_PROXY`.
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential` instead.
+        hub: The event hub's name; None if the connection string has an `EntityPath`. If both are given, they must be
+            equal.
+        fully_qualified_namespace: The namespace's host name, such as "example.servicebus.windows.net"; None with a
+            connection string.
+        credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
+            `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a signature.
+        custom_endpoint_address: The host to connect to instead of the namespace, as `host[:port]` or a URL; None for
+            the namespace.
+        proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]` with user name and
+            password percent-encoded; None to connect directly.
+        trust_env: Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not given
+            and `NO_PROXY` does not exempt the host.
 
     Raises:
-        ConfigurationError: A value cannot work; it names the field and holds no secret.
+        ConfigurationError: A value cannot work. It names the field and holds no secret.
     """
     use_tls = True
     port: int | None = None
     namespace: object = fully_qualified_namespace
     if connection_string is None:
         if fully_qualified_namespace is None:
-            raise ConfigurationError(WHOLE, "give this, or fully_qualified_namespace and credential")
+            raise ConfigurationError(WHOLE, "give a connection string, or fully_qualified_namespace and credential")
         if credential is None:
             raise ConfigurationError("credential", "is required along with fully_qualified_namespace")
     else:
@@ -244,7 +262,7 @@ def connection_settings(
             raise ConfigurationError("credential", "cannot be given along with a connection string that holds one")
         hub = _agreed_hub(hub, parsed.hub)
     if hub is None:
-        raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
+        raise ConfigurationError("hub", "is required, either as an argument or as EntityPath of the connection string")
     host: object = namespace
     if custom_endpoint_address is not None:
         endpoint = _custom_endpoint(custom_endpoint_address, use_tls=use_tls)
@@ -252,11 +270,11 @@ def connection_settings(
     if port is None:
         plain, secure = (WS_PORT, WSS_PORT) if transport_type == "websocket" else (AMQP_PORT, AMQPS_PORT)
         port = secure if use_tls else plain
-    way: ProxySettings | None = None
+    tunnel: ProxySettings | None = None
     if proxy is not None:
-        way = ProxySettings.parse(proxy)
+        tunnel = ProxySettings.parse(proxy)
     elif trust_env and isinstance(host, str):
-        way = ProxySettings.from_environment(host, port)
+        tunnel = ProxySettings.from_environment(host, port)
     return ConnectionSettings.model_validate(
         {
             "fully_qualified_namespace": namespace,
@@ -264,7 +282,7 @@ def connection_settings(
             "port": port,
             "use_tls": use_tls,
             "transport_type": transport_type,
-            "proxy": way,
+            "proxy": tunnel,
             "ca_file": ca_file,
             "client_cert_file": client_cert_file,
             "client_key_file": client_key_file,
@@ -275,22 +293,30 @@ def connection_settings(
             "sas_lifetime": sas_lifetime,
             "operation_timeout": operation_timeout,
             "idle_timeout": idle_timeout,
-            "retry": RetryOptions() if retry is None else retry,
+            "retry": retry,
             "transport": transport,
         }
     )
 
 
+def checked_hub(value: object) -> str:
+    """Return the name of a hub.
+
+    Raises:
+        ConfigurationError: It cannot be one.
+    """
+    try:
+        if not isinstance(value, str):
+            raise ValueError("must be text")
+        return check_hub(value)
+    except ValueError as error:
+        raise ConfigurationError("hub", str(error)) from None
+
+
 def _agreed_hub(given: str | None, entity_path: str | None) -> str | None:
     if given is None or entity_path is None:
         return entity_path if given is None else given
-    try:
-        if not isinstance(given, str):
-            raise ValueError("must be text")
-        check_hub(given)
-    except ValueError as error:
-        raise ConfigurationError("hub", str(error)) from None
-    if given.lower() != entity_path.lower():
+    if checked_hub(given).lower() != entity_path.lower():
         raise ConfigurationError("hub", "is not the hub that EntityPath of the connection string names")
     return given
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import (
-    SecretStr,
-)
+from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs import sas
@@ -29,14 +27,14 @@ WHOLE: Final = "connection_string"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """A connection string, taken apart.
+    """A parsed connection string.
 
     Args:
         host: The namespace's host name, in lower case.
-        port: The port the endpoint names, None where it names none.
-        hub: What `EntityPath` names.
-        credential: The key or the signature; None where the string has neither.
-        use_development_emulator: Connect without TLS, as the official emulator wants it.
+        port: The port of the endpoint; None if it has none.
+        hub: The value of `EntityPath`; None if there is none.
+        credential: The key or the signature; None if the string has neither.
+        use_development_emulator: Whether to connect without TLS, as the official emulator requires.
     """
 
     host: str
@@ -47,12 +45,12 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
-        """Take a connection string apart.
+        """Parse a connection string.
 
-        Keys are known in any case, and unknown ones are ignored. A value may hold `=`.
+        The case of keys does not matter, and unknown keys are ignored. A value may contain `=`.
 
         Raises:
-            ConfigurationError: It is none; the error names the key at fault and shows no value of the string.
+            ConfigurationError: A part is missing or malformed; the error names the key and shows no value.
         """
         values = _pairs(text)
         host, port = _endpoint(values)
@@ -72,7 +70,7 @@ def _pairs(text: object) -> dict[str, str]:
     for number, pair in enumerate(text.strip().split(";"), 1):
         if not pair.strip():
             continue
-        # A key in base64 ends with equals signs, so only the first one parts.
+        # A key in base64 ends with equals signs, so only the first one separates.
         name, separator, value = pair.partition("=")
         key, value = name.strip().lower(), value.strip()
         if not separator or not key:
@@ -82,7 +80,7 @@ def _pairs(text: object) -> dict[str, str]:
         if not value:
             raise ConfigurationError(_KEYS[key], "has no value in the connection string")
         if key in values:
-            raise ConfigurationError(_KEYS[key], "stands in the connection string twice")
+            raise ConfigurationError(_KEYS[key], "appears twice in the connection string")
         values[key] = value
     return values
 
@@ -90,9 +88,9 @@ def _pairs(text: object) -> dict[str, str]:
 def _endpoint(values: dict[str, str]) -> tuple[str, int | None]:
     keys = [key for key in values if key in _ENDPOINT_KEYS]
     if len(keys) != 1:
-        problem = (
-            "stands in the connection string along with HostName" if keys else "is missing in the connection string"
-        )
+        problem = "is missing in the connection string; it has the form sb://host[:port]/"
+        if keys:
+            problem = "cannot be given along with HostName in the connection string"
         raise ConfigurationError("Endpoint", problem)
     key = keys[0]
     value = values[key]
@@ -110,7 +108,9 @@ def _credential(values: dict[str, str]) -> SharedKey | SharedSignature | None:
     signature = values.get("sharedaccesssignature")
     if signature is not None:
         if name is not None or key is not None:
-            raise ConfigurationError("SharedAccessSignature", "stands in the connection string along with a key")
+            raise ConfigurationError(
+                "SharedAccessSignature", "cannot be given along with a key in the connection string"
+            )
         try:
             sas.parse(signature)
         except ValueError as error:

@@ -15,14 +15,14 @@ from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition
-"""A place to begin at: an offset ("-1" the start, "@latest" the end), a sequence number, a time, or a position."""
+"""Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a time, or a position."""
 
 
 def start_position(value: object) -> EventPosition:
-    """Make a position of what a user gives for one.
+    """Return the position that a value given by the user stands for.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is of another type.
     """
     match value:
         case EventPosition():
@@ -41,7 +41,7 @@ def start_position(value: object) -> EventPosition:
 def _host_start(value: object) -> EventPosition:
     position = start_position(value)
     if position.offset == LATEST_OFFSET and position.inclusive:
-        # No checkpoint can say so, and a host pins its start by one.
+        # A host stores its start as a checkpoint, which cannot express this.
         raise ValueError('"@latest" cannot be inclusive here')
     return position
 
@@ -74,18 +74,23 @@ class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
     Args:
-        prefetch_events: Events received and not delivered yet, per partition.
-        prefetch_bytes: The same in bytes. Credit is granted by estimated sizes, so what is on its way when larger
-            messages than before arrive comes on top; the batch in the handler's hands does too.
-        strict_prefetch_bytes: Grant credit by the link's maximum message size, so that `prefetch_bytes` holds exactly.
-        track_last_enqueued: Have every event tell of the partition's newest one; lag is known only with it, or where a
-            silent partition was looked at.
-        link_retry: The delays before a failed link is opened again; by default 0.2 s to 30 s, without a limit. After a
-            lost connection the delay does not grow, and nothing counts as a retry: only attempts to connect are spaced
-            then, by 5 s at most. With a limit, reading ends with the error of the last link; a host then leaves the
-            partition, and takes it again later.
-        startup_timeout: Seconds to go on trying to reach the service, and a host's store, at the start; what was
-            reached once is tried for ever.
+        hub: The event hub's name.
+        consumer_group: The consumer group to read with.
+        prefetch_events: The most events that are received ahead of their delivery, per partition.
+        prefetch_bytes: The most bytes that are received ahead, per partition. Credit is granted by estimated sizes:
+            larger messages than before that are already under way come on top, and so does the batch that is being
+            processed.
+        strict_prefetch_bytes: Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never
+            exceeded. Fewer events are then received at a time.
+        track_last_enqueued: Whether the service adds to every event the number, offset and time of the partition's
+            newest event. Without it, lag is known only for silent partitions.
+        max_message_size: The largest message that a receive link accepts, in bytes.
+        link_retry: The delays, in seconds, before a failed link is opened again. After a lost connection the delay does
+            not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a
+            `max_retries`, reading ends with the error of the last link; a host then leaves the partition and takes it
+            again later.
+        startup_timeout: Seconds to keep trying to reach the service, and a host's store, at the start. After the first
+            success there is no limit.
     """
 
     hub: HubName
@@ -103,14 +108,18 @@ class ReaderSettings(FeedSettings):
     """What a reader reads.
 
     Args:
-        position: Where it begins.
-        end: Where it ends, itself only included where it says so: a sequence number, an enqueued time, or "@latest" for
-            the newest event at the start. None for never. Text and numbers given here include themselves.
-        owner_level: The epoch of an exclusive reader; None shares the partition.
-        receiver_name: Shown by the service in the texts of other readers' errors.
-        on_data_loss: What follows where events that were to be read are gone: "earliest" and "latest" log a warning and
-            go on at the oldest event kept or at the partition's end; "fail" raises `DataLossError`. None is "earliest"
-            where retention has dropped them, and "fail" where the hub was made again while the reader read it.
+        partition_id: The partition to read, such as "0".
+        position: Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a
+            time zone, or an `EventPosition`. Reading begins after the event at the position, or, if it is inclusive,
+            with it.
+        end: Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the
+            start, each of them included; or an `EventPosition`, included if it is inclusive. None to read forever.
+        owner_level: The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects readers with a
+            lower one or none. None to share the partition.
+        receiver_name: A name that the service shows in the error texts of other readers; None for no name.
+        on_data_loss: What to do if events that were to be read are gone: "earliest" and "latest" log a warning and
+            continue at the oldest retained event or at the partition's end; "fail" raises `DataLossError`. None means
+            "earliest" if retention has removed them, and "fail" if the hub was deleted and recreated while it was read.
     """
 
     partition_id: Name
@@ -125,32 +134,39 @@ class HostSettings(FeedSettings):
     """How a host processes a hub.
 
     Args:
-        checkpoint_policy: When checkpoints are written unasked; by default never.
-        initial_position: Where a partition without a checkpoint begins; a mapping gives it per partition id, and what
-            it lacks begins at the start of the stream. The first host of a consumer group records it with the leases,
-            and what is recorded counts for every later one. "@latest" is the end of the partition when it is first
-            opened. A partition that is added to the hub later begins at its beginning in any case.
-        owner_id: The owner's name in leases; None for one made of machine, process and chance.
-        max_batch_size: The most events `process_events` gets at once.
-        max_wait_time: Seconds without an event after which the partition's link is checked, and again while there is
-            none (1 at the least): is it alive, and is the hub ahead of it? Silent for so long, its lag is not known.
-        call_when_idle: Call `process_events` with no event at that moment.
-        renew_interval: Seconds between renewals; None for a third of the lease duration.
-        close_timeout: Seconds a partition's end may take before it is reported.
-        ownership_lost_grace: Seconds a handler may go on after ownership was lost, within three quarters of
-            `close_timeout`.
-        failure_policy: What follows when the processor raises: "retry" the same events, or "stop" the host.
-        handler_retry: The delays before a failed batch is given to the processor again; by default 0.5 s to 30 s,
-            without a limit. After the last retry of a limit the host stops, as with the policy "stop".
-        on_data_loss: What follows where events after a checkpoint are gone: go on at the oldest event kept ("earliest")
-            or at the partition's end ("latest"), or "fail": the partition is left with a `DataLossError` and tried
-            again, while the others go on. None is "earliest" where retention has dropped them, and "fail" where the hub
-            was deleted and made again, or the checkpoint lies beyond the partition's end. Reported in any case.
-        handler_timeout: Seconds after which a method of the processor that has not returned is reported, and again each
-            time that doubles.
-        on_handler_timeout: What follows beside: "report" for nothing, or "cancel" it, which counts as raising
-            `TimeoutError`, under the failure policy. A method that blocks the event loop can be neither reported nor
-            cancelled before it returns.
+        checkpoint_policy: When checkpoints are written without a call of `context.checkpoint()`.
+        initial_position: Where a partition without a checkpoint begins: an offset ("-1" is the start, "@latest" the
+            end), a sequence number, a datetime with a time zone, or an `EventPosition`; or a mapping of partition ids
+            to these, and partitions that it does not name begin at the start. The first host of a consumer group
+            records it in the lease store, and the record is valid for all later hosts. "@latest" is the end of the
+            partition when it is first opened. A partition that is added to the hub later always begins at its start.
+        owner_id: The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the
+            process id and random digits.
+        max_batch_size: The most events that `process_events` receives in one call.
+        max_wait_time: Seconds without an event after which the host checks that the partition's link is alive and that
+            the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition that was
+            silent for so long is unknown until then.
+        call_when_idle: Whether `process_events` is called with an empty sequence after `max_wait_time` without an
+            event.
+        renew_interval: Seconds between renewals of a lease; less than the store's lease duration. None for a third of
+            that.
+        close_timeout: Seconds that closing a partition, or the host, may take: then running handlers are cancelled, and
+            a handler that still does not return is reported.
+        ownership_lost_grace: Seconds that a handler may continue after ownership of its partition was lost, at most
+            three quarters of `close_timeout`. Then it is cancelled.
+        failure_policy: What to do if the processor raises: "retry" the same events, or "stop" the host.
+        handler_retry: The delays, in seconds, before a failed batch is given to the processor again. After
+            `max_retries` retries, if there is such a limit, the host stops, as with the policy "stop".
+        on_data_loss: What to do if events after a checkpoint are gone: continue at the oldest retained event
+            ("earliest") or at the partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and
+            try again later, while other partitions continue. None means "earliest" if retention has removed them, and
+            "fail" if the hub was deleted and recreated, or the checkpoint lies beyond the partition's end. It is
+            reported in each case.
+        handler_timeout: Seconds after which a method of the processor that has not returned is reported, and again
+            whenever that time has doubled.
+        on_handler_timeout: What to do beyond that: nothing ("report"), or "cancel" the method, which counts as if it
+            had raised `TimeoutError`. A method that blocks the event loop can be neither reported nor cancelled before
+            it returns.
     """
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()

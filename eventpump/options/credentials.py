@@ -1,4 +1,4 @@
-"""Credentials: the shapes that are accepted, and the secret that is current."""
+"""Credentials: the kinds that are accepted, and the secret that one holds now."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from pydantic import (
-    SecretStr,
-)
+from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs import sas
@@ -16,7 +14,12 @@ from eventpump.eventhubs import sas
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A named key, to sign tokens with."""
+    """A shared access key: its name and the key, with which tokens are signed.
+
+    Args:
+        name: The name of the shared access policy.
+        key: The key; plain text is accepted, and is never shown.
+    """
 
     name: str
     key: SecretStr
@@ -27,7 +30,11 @@ class SharedKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedSignature:
-    """A ready-made shared access signature. It cannot be renewed: when it ends, so do the links."""
+    """A shared access signature that was made elsewhere. It cannot be renewed: when it expires, the links end.
+
+    Args:
+        token: The signature, "SharedAccessSignature sr=..."; plain text is accepted, and is never shown.
+    """
 
     token: SecretStr
 
@@ -36,28 +43,28 @@ class SharedSignature:
 
     @property
     def expires_at(self) -> int:
-        """When it ends, in seconds since the Unix epoch."""
+        """When the signature expires, in seconds since the Unix epoch."""
         return sas.parse(self.token.get_secret_value()).expires_at
 
 
 class AccessToken(Protocol):
-    """What a token credential gives, as `azure.core.credentials.AccessToken`."""
+    """What a token credential returns, as `azure.core.credentials.AccessToken`."""
 
     @property
     def token(self) -> str:
-        """The text."""
+        """The token's text."""
 
     @property
     def expires_on(self) -> int:
-        """When it ends, in seconds since the Unix epoch."""
+        """When the token expires, in seconds since the Unix epoch."""
 
 
 @runtime_checkable
 class TokenCredential(Protocol):
-    """Gives tokens of Entra ID, as `azure.core.credentials_async.AsyncTokenCredential`."""
+    """Returns tokens of Entra ID, as `azure.core.credentials_async.AsyncTokenCredential`."""
 
     async def get_token(self, *scopes: str) -> AccessToken:
-        """Get a token for the scopes."""
+        """Return a token for the scopes."""
 
 
 class NamedKey(Protocol):
@@ -74,24 +81,24 @@ class NamedKey(Protocol):
 
 @runtime_checkable
 class NamedKeyCredential(Protocol):
-    """Holds a key that may be exchanged while it is in use, as `azure.core.credentials.AzureNamedKeyCredential`."""
+    """Holds a key that may be replaced while it is in use, as `azure.core.credentials.AzureNamedKeyCredential`."""
 
     @property
     def named_key(self) -> NamedKey:
-        """The key as it is now; every token is signed with what this says at that moment."""
+        """The current key. It is read whenever a token is signed."""
 
 
 @runtime_checkable
 class SasCredential(Protocol):
-    """Holds a signature that may be exchanged while it is in use, as `azure.core.credentials.AzureSasCredential`."""
+    """Holds a signature that may be replaced while it is in use, as `azure.core.credentials.AzureSasCredential`."""
 
     @property
     def signature(self) -> str:
-        """The shared access signature as it is now."""
+        """The current shared access signature."""
 
 
 def _secret(value: object) -> SecretStr:
-    """Take plain text too: a caller's slip must not end in a repr that shows it."""
+    """Return a secret, of plain text too: if it were refused or kept as it is, a repr could show it."""
     if isinstance(value, SecretStr):
         return value
     if not isinstance(value, str):
@@ -105,13 +112,14 @@ def is_unicode(text: str) -> bool:
 
 
 Credential: TypeAlias = SharedKey | SharedSignature | NamedKeyCredential | SasCredential | TokenCredential
+"""Every kind of credential that is accepted."""
 
 
 def current_secret(credential: Credential) -> SharedKey | SharedSignature | None:
-    """Say what a credential holds at this moment; None for one that is asked for tokens.
+    """Return the key or signature that a credential holds now; None if it is a token credential.
 
     Raises:
-        ValueError: It is no key or signature; the text shows nothing of it.
+        ValueError: What it holds is not a key or a signature; the text does not show it.
     """
     if isinstance(credential, NamedKeyCredential):
         named = credential.named_key

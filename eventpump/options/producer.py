@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from eventpump.options.base import SettingsModel
 
@@ -13,16 +11,17 @@ class BufferSettings(SettingsModel):
     """How a buffered producer fills its batches, and how much it holds.
 
     Args:
-        max_batch_events: A batch with so many is sent at once.
-        max_batch_bytes: And so is one of so many bytes. A larger event goes alone; what the service takes in one
-            message may be less, and a batch is then sent in parts.
-        max_wait_time: Seconds the first event of a batch waits for others.
-        max_events: Events taken in whose outcome is open, of all partitions together.
-        max_bytes: The same in bytes.
-        max_partition_events: The same per partition; None for no bound but the one of all.
-        max_partition_bytes: The same per partition, in bytes.
-        max_in_flight: Batches on their way to one partition at a time. With more than 1 a retry may reorder events,
-            those of one key too; an idempotent producer has 1.
+        max_batch_events: The number of events at which a batch is sent without waiting for more.
+        max_batch_bytes: The size in bytes at which a batch is sent without waiting for more. A larger event is sent
+            alone. If the service's limit for a message is lower, a batch is sent in several messages.
+        max_wait_time: Seconds that the first event of a batch waits for others to join it.
+        max_events: The most events in the buffer, over all partitions: accepted, and their outcome not known yet. When
+            it is full, `send` waits.
+        max_bytes: The most bytes in the buffer, over all partitions.
+        max_partition_events: The most events in the buffer per partition; None for no limit but `max_events`.
+        max_partition_bytes: The most bytes in the buffer per partition; None for no limit but `max_bytes`.
+        max_in_flight: The most batches that are being sent to one partition at a time. With more than 1, a retry may
+            reorder events, also those with the same key; an idempotent producer allows only 1.
     """
 
     max_batch_events: int = Field(default=5000, ge=1, le=1_000_000)

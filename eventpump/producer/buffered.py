@@ -287,6 +287,21 @@ class HubBufferedProducer:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
+    @property
+    def hub(self) -> str:
+        """The event hub's name."""
+        return self._producer.hub
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._producer.fully_qualified_namespace
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `aclose` was called: no event is accepted."""
+        return self._is_closed
+
     async def open(self) -> None:
         """Learn the hub's partitions. The first `send` does it too. Opening twice is fine.
 

@@ -44,56 +44,57 @@ _log = logging.getLogger("eventpump.producer")
 
 
 class HubProducer:
-    """Sends events to one hub over a transport. One send link per target, attached when first used.
+    """Sends events to one hub over a transport. One send link per target, attached on first use.
 
-    Plain sends to one target overlap, so that a retry may reorder them; `max_in_flight=1` keeps them in order.
-    Idempotent ones go to a partition only, one at a time there; other partitions go on.
-
-        "exclusive": one at a time. Each start takes a level of its own, and from then on the service refuses the
-        process before it, which gets `ProducerDisconnectedError`. Of what that process had on its way nothing is stored
-        after the start; what may have been stored in the midst of it is subject to `on_doubt`.
-
-        "replayable": they share one level and may overlap, on one condition: the events follow from the numbers. Each
-        process goes on with the event that `events_published` names, and all of them send the same events, in batches
-        that are divided alike, as a loop over `orders[known.events_published :]` does. Where they do not, events are
-        lost: the service takes the second event with a number for a repeat of the first. One that another has overtaken
-        by more than the service remembers, or while a batch of its own is in doubt, gets `InvalidClientStateError`; it
-        may be started again, and counts anew.
-
-        "fail": `PublishOutcomeUnknownError`, with the number of the first such event and how many there may be; at this
-        start and at every later one, until one has another `on_doubt` or the state is reset. "scan": those that were
-        stored are counted by their stamps, which are read from the end of the partition; this takes a
-        `scan_consumer_group` and the right to listen. From then on every event is sent with a stamp, the application
-        property `eventpump:stamp`; where the process before this one did not, it is as "fail". "accept": they are not
-        counted, and may be published again.
+    Plain sends to one target overlap, so a retry may reorder them; `max_in_flight=1` keeps them in order. Idempotent
+    sends go to a partition, one at a time per partition; partitions do not wait for each other.
 
     Args:
-        transport: Closed with the producer.
-        idempotent: Whether every event is published exactly once. Without a `state_store`, this holds as long as the
-            producer lives and its `producer_group_id` and `owner_level`, if given, are nobody else's: the service takes
-            two producers of one id and level for the same one, and accepts the second of two batches with equal numbers
-            without storing it. Without options each producer is given an id of its own.
-        partition_options: By partition id. Where `state_store` knows a partition already, it is right instead.
-        name: The application's name for this publisher, under which `state_store` keeps who it is to the service.
-        state_store: See :class:`eventpump.interfaces.PublisherStateStore`; opened and closed with the producer.
-        mode: How processes with one `name` go together, the same in all of them. Needs a `state_store`, and is
-            "exclusive" with one unless given.
-        on_doubt: What follows where a start finds that the process before it did not close with nothing in doubt, and
-            that the partition has grown while its level was taken over. Events of that process may have been stored
-            without being counted by `events_published`. On a partition with other writers this is so after nearly every
-            crash, because theirs make it grow as well. It rests on the last sequence number that `$management` states.
-        scan_consumer_group: The consumer group that the end of a partition is read over.
-        on_state_lost: What follows where a start finds that the service has forgotten the publisher: it refuses its id,
-            or states a last number below one that it had accepted. "fail": `ProducerStateLostError`, at this start and
-            at every later one, until one has "new" or the state is reset. "new": a new id is taken, and
-            `events_published` goes on from the newest mark in the store. A mark is stored after the first batch of a
-            start, every 30 seconds while it publishes, and when it closes; what was published since may be published
-            again. In either case a producer that is running raises `ProducerStateLostError`, and takes no new id by
-            itself.
-        max_in_flight: Plain sends to one target at a time; None for no bound.
+        transport: The connection to the namespace.
+        hub: The event hub's name.
+        retry: The number of retries and the delays of sends; None for the defaults of :class:`RetryOptions`.
+        rng: Draws the delays between retries; None for an unseeded generator. For tests.
+        owns_transport: Whether the transport is closed with the producer. If not, only the producer's links are.
+        idempotent: Whether each event is published exactly once. Without a `state_store` this holds for the life of the
+            producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
+            distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
+            the second without storing it. Without `partition_options` the service gives each producer an id of its own.
+        partition_options: How to publish to single partitions, by partition id; the service decides the rest. For a
+            partition that `state_store` knows, the stored state is used instead.
+        name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
+            `state_store`.
+        state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
+            opens and closes it. None to keep no state.
+        mode: What the processes with one `name` may do; the same in all of them, and only with a `state_store`, where
+            None means "exclusive". "exclusive": one process at a time. Each start takes a higher level, and from then
+            on the service refuses the process before it, which gets `ProducerDisconnectedError`. Nothing that process
+            was sending is stored after the start; `on_doubt` is about what was stored during the start. "replayable":
+            processes share a level and may overlap, on the condition that the numbers determine the events: each
+            process continues with the event that `events_published` names, and all send the same events in batches
+            divided alike, as a loop over `orders[known.events_published :]` does. Otherwise events are lost, because
+            the service takes a second event with the same number for a repetition. A process that another one has
+            overtaken by more than the service remembers, or while one of its batches is in doubt, gets
+            `InvalidClientStateError`; it may be restarted and then counts from the stored state.
+        on_doubt: What to do at a start if the process before did not close with every outcome known and the partition
+            grew while its level was taken over: events of that process may be stored that `events_published` does not
+            count. On a partition with other writers this is so after nearly every crash, since their events make it
+            grow too. "fail": raise `PublishOutcomeUnknownError` with the number of the first such event and how many
+            there may be, at this start and each later one until one has another `on_doubt` or the state is reset.
+            "scan": count the stored ones by their stamps, which are read from the end of the partition; this needs
+            `scan_consumer_group` and the right to listen. Every event is then sent with a stamp, the application
+            property `eventpump:stamp`; if the process before did not stamp, the start fails as with "fail". "accept":
+            do not count them; they may be published again.
+        scan_consumer_group: The consumer group to read the end of a partition with. Required with `on_doubt="scan"`.
+        on_state_lost: What to do at a start if the service has forgotten the publisher: it refuses the id, or states a
+            last number lower than one it had accepted. "fail": raise `ProducerStateLostError`, at this start and each
+            later one until one has "new" or the state is reset. "new": take a new id, and continue `events_published`
+            from the newest mark in the store. A mark is stored after the first batch of a start, every 30 seconds while
+            publishing, and when the producer closes; what was published since may be published again. A running
+            producer raises `ProducerStateLostError` in either case.
+        max_in_flight: The most plain sends to one target at a time; None for no limit.
 
     Raises:
-        ConfigurationError: Options that do not go together.
+        ConfigurationError: Options cannot be combined.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class HubProducer:
         *,
         retry: RetryOptions | None = None,
         rng: random.Random | None = None,
+        owns_transport: bool = True,
         idempotent: bool = False,
         partition_options: Mapping[str, PartitionPublishingOptions] | None = None,
         name: str | None = None,
@@ -129,7 +131,13 @@ class HubProducer:
             None if state_store is None else PublisherStates(state_store, name or "", policy, scan_consumer_group or "")
         )
         self._max_in_flight = max_in_flight
-        self._context = TargetContext(transport, hub, retry=retry or RetryOptions(), rng=rng or random.Random())
+        self._context = TargetContext(
+            transport,
+            hub,
+            retry=retry or RetryOptions(),
+            rng=rng or random.Random(),
+            owns_transport=owns_transport,
+        )
         # A target that nobody uses lives on only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
@@ -141,8 +149,23 @@ class HubProducer:
         await self.aclose()
 
     @property
+    def hub(self) -> str:
+        """The event hub's name."""
+        return self._hub
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The namespace's host name."""
+        return self._transport.fully_qualified_namespace
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `aclose` was called: nothing can be sent."""
+        return self._context.closed.is_set()
+
+    @property
     def is_idempotent(self) -> bool:
-        """Whether it publishes with numbers."""
+        """Whether each event is published exactly once."""
         return self._is_idempotent
 
     @property
@@ -231,7 +254,8 @@ class HubProducer:
                 (`on_doubt`), and nothing is sent. Final.
             ProducerStateLostError: The service has forgotten the producer. They are not stored, unless they were in
                 doubt before; `batch.state` says so. Final.
-            StoreError: With a state store, which failed at the start; they are not stored.
+            StoreError: The state store failed, or was cancelled, when this partition was started. The events are not
+                stored; sending them again starts the partition again.
             ProducerDisconnectedError: Another producer with a higher owner level took over the partition. Final.
             InvalidClientStateError: The numbers do not agree with the service's. Final for the partition.
         """
@@ -376,8 +400,9 @@ class HubProducer:
         """
         parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("end publishers", self._end_targets),
-            ("close the connection", self._transport.aclose),
         ]
+        if self._context.owns_transport:
+            parts.append(("close the connection", self._transport.aclose))
         if self._states is not None and self._states.is_open:
             parts.append(("close the state store", self._states.store.aclose))
         # With the connection and the store gone, these have nothing to wait for.

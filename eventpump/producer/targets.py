@@ -95,8 +95,11 @@ class TargetContext:
         holds: Which batch an event is in, while its outcome is open.
     """
 
-    def __init__(self, transport: Transport, hub: str, *, retry: RetryOptions, rng: random.Random) -> None:
+    def __init__(
+        self, transport: Transport, hub: str, *, retry: RetryOptions, rng: random.Random, owns_transport: bool
+    ) -> None:
         self.transport = transport
+        self.owns_transport = owns_transport
         self.hub = hub
         self.retry = retry
         self.rng = rng
@@ -260,7 +263,7 @@ class Target(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End it. Its links end with the transport's connection."""
+        """End it. Its links end with the transport's connection, or here if the producer does not own that."""
         ...
 
     @property
@@ -319,7 +322,9 @@ class PlainTarget:
 
     async def aclose(self) -> None:
         """See :class:`Target`."""
-        self._link = None
+        link, self._link = self._link, None
+        if link is not None and not self._context.owns_transport:
+            await link.aclose()
 
     @property
     def doubt(self) -> None:
@@ -358,6 +363,9 @@ class PlainTarget:
                 spec = SendLinkSpec(self._context.hub, self._partition_id)
                 link = self._link = await self._context.transport.open_send_link(spec)
                 self._context.kept.add(self)
+                if self._context.closed.is_set():  # since: a transport of others would keep the link
+                    self._drop(link)
+                    self._context.require_open()
             return link
 
     def _drop(self, link: SendLink) -> None:

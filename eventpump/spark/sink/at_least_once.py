@@ -22,13 +22,6 @@ from eventpump.core.backoff import gives_up
 from eventpump.errors import ServiceError
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.interfaces import (
-    HubProperties,
-    PartitionProperties,
-    ReceiveLink,
-    ReceiveLinkSpec,
-    ReceiveSink,
-    SendLink,
-    SendLinkSpec,
     Transport,
 )
 from eventpump.options.base import RetryOptions
@@ -44,44 +37,13 @@ _IN_FLIGHT: Final = 8 * 1024 * 1024
 """Bytes that a task has on their way at a time, to all partitions together."""
 
 
-class _SharedTransport(Transport):
-    """The process's transport, for a producer that closes it: its links are closed then, and the connection stays."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self._links: list[SendLink] = []
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        return self.transport.fully_qualified_namespace
-
-    async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        return await self.transport.open_receive_link(spec, sink)
-
-    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        link = await self.transport.open_send_link(spec)
-        self._links = [*(each for each in self._links if each.is_attached), link]
-        return link
-
-    async def get_hub_properties(self, hub: str) -> HubProperties:
-        return await self.transport.get_hub_properties(hub)
-
-    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        return await self.transport.get_partition_properties(hub, partition_id)
-
-    async def aclose(self) -> None:
-        links, self._links = self._links, []
-        for link in links:
-            await link.aclose()
-
-
 async def message_limit(connection: SparkConnection) -> int:
     """Ask what the service takes in one message, in bytes. On the loop's thread.
 
     Raises:
         ServiceError: No answer.
     """
-    producer = HubProducer(_SharedTransport(worker.transport(connection)), connection.hub)
+    producer = HubProducer(worker.transport(connection), connection.hub, owns_transport=False)
     try:
         return await producer.message_limit(None)
     finally:
@@ -111,7 +73,7 @@ class _Producers:
         transport = worker.transport(connection)
         kept, producer = self._kept.get(connection, (None, None))
         if producer is None or kept is not transport:
-            producer = HubProducer(_SharedTransport(transport), connection.hub, max_in_flight=1)
+            producer = HubProducer(transport, connection.hub, max_in_flight=1, owns_transport=False)
             self._kept[connection] = (transport, producer)
         return producer
 
@@ -266,4 +228,5 @@ class SendTask:
     def _producer(self) -> HubProducer:
         if not self.idempotent:
             return worker.once(_Producers).plain(self.connection)
-        return HubProducer(_SharedTransport(worker.transport(self.connection)), self.connection.hub, idempotent=True)
+        transport = worker.transport(self.connection)
+        return HubProducer(transport, self.connection.hub, idempotent=True, owns_transport=False)

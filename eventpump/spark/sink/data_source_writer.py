@@ -15,12 +15,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
-from eventpump.options.base import SettingsModel
+from eventpump.options.base import SettingsModel, unknown_option
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.sink.at_least_once import SendTask, retried
 from eventpump.spark.sink.encode import EventColumns
-from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT, unknown_option
+from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 
 class WriterOptions(SettingsModel):
@@ -50,7 +50,7 @@ def _options(given: Mapping[str, str]) -> WriterOptions:
         if plain in WriterOptions.model_fields:
             values[plain] = value
         elif plain not in _NOT_OURS:
-            raise unknown_option(name, (*CONNECTION_OPTIONS, *WriterOptions.model_fields))
+            raise unknown_option(name, (*CONNECTION_OPTIONS, *WriterOptions.model_fields), spelled=plain)
     return WriterOptions.model_validate(values)
 
 

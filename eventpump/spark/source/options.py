@@ -5,7 +5,6 @@ Microsoft's Scala connector's names are known beside ours. An unknown one is an 
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_val
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
-from eventpump.options.base import Name, Seconds, SettingsModel
+from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
 from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 
@@ -283,7 +282,7 @@ class SourceOptions(SettingsModel):
                     raise ConfigurationError("useAadAuth", "give fullyQualifiedNamespace and credential instead")
                 continue
             if key not in _FIELDS:
-                raise unknown_option(name, (*SOURCE_OPTIONS, *CONNECTION_OPTIONS))
+                raise unknown_option(name, (*SOURCE_OPTIONS, *CONNECTION_OPTIONS), spelled=key)
             option, field = _FIELDS[key]
             if field in values and values[field] != value:
                 raise ConfigurationError(option, "is given twice, with different values")
@@ -379,12 +378,3 @@ def without_effect(options: Iterable[str]) -> list[str]:
         for option, reason in WITHOUT_EFFECT.items()
         if option.lower() in given
     ]
-
-
-def unknown_option(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Make the error for an option that there is not. It names the nearest that there is, and shows no value."""
-    spelling = {each.lower(): each for each in known}
-    plain = name.lower().removeprefix(CONNECTOR_PREFIX)
-    nearest = difflib.get_close_matches(plain, spelling, n=1)
-    hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
-    return ConfigurationError(name, f"there is no such option{hint}")
