@@ -371,7 +371,10 @@ class PartitionReader:
         try:
             properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
         except ServiceError as error:
-            _log.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            _log.warning(
+                "hub %s, partition %s: could not find out whether missing events are lost: %s",
+                *(settings.hub, settings.partition_id, error),
+            )
             numbers.not_answered(now)
             return
         loss = numbers.judge(properties, now)
