@@ -20,7 +20,7 @@ from eventpump.errors import ConfigurationError, StoreError
 T = TypeVar("T")
 
 # The SDK logs every request and answer at INFO; ours go to a logger that is quiet unless somebody sets it lower.
-_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.leases.blob.http")
+_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.http")
 _HTTP_LOGGER.setLevel(logging.WARNING)
 
 
