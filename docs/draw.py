@@ -44,6 +44,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "reports": "host events: hooks, log",
     "clock": "the time, suspension included",
     "cancellation": "cancelled, or failed?",
+    "logs": "log lines of several packages",
     "core": "leases, credit, back-off, checkpoints, numbering, batching",
     "eventhubs": "Event Hubs on AMQP: events, addresses, filters, envelopes, signatures, conditions",
     "amqp": "AMQP 1.0 in both roles: codec, connection, sessions, links",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from eventpump.core.claim import PublisherState, StoredPublisherState
@@ -41,6 +41,9 @@ class MachineClock(Clock, Protocol):
 
 
 # ---------------------------------------------------------------------------------------------- transport
+
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds that the library waits for a link, a transport or a store to close, before it leaves that to go on alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.logs import present
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,14 +421,18 @@ class Reporter:
     """Writes every report to the log, one line each, and passes it to the hooks.
 
     Args:
-        logger: The logger.
-        hooks: The hooks.
+        logger: Where the lines go.
+        hooks: Called with every report.
+        fields: Fields of every log record, beside `owner_id` and `partition_id`.
     """
 
-    __slots__ = ("_counts", "_hooks", "_logger")
+    __slots__ = ("_counts", "_fields", "_hooks", "_logger")
 
-    def __init__(self, logger: logging.Logger, hooks: Iterable[Hook] = ()) -> None:
+    def __init__(
+        self, logger: logging.Logger, hooks: Iterable[Hook] = (), fields: Mapping[str, object] | None = None
+    ) -> None:
         self._logger = logger
+        self._fields = fields or {}
         self._hooks = tuple(hooks)
         self._counts: Counter[type[HostReport]] = Counter()
 
@@ -443,7 +448,9 @@ class Reporter:
             error = getattr(report, "error", None)
             # The user's own failures need their traceback; everything else says all in its line.
             trace = error if isinstance(report, ProcessorFailed | UnexpectedFailure) else None
-            self._logger.log(report.level, "host %s:%s %s", report.host, where, report.describe(), exc_info=trace)
+            extra = {**self._fields, **present(owner_id=report.host, partition_id=report.partition_id)}
+            text = report.describe()
+            self._logger.log(report.level, "host %s:%s %s", report.host, where, text, exc_info=trace, extra=extra)
         for hook in self._hooks:
             try:
                 hook(report)

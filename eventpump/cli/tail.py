@@ -30,6 +30,7 @@ from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
     Transport,
 )
 from eventpump.options.connection import connection_settings
@@ -42,8 +43,6 @@ _AT_ONCE: Final = 1000
 """Events written in one piece."""
 _CACHE: Final = 64 * 1024 * 1024
 """Bytes read ahead over all partitions."""
-_CLOSE_TIMEOUT: Final = 5.0
-"""Seconds to detach in, once nothing is read any more."""
 _SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
 
 
@@ -140,7 +139,7 @@ class _Tail:
 
     async def run(self, transport: Transport, partition_id: str | None) -> int:
         tasks: list[asyncio.Task[None]] = []
-        with Interrupts(_CLOSE_TIMEOUT) as interrupts, self._output.watched(self._enough.set):
+        with Interrupts(CLOSE_TIMEOUT) as interrupts, self._output.watched(self._enough.set):
             ends = [
                 asyncio.create_task(interrupts.finish.wait(), name="finish"),
                 asyncio.create_task(self._enough.wait(), name="enough"),
@@ -156,9 +155,9 @@ class _Tail:
                 for task in (finding, *tasks, *ends):
                     task.cancel()
                 # Detaching may take as long as the service likes; the connection's end is an end too.
-                await asyncio.wait({finding, *tasks, *ends}, timeout=_CLOSE_TIMEOUT)
+                await asyncio.wait({finding, *tasks, *ends}, timeout=CLOSE_TIMEOUT)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
                         await transport.aclose()
                 for task in (finding, *tasks):
                     if task.done() and not task.cancelled():

@@ -1,4 +1,4 @@
-"""Writes a partition's checkpoints: one write in flight, the latest wins, and none is dropped without a word."""
+"""Writes a partition's checkpoints: one write in flight at a time, always of the latest one."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from collections.abc import Callable
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
-from eventpump.core.backoff import Backoff, least_delay
+from eventpump.core.backoff import UNLIMITED, Backoff, least_delay
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import CheckpointStore
 
-FAILURES_TOLD = 3
-"""Failed writes in a row after which those who wait are told. Writing goes on."""
+FAILURES_REPORTED = 3
+"""Failed writes in a row after which the waiters fail. The write is retried nevertheless."""
 
 
 class CheckpointWriter:
-    """Carries out what a tracker wants stored.
+    """Writes the checkpoints that a tracker asks for.
 
     Args:
-        store: Gives a write up after the time-out; its outcome is not known after that, and it is written again.
-        lease: Gives the lease to write under.
-        timeout: That time-out, in seconds.
-        on_written: Is called with every checkpoint stored.
-        on_failed: Is called with every error of the store.
-        on_refused: Is called when the store says that the lease is lost.
+        store: Stores the checkpoints. A write that reaches its time-out has an unknown outcome, and is repeated.
+        tracker: Decides which checkpoints to write.
+        lease: Returns the lease to write under.
+        timeout: The time-out of one call of the store, in seconds.
+        rng: Randomness, for delays.
+        on_written: Called with every checkpoint stored.
+        on_failed: Called with every error of the store.
+        on_refused: Called when the store refuses a write because the lease is lost.
+        on_unexpected: Called with the name and the error of a task that failed unexpectedly.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class CheckpointWriter:
         self._lease = lease
         self._timeout = timeout
         self._rng = rng
-        self._backoff = Backoff(0.2, 5.0)
+        self._backoff = Backoff(UNLIMITED.base_delay, UNLIMITED.max_delay)
         self._on_written = on_written
         self._on_failed = on_failed
         self._on_refused = on_refused
@@ -59,31 +62,31 @@ class CheckpointWriter:
         self._is_closed = False
 
     def kick(self) -> None:
-        """Start to write, where there is something to and nobody does."""
+        """Start a write if one is pending and none is in flight."""
         if not self._is_closed and not self._is_writing and not self._tracker.is_settled:
             self._is_writing = True
             self._tasks.spawn(self._write(), "eventpump checkpoint writer")
 
     def stored(self, checkpoint: Checkpoint) -> asyncio.Future[None]:
-        """Return what is done once a wanted checkpoint, or a later one, is stored, or fails."""
+        """Return a future that completes when a requested checkpoint, or a later one, is stored, or fails."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((checkpoint, waiter))
         self.kick()
         return waiter
 
     async def flush(self, timeout: float) -> bool:
-        """Wait until everything wanted is stored, for a time in seconds. True where it is."""
+        """Wait until every pending checkpoint is stored, for a time in seconds. Return whether it is."""
         self.kick()
         await self._tasks.wait(max(0.0, timeout))
         return self._tracker.is_settled
 
     async def aclose(self) -> None:
-        """Write no more. Whoever still waits is told that ownership is lost. Closing twice is fine."""
+        """Write no more. Waiters fail with `OwnershipLostError`. Closing twice is fine."""
         self.stop()
         await self._tasks.cancel(self._timeout)
 
     def stop(self) -> None:
-        """Begin to close, without waiting for the write in flight to end."""
+        """Begin to close, without waiting for the write in flight."""
         self._is_closed = True
         self._fail_waiters(None)
 
@@ -100,12 +103,12 @@ class CheckpointWriter:
         finally:
             self._is_writing = False
             if is_cancelled:
-                # Unless the writer is closed it was a stranger who cancelled the task, and the wish stands.
+                # Unless the writer is closed, other code cancelled the task, and the checkpoint is still pending.
                 self.kick()
 
     async def _write_wanted(self) -> None:
-        # Not `retrying`: each attempt writes the checkpoint that is the latest by then, and the failures in a row go on
-        # to count where the task was cancelled by something else and begun again.
+        # Not `retrying`: each attempt writes the checkpoint that is the latest by then, and the count of failures
+        # continues if other code cancels the task and it is started again.
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
@@ -117,7 +120,7 @@ class CheckpointWriter:
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
                 delay = self._backoff.next(self._rng, at_least=least_delay(error))
                 self._on_failed(failure)
-                if self._backoff.failures >= FAILURES_TOLD:
+                if self._backoff.failures >= FAILURES_REPORTED:
                     self._fail_waiters(failure)
                 await asyncio.sleep(delay)
             else:
@@ -140,14 +143,14 @@ class CheckpointWriter:
         self._waiters = waiting
 
     def _fail_waiters(self, error: EventPumpError | None) -> None:
-        """End the waits with an error; None for lost ownership."""
+        """Fail the waiters with an error; None for lost ownership."""
         for checkpoint, waiter in self._waiters:
             reject(waiter, error or OwnershipLostError(checkpoint.partition_id))
         self._waiters.clear()
 
 
 def store_error(error: BaseException, operation: str, partition_id: str | None, timeout: float) -> EventPumpError:
-    """Make one of ours of what a store's call raised, so that a faulty store looks like a failing one."""
+    """Return the error for what a store's call raised: a store with a defect is handled as one that fails."""
     if isinstance(error, EventPumpError):
         return error
     if isinstance(error, TimeoutError):

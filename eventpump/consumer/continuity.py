@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from eventpump.consumer.opening import Beginning, GroupStart, HubMadeAgainError
+from eventpump.consumer.opening import Beginning, GroupStart, HubRecreatedError
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
@@ -75,7 +75,7 @@ class ContinuityCheck:
             What is lost; None if nothing is, or if that is not known yet.
 
         Raises:
-            HubMadeAgainError: The hub was deleted and created again.
+            HubRecreatedError: The hub was deleted and created again.
         """
         numbers, now = self._numbers, self._clock.monotonic()
         try:
@@ -108,7 +108,7 @@ class ContinuityCheck:
         try:
             async with asyncio.timeout(timeout):
                 loss = numbers.judge(await self._properties(), now)
-        except HubMadeAgainError:
+        except HubRecreatedError:
             return  # the next owner reports everything of that hub that was not processed
         except (EventPumpError, TimeoutError) as error:
             question = f"asking whether the missing numbers {first} to {last} are lost"
@@ -125,7 +125,7 @@ class ContinuityCheck:
             position: Where the feed goes on.
 
         Raises:
-            HubMadeAgainError: The hub was deleted and created again since the first link.
+            HubRecreatedError: The hub was deleted and created again since the first link.
         """
         if self._was_located:
             await self._check_hub()
@@ -133,12 +133,12 @@ class ContinuityCheck:
         return position
 
     async def _properties(self) -> PartitionProperties:
-        """Read the partition's properties. Raises `HubMadeAgainError` if they may be those of another hub."""
+        """Read the partition's properties. Raises `HubRecreatedError` if they may be those of another hub."""
         facts = await self._directory.get_partition_properties(self._settings.hub, self._partition_id)
         await self._check_hub()
         return facts
 
     async def _check_hub(self) -> None:
         if (await self._group.hub()).created_at != self._hub_created_at:
-            problem = "the hub was deleted and made again while it was read"
-            raise HubMadeAgainError(self._settings.hub, self._partition_id, problem)
+            problem = "the hub was deleted and recreated while it was being read"
+            raise HubRecreatedError(self._settings.hub, self._partition_id, problem)

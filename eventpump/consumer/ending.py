@@ -1,4 +1,4 @@
-"""The end of a range that retention removes before it is read: nothing comes any more, and nothing says so."""
+"""Detects that retention has removed the rest of a range: no event follows, and the service does not report it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from eventpump.errors import EventPumpError
 from eventpump.interfaces import PartitionProperties
 
 QUIET = 15.0
-"""Seconds without an event after which the service is asked, and after which its answer counts."""
+"""Seconds without an event after which the service is asked, and again until its answer counts."""
 
 _log = logging.getLogger("eventpump.consumer")
 
 
 class RangeWatch:
-    """Finds out by management that what is left of a range is gone. It asks only while nothing comes.
+    """Finds out from the partition's properties that the rest of a range is gone. It asks only while nothing arrives.
 
-    An answer speaks of what the service holds, and not of what it has sent: the range is over once nothing has come for
-    as long again.
+    The properties describe what the service holds, and not what it has already sent: the range is over when nothing has
+    arrived for the same time again.
 
     Args:
         ask: Reads the partition's properties.
-        is_gone: Whether a partition as described holds nothing of the range and never will.
-        wake: Is called when `is_over` has to be asked again.
+        is_gone: Returns whether a partition with these properties holds nothing of the range and never will.
+        wake: Called when `is_over` has to be called again.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class RangeWatch:
         self._is_known_gone = False
 
     def is_over(self, newest: bytes | None) -> bool:
-        """Whether nothing of the range is left to come.
+        """Return whether no event of the range will follow.
 
         Args:
-            newest: The last message received, of which none waits to be read.
+            newest: The last message received. All received messages have been read.
         """
         now = asyncio.get_running_loop().time()
         if newest is not self._newest:
@@ -54,12 +54,12 @@ class RangeWatch:
         if now - self._quiet_since < QUIET or self._tasks:
             return False
         if not self._is_known_gone:
-            self._tasks.spawn(self._find_out(), "ask for what is left of a range")
+            self._tasks.spawn(self._find_out(), "look for the rest of a range")
         return self._is_known_gone
 
     @property
     def patience(self) -> float | None:
-        """Seconds after which to ask `is_over` again; None: when woken."""
+        """Seconds after which to call `is_over` again; None for not before `wake`."""
         if self._tasks:
             return None
         return max(0.0, self._quiet_since + QUIET - asyncio.get_running_loop().time())
@@ -68,10 +68,10 @@ class RangeWatch:
         try:
             self._is_known_gone = self._is_gone(await self._ask())
         except EventPumpError as error:
-            _log.debug("what is left of a range is not known: %s", error)
+            _log.debug("it is not known whether the rest of a range is gone: %s", error)
         finally:
             self._quiet_since = asyncio.get_running_loop().time()
-            # When this task is no longer in the set.
+            # Later, when this task is no longer in the set.
             asyncio.get_running_loop().call_soon(self._wake)
 
     @staticmethod
@@ -79,7 +79,7 @@ class RangeWatch:
         _log.error("%s: failed", name, exc_info=error)
 
     async def aclose(self, timeout: float) -> None:
-        """End its task.
+        """Cancel the task.
 
         Args:
             timeout: Seconds to wait for that.

@@ -23,43 +23,40 @@ from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Hook, Reporter
 
-logger = logging.getLogger("eventpump.consumer")
+_log = logging.getLogger("eventpump.consumer")
 
 STORE_SHARE = 0.45
-"""A store's call may take this part of lease duration minus renew interval: two tries fit before a lease runs out."""
+"""The part of (lease duration - renew interval) that one call of the store may take: two fit before a lease expires."""
 
 BLOCKED_SHARE = 0.1
-"""A standstill of the loop is reported from this part of the lease duration on, while the leases are still safe."""
-
-CLOSE_TIMEOUT = 5.0
-"""Seconds the transport and the store may take each to close."""
+"""The part of the lease duration from which a standstill of the event loop is reported; no lease is in danger yet."""
 
 LAST_SECOND = 1.0
-"""The same where the host's time to close has run out."""
+"""Seconds that transport and store may take each to close if the host's time to close has run out."""
 
 
 class PartitionHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
-    partition one host delivers; `docs/guarantees.md` has the conditions. The host owns the transport it makes and the
-    store it is given: it opens and closes both.
+    partition one host delivers; `docs/guarantees.md` has the conditions. The host opens and closes both the transport
+    it creates and the store it is given.
 
     Args:
-        transport_factory: Makes the way to the namespace, when `run` is called.
-        leases: The store; one of its own for every host.
-        processor: An `EventProcessor` (shared by all partitions), a class of such, or a factory.
-        hooks: Are called with every report, on the event loop.
-        clock: The clock the store counts expiry on; None for the running loop's.
-        rng: Spreads load; None for an unseeded one.
+        transport_factory: Creates the transport, when `run` is called.
+        leases: The lease store; each host needs an object of its own.
+        processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
+        hooks: Called with every report, on the event loop.
+        clock: The clock by which the store's leases expire; None for the running loop's.
+        rng: Randomness, for delays; None for an unseeded one.
         owns_transport: Whether the transport is closed with the host. Default: True.
 
     Raises:
-        ConfigurationError: The renew interval is not below the store's lease duration, or the processor is none.
+        ConfigurationError: The renew interval is not below the store's lease duration, or `processor` is not one.
     """
 
     def __init__(
@@ -79,7 +76,8 @@ class PartitionHost:
         self._leases = leases
         self._settings = settings
         self._source = ProcessorSource.of(processor)
-        self._reporter = Reporter(logger, hooks)
+        self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
+        self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
@@ -124,24 +122,24 @@ class PartitionHost:
         await self.aclose()
 
     async def run(self, *, handle_signals: bool = False) -> None:
-        """Process until `aclose` is called. Once.
+        """Process events until `aclose` is called. May be called once.
 
-        Cancelled, it closes in order, which may take the close time-out, and then raises the cancellation; cancelled
-        again, it hurries. No task is left in either case, but for user code that does not let itself be cancelled.
+        When cancelled, it closes in order, which may take the close time-out, and then raises `CancelledError`. After a
+        second cancellation it closes at once. No task is left, except for user code that ignores cancellation.
 
         Args:
-            handle_signals: Close on SIGTERM and SIGINT. A second signal does what it would do without us.
+            handle_signals: Close on SIGTERM and SIGINT. A second signal has the effect that it has without the host.
 
         Raises:
-            EventPumpError: Wrong credential, hub or consumer group, or one that could not be reached within the
+            EventPumpError: The credential, the hub or the consumer group is wrong, or could not be reached within the
                 start-up time-out.
-            ProcessorFailedError: The processor raised, and the failure policy is to stop.
+            ProcessorFailedError: The processor raised, and the failure policy is "stop".
             ClosedError: The host was closed before.
         """
         if self._is_closed:
             raise ClosedError("processor host")
         if self._main is not None:
-            raise ConfigurationError("run", "the host was run already")
+            raise ConfigurationError("run", "may be called only once per host")
         main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
         signals = self._watch_signals() if handle_signals else []
         cancelled: asyncio.CancelledError | None = None
@@ -157,19 +155,19 @@ class PartitionHost:
             self._unwatch_signals(signals)
         if cancelled is not None:
             if not main.cancelled() and (failure := main.exception()) is not None:
-                logger.error("host %s: failed while closing: %s", self._owner_id, failure)
+                _log.error("host %s: failed while closing: %s", self._owner_id, failure)
             raise cancelled
         main.result()
 
     async def aclose(self, deadline: float | None = None) -> None:
-        """Stop receiving, let handlers finish what they have, write the last checkpoints, release the leases.
+        """Stop receiving, let handlers finish their batches, write the last checkpoints, release the leases.
 
-        Closing twice is fine; a shorter deadline counts. Cancelled, the host goes on closing. Not from a processor,
-        for which this would wait: it has `stop`.
+        May be called again; the shorter deadline applies. When cancelled, the host continues to close. A processor must
+        not call this, because it waits for the processor: it can call `stop`.
 
         Args:
-            deadline: Seconds it may take, and where these do not suffice a second more each to release the leases, to
-                cancel, and to close the connection and the store; None for the close time-out.
+            deadline: Seconds that closing may take; None for the close time-out. If they do not suffice, releasing the
+                leases, cancelling, and closing the connection and the store may each take one second more.
         """
         self.stop(deadline)
         if self._main is None or self._main.done():
@@ -177,10 +175,10 @@ class PartitionHost:
         await asyncio.wait({self._main})
 
     def stop(self, deadline: float | None = None) -> None:
-        """Begin what `aclose` does, without waiting for it: `run` returns when it is done. A processor may call this.
+        """Begin to close, without waiting: `run` returns when the host is closed. A processor may call this.
 
         Args:
-            deadline: As for `aclose`.
+            deadline: As of `aclose`.
         """
         self._stop(self._settings.close_timeout if deadline is None else deadline)
 
@@ -210,6 +208,8 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
         )
+        fields = {**self._fields, "owner_id": self._owner_id}
+        _log.info("host %s: started on hub %s, %s", self._owner_id, settings.hub, settings.consumer_group, extra=fields)
         manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
         if self._is_closed:
             manager.stop(0.0)
@@ -223,19 +223,20 @@ class PartitionHost:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    logger.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+                    _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+            _log.info("host %s: closed", self._owner_id, extra=fields)
 
     def _watch_signals(self) -> list[signal.Signals]:
         watched: list[signal.Signals] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Not in other threads than the main one, and not on every platform.
+            # Raises outside of the main thread, and on some platforms.
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
                 watched.append(number)
         return watched
 
     def _signalled(self, watched: list[signal.Signals]) -> None:
-        logger.info("host %s: closing on a signal", self._owner_id)
+        _log.info("host %s: closing on a signal", self._owner_id)
         self._unwatch_signals(watched)
         self._stop(self._settings.close_timeout)
 

@@ -1,4 +1,4 @@
-"""A host's part of the fleet: keeps its leases, takes the ones that are due to it, runs a pump for each."""
+"""The leases of a host: renews them, takes those of its fair share, and runs a pump for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
@@ -16,7 +16,7 @@ from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.core.backoff import Backoff, Unlimited
+from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
@@ -49,32 +49,29 @@ from eventpump.reports import (
 _T = TypeVar("_T")
 
 JITTER = 0.2
-"""The part of an interval that chance takes off, so that hosts started together drift apart."""
+"""The part of an interval by which it is shortened at random, so that hosts started together drift apart."""
 
 FIRST_JITTER = 0.5
-"""The same for the first renewal after an acquisition: leases taken together are not renewed together for ever."""
+"""The same for the first renewal of a lease, so that leases taken together are not always renewed together."""
 
 FIRST_STEP = 0.25
-"""The part of an interval that a joiner waits, once it is seen, for those that join with it to be seen too."""
+"""The part of an interval that a joining host waits after its first lease, for hosts that join at the same time."""
 
 RELEASE_TIME = 1.0
-"""Seconds a release may take at the least, even where the time to close has run out."""
-
+"""Seconds that a release may always take, even if the time to close has run out."""
 
 LEAST_START_TIME = 1.0
-"""Seconds that an attempt at the start may take at the least, even where the time to start has run out."""
-
-_START_RETRY: Final = Unlimited(0.2, 5.0)
+"""Seconds that an attempt at the start may always take, even if the time to start has run out."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """What the manager knows of one partition."""
+    """The state of one partition in the manager."""
 
     partition_id: str
     lease: PartitionLease | None = None
     pump: PartitionPump | None = None
-    """Stays until it has ended, whoever holds the lease by then."""
+    """Kept until it has ended, even if another host holds the lease by then."""
     expiry: asyncio.TimerHandle | None = None
     is_renewing: bool = False
     is_taking: bool = False
@@ -84,12 +81,14 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How a partition stands on a host.
+    """The status of a partition on a host.
 
     Args:
-        epoch: Of the lease; None where this host holds none and only its old pump has not ended yet.
-        last_sequence_number: Of the last event delivered.
-        lag: See `PartitionContext.lag`; None where it is not known.
+        partition_id: The partition.
+        epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
+        state: The state of the pump.
+        last_sequence_number: The sequence number of the last event delivered.
+        lag: See `PartitionContext.lag`; None if it is not known.
         is_attached: Whether its link is attached now.
     """
 
@@ -103,7 +102,7 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What ends the manager."""
+    """Whether and why the manager ends."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
@@ -111,14 +110,15 @@ class _Outcome:
 
 
 class PartitionManager:
-    """Runs one host's partitions, until told to stop or until it cannot go on.
+    """Runs the partitions of one host until `stop` is called or the host fails.
 
-    Each lease is renewed at a time of its own, in a task of its own. Every interval, two more things are set going that
-    do not wait for each other: all leases are listed and those due to this host are taken, again in a task each; the
-    hub is asked for new partitions. So what hangs or fails in one place holds up no other, and nothing here ever waits
-    for user code. How many calls of the store are under way at a time, the store bounds.
+    Each lease is renewed at a time of its own, in a task of its own. Every interval starts two more operations that do
+    not wait for each other: listing all leases and taking those of this host's share, again in a task each; and looking
+    for new partitions of the hub. So a call that hangs or fails delays no other, and nothing here waits for user code.
+    The store (`BoundedLeaseStore`) bounds the number of its calls that are under way.
 
     Args:
+        around: What all pumps of the host share.
         renew_interval: Seconds between renewals.
     """
 
@@ -151,7 +151,7 @@ class PartitionManager:
 
     @property
     def statuses(self) -> list[PartitionStatus]:
-        """The partitions this host runs, in no particular order."""
+        """The partitions that this host runs, in no particular order."""
         return [
             PartitionStatus(
                 slot.partition_id,
@@ -170,7 +170,7 @@ class PartitionManager:
 
         Raises:
             EventPumpError: The service or the store could not be used from the start, or the processor failed and the
-                policy is to stop. Everything is closed by then.
+                failure policy is "stop". Everything is closed by then.
         """
         try:
             await self._start()
@@ -190,7 +190,7 @@ class PartitionManager:
         """End `run`. A later call can only shorten the time.
 
         Args:
-            within: Seconds it may take.
+            within: Seconds that closing may take.
         """
         self._close_by = min(self._close_by, self._clock.monotonic() + within)
         self._end.is_stopping = True
@@ -202,7 +202,7 @@ class PartitionManager:
 
     @property
     def remaining(self) -> float:
-        """The seconds left of the time that closing may take; infinite before it is known."""
+        """The seconds left for closing; infinite before `stop`."""
         return self._close_by - self._clock.monotonic()
 
     @property
@@ -217,7 +217,7 @@ class PartitionManager:
     # ------------------------------------------------------------------------------------------------ beginning
 
     async def _start(self) -> None:
-        """Bind the store and learn the partitions. What may pass is tried again for a while, and reported."""
+        """Open the store and find the partitions. Failures that may be transient are reported and retried."""
         until = self._clock.monotonic() + self._settings.startup_timeout
         self._start_of_host = HostStart(until)
         await self._at_start("open the lease store", lambda: self._store.open(self._around.scope), until)
@@ -233,7 +233,7 @@ class PartitionManager:
             unknown = self._settings.positions_without_partition(ids)
             if unknown:
                 raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
-            # Before there is a lease: a group whose leases are there has a record, whenever a host dies.
+            # Before the leases: a group that has leases has a record, whenever a host dies.
             record = await self._at_start(
                 "agree on the consumer group's record", lambda: self._group.agree(properties), until
             )
@@ -245,7 +245,7 @@ class PartitionManager:
                 self._found(ids)
 
     async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
-        """Create the leases. False where some cannot be made: they hold up no others, and discovery tries again."""
+        """Create the leases. False if some could not be created: the others are used, and discovery tries again."""
         try:
             await self._store.ensure_leases(partition_ids)
         except StoreError as error:
@@ -258,16 +258,16 @@ class PartitionManager:
     async def _at_start(
         self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
     ) -> _T | None:
-        """Do something that the rest needs, and return its result; None where the end came first.
+        """Run an operation that the start depends on, and return its result; None if the manager ended first.
 
         Args:
-            operation: Names it in reports and errors.
-            call: Begins it.
+            operation: The name of the operation, for reports and errors.
+            call: Starts it.
             until: The time, by the clock, after which no attempt begins.
-            is_read: Whether it asks the service, rather than the store.
+            is_read: Whether it is a call of the service, and not of the store.
 
         Raises:
-            EventPumpError: Of the last attempt; it cannot succeed, or the time is over.
+            EventPumpError: The error of the last attempt: no retry can help, or the time is over.
         """
         if self._is_ending:
             return None
@@ -286,7 +286,7 @@ class PartitionManager:
 
         attempts = retrying(
             attempt,
-            _START_RETRY,
+            UNLIMITED,
             self._around.rng,
             until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
             least_time=LEAST_START_TIME,
@@ -300,7 +300,7 @@ class PartitionManager:
             raise self._own_error(operation, error, is_read) from error
 
     def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
-        """Make one of ours of what a call raised at the start."""
+        """Return the error for what a call raised at the start."""
         if is_read and not isinstance(error, EventPumpError):
             return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
         return store_error(error, operation, None, self._settings.startup_timeout)
@@ -308,7 +308,7 @@ class PartitionManager:
     # --------------------------------------------------------------------------------------------- the interval
 
     async def _sleep(self, delay: float, *, measured: bool = True) -> None:
-        """Wait, or until the end. Tells when the loop did not turn for longer than an interval."""
+        """Wait for a time, or until the manager ends. Reports a standstill of the loop longer than an interval."""
         # By the loop's own time: a machine that was suspended has not blocked it.
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
@@ -319,7 +319,7 @@ class PartitionManager:
             self._report(LoopBlocked(self._around.owner_id, None, late, None))
 
     async def _discover_once(self) -> None:
-        """Find new partitions, and a hub that was made again, unless the last attempt has not ended."""
+        """Find new partitions, and a hub that was recreated, unless the last attempt has not ended."""
         if self._is_discovering:
             return
         self._is_discovering = True
@@ -348,7 +348,7 @@ class PartitionManager:
         self._report(PartitionsFound(self._around.owner_id, None, partition_ids))
 
     async def _balance_once(self) -> None:
-        """List, plan, and start to take what the plan says, unless the last listing has not ended."""
+        """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
         if self._is_listing:
             return
         self._is_listing = True
@@ -381,14 +381,14 @@ class PartitionManager:
             self._chores.spawn(self._balance_after(begun), "eventpump balancing")
 
     async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
-        """Take the rest of a joiner's share, soon after its first lease."""
+        """Take the rest of a joining host's share, soon after its first lease."""
         await asyncio.wait(tries)
         await self._sleep(self._renew_interval * FIRST_STEP * (1 - JITTER * self._around.rng.random()), measured=False)
         if not self._is_ending:
             await self._balance_once()
 
     async def _take_spare(self, spare: Sequence[LeaseSnapshot], tries: Collection[asyncio.Task[None]]) -> None:
-        """Win one lease where every other try was lost: a host that owns nothing is not seen by the others."""
+        """Take one lease if every other attempt failed: the other hosts do not see a host without leases."""
         if tries:
             await asyncio.wait(tries)
         for snapshot in spare:
@@ -399,7 +399,7 @@ class PartitionManager:
                 await asyncio.wait((task,))
 
     def _is_barred(self, slot: _Slot, now: float) -> bool:
-        """Return whether a partition must not be started here now; above all while its old pump has not ended."""
+        """Return whether a partition must not be started here now, as while its old pump has not ended."""
         return slot.pump is not None or slot.is_taking or now < slot.avoid_until
 
     # ------------------------------------------------------------------------------------------------- leases
@@ -415,7 +415,7 @@ class PartitionManager:
 
     @staticmethod
     def _taken(slot: _Slot) -> None:
-        # Here, because a task that is cancelled before its first step runs no `finally`.
+        # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
         slot.is_taking = False
 
     async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
@@ -437,7 +437,7 @@ class PartitionManager:
         self._start_pump(slot, lease)
 
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
-        """Record a lease, taken or renewed, and when it ends."""
+        """Record a lease that was taken or renewed, and when it expires."""
         slot.lease = lease
         due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
         self._around.turns.lease_held(slot.partition_id, due_at)
@@ -473,7 +473,7 @@ class PartitionManager:
             slot.expiry = None
 
     def _renew_later(self, slot: _Slot, lease: PartitionLease, jitter: float = JITTER) -> None:
-        """Have a lease renewed an interval after it was last asked for; less by a part that chance decides."""
+        """Schedule a renewal one interval after the last request, shortened at random."""
         asked = lease.expires_at - self._store.lease_duration
         wait = self._renew_interval * (1 - jitter * self._around.rng.random())
         self._renewals_due.set(slot.partition_id, asked + wait)
@@ -508,18 +508,18 @@ class PartitionManager:
         slot.is_renewing = False
         lease = slot.lease if slot.pump is not None else None
         if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
-            # Taken anew meanwhile, and due while the renewal of the lease before was not over.
+            # It was taken again meanwhile, and became due while the renewal of the lease before was under way.
             self._renew_later(slot, lease)
 
     async def _renew_one(self, slot: _Slot) -> None:
-        """Renew a lease, and again while that fails and the lease lives."""
+        """Renew a lease; retried while that fails and the lease has not expired."""
         # Not `retrying`: what to do next depends after each attempt, and after each delay, on what has happened to the
         # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
-        # A lease without a pump is never kept, however the pump ended.
+        # A lease without a pump is not kept, however the pump ended.
         while (lease := slot.lease) is not None and slot.pump is not None:
             if self._clock.monotonic() >= lease.expires_at:
-                # Before the timer for it: timers stand still while the machine is suspended.
+                # Maybe before its timer, because timers stand still while the machine is suspended.
                 self._lost(slot, "it was not renewed in time")
                 return
             stolen = slot.stolen
@@ -541,10 +541,10 @@ class PartitionManager:
             if slot.stolen is stolen:
                 self._leave_to_outsider(slot, stolen)
                 return
-            # The link was stolen while we asked: the answer may be older than that. Ask again.
+            # The link was stolen during the renewal: the answer may be older than that. Renew again.
 
     def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
-        """Give up a partition whose lease is ours, but whose link somebody without a lease holds."""
+        """Leave a partition whose lease this host holds, but whose link a reader without a lease has taken."""
         avoided_for = self._store.lease_duration
         slot.stolen = None
         slot.avoid_until = self._clock.monotonic() + avoided_for
@@ -559,7 +559,7 @@ class PartitionManager:
         self._forget(slot)
         if self._clock.monotonic() >= lease.expires_at:
             return
-        # Only a host that closes has no time to let a release wait for its turn.
+        # Only while the host closes is there a limit to the time that a release waits for its turn.
         remaining = self._close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
         if await self._stored("release", slot.partition_id, self._store.release_lease(lease), timeout) is True:
@@ -588,7 +588,7 @@ class PartitionManager:
 
     def _pump_ended(self, slot: _Slot, pump: PartitionPump) -> None:
         if slot.pump is pump:
-            # Cancelled before its first step, by code that cancels whatever task it finds.
+            # It was cancelled before its first step, by code that cancels all tasks.
             slot.pump = None
             slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
             self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
@@ -610,7 +610,7 @@ class PartitionManager:
                 raise
             escaped = error
         finally:
-            # Only now may the partition be started here again.
+            # From here on the partition may be started here again.
             slot.pump = None
         if escaped is not None:
             self._pump_broke(slot, escaped)
@@ -620,14 +620,14 @@ class PartitionManager:
         await self._release(slot)
 
     def _attempt_ended(self, pump: PartitionPump) -> None:
-        """End the host where this was the last attempt that could have shown that it is configured rightly."""
+        """Record the end of an attempt, and end the host if no attempt is left that could succeed."""
         if pump.was_attached:
             self._start_of_host.linked()
         self._start_of_host.ended(pump.partition_id)
         self._judge_start()
 
     def _judge_start(self) -> None:
-        """End the host over what was refused at its start, or report it; neither while that is not decided."""
+        """End the host because of the refusals at its start, or report them, once that is decided."""
         now, start = self._clock.monotonic(), self._start_of_host
         if any(slot.pump is not None and slot.pump.was_attached for slot in self._slots.values()):
             start.linked()
@@ -641,10 +641,10 @@ class PartitionManager:
                 self._report(report)
 
     def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
-        """Report an end of a pump that never should be, and leave the partition to others for a while."""
+        """Report an unexpected end of a pump, and leave the partition to other hosts for a time."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
-            # It was the pump that this ended; the lease is still to be released.
+            # The cancellation ended the pump; the lease is still to be released.
             task.uncancel()
         slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
         self._report(UnexpectedFailure(self._around.owner_id, slot.partition_id, "the pump", error))
@@ -657,18 +657,18 @@ class PartitionManager:
             self._start_of_host.refused(slot.partition_id, error)
         avoided_for = self._store.lease_duration
         slot.avoid_until = self._clock.monotonic() + avoided_for
-        # The error that ends a host is raised by `run`, and not reported once per partition as well.
+        # The error that ends a host is raised by `run`; it is not reported for each partition as well.
         self._withheld.append(PartitionFailed(self._around.owner_id, slot.partition_id, avoided_for, error))
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
-        """Let others have a partition whose processor does not return. It was reported."""
+        """Release the lease of a partition whose processor does not return. That was reported."""
         if slot.pump is pump and slot.lease is not None:
             self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
 
     # ------------------------------------------------------------------------------------------------- closing
 
     async def _close(self) -> None:
-        """Stop every pump and release every lease, in time."""
+        """Stop every pump and release every lease, within the time to close."""
         if self._close_by == math.inf:
             self._close_by = self._clock.monotonic() + self._settings.close_timeout
         self._store.take_no_more()
@@ -694,8 +694,8 @@ class PartitionManager:
             self._forget(slot)
 
     async def _wait_for_pumps(self) -> None:
-        """Wait for their ends until the time is up, which a second call of `stop` may bring nearer."""
-        # Renewals go on meanwhile: a handler that takes its time must not lose its lease over it.
+        """Wait until the pumps have ended or the time is over, which a second call of `stop` can shorten."""
+        # Renewals continue meanwhile, so that a slow handler does not lose its lease.
         while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
             self._hurry.clear()
             with suppress(StoppedError):
@@ -707,10 +707,13 @@ class PartitionManager:
     async def _stored(
         self, operation: str, partition_id: str | None, call: Awaitable[_T], timeout: float | None = None
     ) -> _T | _Failed:
-        """Call the store; a failure is reported and given back, not raised.
+        """Call the store. A failure is reported and returned, not raised.
 
         Args:
-            timeout: Seconds for the call and its wait for a turn; None for the store's time-out, once it is sent.
+            operation: The name of the operation, for reports.
+            partition_id: The partition, if there is one.
+            call: The call.
+            timeout: Seconds for the call and its wait for a turn; None for only the store's own time-out per call.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -730,7 +733,7 @@ class PartitionManager:
 
 
 class _Failed:
-    """A store's call failed, and was reported."""
+    """The result of a call of the store that failed, and was reported."""
 
 
 _FAILED = _Failed()

@@ -1,4 +1,4 @@
-"""Where a host begins to read: the consumer group's record, and each partition's start, checked against the hub."""
+"""Where a host begins to read: the consumer group's record, and each partition's start position."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
-from eventpump.core.backoff import Unlimited
+from eventpump.core.backoff import UNLIMITED
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
@@ -46,28 +46,25 @@ from eventpump.reports import DataLost, ServiceFailed, StoreFailed
 _T = TypeVar("_T")
 
 BEYOND_END_PAUSE = 1.0
-"""Seconds after which a partition's end is read again before a checkpoint is taken to lie beyond it."""
+"""Seconds after which a partition's end is read once more if a checkpoint seems to lie beyond it."""
 
 
-_RETRY: Final = Unlimited(0.2, 5.0)
-
-
-class HubMadeAgainError(DataLossError):
-    """The hub was deleted and made again while it was read."""
+class HubRecreatedError(DataLossError):
+    """The hub was deleted and recreated while it was being read."""
 
 
 class _HubChangedError(Exception):
-    """The hub was made again since the opening of a partition began, which has to begin anew."""
+    """The hub was recreated while a partition was being opened: the opening has to start over."""
 
 
 def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
-    """Make the error of a loss, with what to do about it."""
+    """Return the error for a loss, with what to do about it."""
     if loss.kind is LossKind.RETENTION:
-        advice = 'on_data_loss="earliest" goes on at the oldest event kept, "latest" at the end'
+        advice = 'on_data_loss="earliest" continues at the oldest event kept, "latest" at the end'
     else:
         advice = (
-            "the checkpoint is kept until somebody decides: "
-            'on_data_loss="earliest" reads the hub there is now from its beginning, "latest" from its end'
+            "the checkpoint is kept; to continue: "
+            'on_data_loss="earliest" reads the present hub from its beginning, "latest" from its end'
         )
     return DataLossError(
         hub,
@@ -79,7 +76,7 @@ def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
 
 
 class SharedRead:
-    """Reads a hub's properties for many who ask at once; nobody gets an answer to a question older than theirs."""
+    """Reads a hub's properties for concurrent callers, who share a read that began after each of them had called."""
 
     def __init__(self, directory: HubDirectory, hub: str) -> None:
         self._directory = directory
@@ -90,10 +87,10 @@ class SharedRead:
         self._answer: HubProperties | BaseException | None = None
 
     async def read(self) -> HubProperties:
-        """Read them.
+        """Return the hub's properties, read after this call.
 
         Raises:
-            ServiceError: As `HubDirectory.get_hub_properties`.
+            ServiceError: As of `HubDirectory.get_hub_properties`.
         """
         asked = self._begun
         async with self._lock:
@@ -113,14 +110,16 @@ class SharedRead:
 
 
 class GroupStart:
-    """What one host knows of its consumer group's record.
+    """The consumer group's record, as one host knows it.
 
     Args:
-        store: Gives its calls up after its time-out.
-        store_timeout: That time-out, in seconds.
+        store: Keeps the record. Its calls have a time-out.
+        directory: Reads the hub's properties.
+        settings: The options of the host.
+        store_timeout: The time-out of one call of the store, in seconds.
 
     Attributes:
-        starts: Where this host's settings let partitions begin, as a record keeps it.
+        starts: The start positions in this host's settings, in the form of the record.
     """
 
     def __init__(
@@ -136,17 +135,17 @@ class GroupStart:
 
     @property
     def record(self) -> ScopeRecord:
-        """The record as last read or written. Not before `agree` returned."""
+        """The record as last read or written. Only after `agree` has returned."""
         assert self._stored is not None
         return self._stored.record
 
     async def agree(self, properties: HubProperties) -> ScopeRecord:
-        """Read the group's record, or write the first one. Of several hosts at once, the first decides for all.
+        """Read the group's record, or write the first one. Of several hosts at once, the first one's is used by all.
 
-        A group that was used before there were records adopts the hub that there is now.
+        A group from before there were records adopts the present hub.
 
         Raises:
-            StoreError: The store failed, or holds no starts that this version can read.
+            StoreError: The store failed, or this version cannot read the start positions in it.
         """
         stored = await self._call("read scope record", self._store.read_scope_record())
         while stored is None:
@@ -160,24 +159,24 @@ class GroupStart:
         return stored.record
 
     def start_of(self, partition_id: str) -> EventPosition:
-        """Return where a partition without a checkpoint begins."""
+        """Return the start position of a partition without a checkpoint."""
         try:
             return start_of(self.record, partition_id)
         except ValueError as error:
             raise StoreError("read scope record", str(error)) from None
 
     async def hub(self) -> HubProperties:
-        """Read the hub's properties, not before now.
+        """Return the hub's properties, read after this call.
 
         Raises:
-            ServiceError: Unknown hub, no right, or no answer.
+            ServiceError: The hub does not exist, access was denied, or the service did not answer.
         """
         return await self._hub.read()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
-        """Return the record and the hub it is to be compared with; the hub is read after the record.
+        """Return the record, and the hub to compare it with; the hub is read after the record.
 
-        The record is read anew only where it may have changed since: every change of it follows a change of the hub.
+        The record is read again only if it may have changed: every change of it follows a change of the hub.
         """
         properties, record = await self.hub(), self.record
         if record.reset_for is None and record.hub_created_at == properties.created_at:
@@ -186,10 +185,16 @@ class GroupStart:
         return record, await self.hub()
 
     async def enter(self, partition_id: str, created_at: datetime) -> None:
-        """Enter a partition in the record: its state belongs to the hub created then. Cancelled, it may be entered yet.
+        """Enter a partition in the record: its checkpoint belongs to the hub that was created at a time.
+
+        If the caller is cancelled, the partition may still be entered.
+
+        Args:
+            partition_id: The partition.
+            created_at: When the hub was created.
 
         Raises:
-            _HubChangedError: Another hub has taken its place.
+            _HubChangedError: The hub was recreated since.
         """
         entry = (partition_id, created_at)
         self._pending.add(entry)
@@ -203,7 +208,7 @@ class GroupStart:
                 leases = await self._call("list leases", self._store.list_leases())
                 known = {lease.partition_id for lease in leases} | set(properties.partition_ids)
                 names = [each for each, _ in batch]
-                # Not the record that is known by now: it may be younger than what the hub said.
+                # Not `self.record`: it may be newer than the properties of the hub.
                 change = entered(stored.record, names, created_at, known, len(properties.partition_ids))
                 if change is None or await self._swap(
                     replace(
@@ -218,12 +223,12 @@ class GroupStart:
                     self._pending -= batch
 
     async def give_way(self, partition_id: str, refused: EventPosition) -> bool:
-        """Put this host's start of a partition in the place of a recorded one that the service refuses.
+        """Replace a recorded start position that the service refuses by the one in this host's settings.
 
-        Else a slip in the first host's settings would outlive its correction.
+        Without this, a mistake in the settings of the first host could not be corrected in the settings.
 
         Returns:
-            False where this host asks for the same.
+            False if this host's settings have the same position.
         """
         own = self.starts.get(partition_id, self.starts[""])
         if own == position_text(refused):
@@ -271,12 +276,13 @@ class GroupStart:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a partition's reading begins.
+    """Where reading a partition begins.
 
     Args:
-        checkpoint: What the store holds now; None where nothing.
-        expected: The sequence number of the first event; None where that is not known.
-        hub_created_at: The hub this holds for.
+        position: The position of the first link.
+        checkpoint: The stored checkpoint; None if there is none.
+        expected: The sequence number of the first event; None if that is not known.
+        hub_created_at: The creation time of the hub that all this belongs to.
     """
 
     position: EventPosition
@@ -286,16 +292,21 @@ class Beginning:
 
 
 class PartitionOpening:
-    """Finds the beginning of one partition, under its lease.
+    """Finds the start position of one partition, under its lease.
 
     Args:
-        store: Gives its calls up after its time-out.
-        store_timeout: That time-out, in seconds.
+        group: The consumer group's record.
+        store: Keeps the checkpoints. Its calls have a time-out.
+        directory: Reads the partition's properties.
+        settings: The options of the host.
+        partition_id: The partition.
+        store_timeout: The time-out of one call of the store, in seconds.
+        rng: Randomness, for delays.
         lease: Returns the lease to write under.
-        step: Runs a step of ours unless the pump ends.
-        pause: Waits for a time in seconds, or until the pump ends; raises where it does.
-        report: Reports on the partition.
-        on_refused: Is called when the store says that the lease is lost; raises.
+        step: Runs a step of the pump, and raises if the pump ends first.
+        pause: Waits for a time in seconds, and raises if the pump ends first.
+        report: Called with the class of a report and its fields.
+        on_refused: Called when the store refuses a write because the lease is lost; raises.
     """
 
     def __init__(
@@ -329,13 +340,13 @@ class PartitionOpening:
         self._stored: Checkpoint | None = None
 
     async def find(self, stored: Checkpoint | None) -> Beginning:
-        """Find the beginning, and store it where it could not be found again. Tried until it succeeds.
+        """Find the start position, and store it if it could not be found again. Retried until it succeeds.
 
         Args:
             stored: The partition's checkpoint, read under the lease.
 
         Raises:
-            DataLossError: Events are gone, and the settings say to fail.
+            DataLossError: Events are lost, and `on_data_loss` is "fail".
             ServiceError: The service refused to answer.
         """
         self._stored = stored
@@ -344,23 +355,23 @@ class PartitionOpening:
                 return await self.until_done(self._find)
 
     async def skip_to_end(self, loss: Loss) -> None:
-        """Store the partition's end as its checkpoint, after a loss, and report that."""
+        """Store the partition's end as its checkpoint, after a loss, and report the loss."""
         await self.store(at_end(self._partition_id, await self.facts()), is_reset=True)
         self._report(DataLost, loss, "latest")
 
     async def facts(self) -> PartitionProperties:
-        """Read the partition's properties; tried until it succeeds.
+        """Return the partition's properties. Retried until it succeeds.
 
         Raises:
-            ServiceError: Refused.
+            ServiceError: The service refused.
         """
         return await self.until_done(self._facts)
 
     async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again, and report, what a store or the service fails at.
+        """Repeat an operation until it succeeds, and report each failure of the store or the service.
 
         Raises:
-            ServiceError: Refused for good.
+            ServiceError: The service refused, and no retry can help.
         """
 
         def report(error: Exception, _: float) -> None:
@@ -369,10 +380,10 @@ class PartitionOpening:
             else:
                 self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
 
-        return await retrying(attempt, _RETRY, self._rng, on_retry=report, sleep=self._pause)
+        return await retrying(attempt, UNLIMITED, self._rng, on_retry=report, sleep=self._pause)
 
     async def store(self, checkpoint: Checkpoint, *, is_reset: bool) -> None:
-        """Store a checkpoint under the lease; the same is tried until it is stored, or the pump ends."""
+        """Store a checkpoint under the lease. Retried until it is stored, or the pump ends."""
         operation = "reset checkpoint" if is_reset else "write checkpoint"
 
         def report(error: Exception, _: float) -> None:
@@ -381,7 +392,7 @@ class PartitionOpening:
 
         is_stored = await retrying(
             lambda: self._step(self._store_once(checkpoint, is_reset)),
-            _RETRY,
+            UNLIMITED,
             self._rng,
             is_final=lambda _: False,
             on_retry=report,
@@ -392,13 +403,13 @@ class PartitionOpening:
         self._stored = checkpoint
 
     async def _find(self) -> Beginning:
-        # What is stored by now: an attempt before this one may have reset it.
+        # `self._stored`, because an earlier attempt may have reset the checkpoint.
         group, partition_id, stored = self._group, self._partition_id, self._stored
         record, hub = await self._step(group.current())
         is_of_this_hub = hub_of(record, partition_id) == hub.created_at
         if stored is None:
             if not is_of_this_hub:
-                # First: the checkpoint that follows must not look like one of the hub before.
+                # First: otherwise the checkpoint that follows would look like one of the previous hub.
                 await self._enter(hub)
             start = group.start_of(partition_id)
             if start.offset != LATEST_OFFSET:
@@ -409,7 +420,7 @@ class PartitionOpening:
         facts = await self.facts() if is_of_this_hub else None
         loss = find_loss(stored, facts, is_of_this_hub=is_of_this_hub)
         if loss is not None and loss.kind is LossKind.BEYOND_END:
-            # Management may be a moment behind what was received.
+            # The properties may lag a little behind the events received.
             await self._pause(BEYOND_END_PAUSE)
             facts = await self.facts()
             loss = find_loss(stored, facts, is_of_this_hub=True)
@@ -428,7 +439,7 @@ class PartitionOpening:
     async def _reset(
         self, loss: Loss, action: OnDataLoss, hub: HubProperties, facts: PartitionProperties | None
     ) -> Beginning:
-        """Put another checkpoint in the place of one that means nothing any more."""
+        """Replace a checkpoint that is not valid any more."""
         partition_id = self._partition_id
         if facts is None and partition_id in hub.partition_ids:
             facts = await self.facts()
@@ -441,7 +452,7 @@ class PartitionOpening:
         await self.store(target, is_reset=True)
         self._report(DataLost, loss, action)
         if loss.kind is LossKind.RECREATED:
-            # Only now: were it entered first, a crash in between would make the old checkpoint one of the new hub.
+            # Only now: if it were entered first, a crash in between would make the old checkpoint one of the new hub.
             await self._enter(hub)
         return _after(target, expected, hub)
 

@@ -49,7 +49,7 @@ class OpenPartition:
 
     @property
     def recorded_start(self) -> EventPosition | None:
-        """Where reading began by the consumer group's record; None where it began after a checkpoint."""
+        """Where reading began by the consumer group's record; None if it began after a checkpoint."""
         return self.beginning.position if self.beginning.checkpoint is None else None
 
     def explained(self, error: Exception) -> Exception:
@@ -62,7 +62,7 @@ class OpenPartition:
             return error
         source = _FROM_SETTINGS if self.beginning.checkpoint is None else _FROM_CHECKPOINT
         return RequestRefusedError(
-            f"{error.description}; reading was to begin at {position_text(self.beginning.position)}, {source}",
+            f"{error.description}; reading was to begin at {describe_position(self.beginning.position)}, {source}",
             condition=error.condition,
             entity=error.entity,
             tracking_id=error.tracking_id,
@@ -74,7 +74,7 @@ class OpenPartition:
         The hub is checked before each link as well; but it may be created again between that check and the attach.
         """
         if created_at > self.beginning.hub_created_at:
-            self.feed.reopen(LinkDetachedError("the hub was made again"))
+            self.feed.reopen(LinkDetachedError("the hub was recreated"))
 
     def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
         """Request a checkpoint; see `PartitionContext.checkpoint`.
@@ -144,7 +144,7 @@ def not_delivered(partition_id: str) -> ConfigurationError:
     return ConfigurationError("event", f"it was not delivered by partition {partition_id} here")
 
 
-def position_text(position: EventPosition) -> str:
+def describe_position(position: EventPosition) -> str:
     """Return a position in words, for logs and errors."""
     if position.sequence_number is not None:
         place = f"sequence number {position.sequence_number}"
@@ -155,5 +155,5 @@ def position_text(position: EventPosition) -> str:
     return f"{place}{', inclusive' if position.inclusive else ''}"
 
 
-_FROM_SETTINGS = "the host's initial_position: give one that the partition has"
-_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was made again"
+_FROM_SETTINGS = "the host's initial_position; set one that the partition has"
+_FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was recreated"

@@ -1,4 +1,4 @@
-"""What the user writes, and what it is handed."""
+"""`EventProcessor`, which users implement, and `PartitionContext`, with which its methods are called."""
 
 from __future__ import annotations
 
@@ -22,61 +22,64 @@ if TYPE_CHECKING:
 class EventProcessor(ABC):
     """Processes the events of partitions. Subclass it.
 
-    For one partition all four methods are called from one task, one after the other. Given as an instance, one object
-    serves all partitions; given as a class or factory, every ownership of a partition gets an object of its own.
+    For one partition all four methods are called from one task, one after the other. A host that is given an instance
+    uses it for all partitions; a host that is given a class or factory creates an object for each ownership of a
+    partition.
 
     All partitions of a host share its event loop, and so do the renewals of its leases. Code that computes for long, or
-    calls something that blocks, stops them all for that time. Run it elsewhere, and wait for it:
+    that blocks, stops them all for that time. Run it elsewhere, and await it:
 
-    * what blocks, or releases the interpreter's lock: `await asyncio.to_thread(work, events)`;
-    * what computes in Python: `await loop.run_in_executor(pool, work, [event.body for event in events])`, with a
-      `concurrent.futures.ProcessPoolExecutor` made once.
+    * code that blocks, or that releases the interpreter's lock: `await asyncio.to_thread(work, events)`;
+    * code that computes in Python: `await loop.run_in_executor(pool, work, [event.body for event in events])`, with a
+      `concurrent.futures.ProcessPoolExecutor` that is created once.
 
     A host whose turns of the loop take more than 50 ms starts no delivery while a renewal is due or a call of the store
-    might run out of its time. So it keeps its leases as long as what its handlers compute for the batches in their
-    hands, all steps of all of them, stays below half of the lease duration; or every turn below a sixtieth of it.
-    `LoopBlocked` reports a standstill of a tenth of the lease duration; several shorter ones are not reported.
+    is close to its time-out. So it keeps its leases as long as the computing time of all batches that are being
+    processed stays below half of the lease duration, or each turn of the loop below a sixtieth of it. `LoopBlocked`
+    reports a standstill of a tenth of the lease duration; several shorter ones are not reported.
     """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
-        """Prepare for a partition. Raising goes by the failure policy."""
+        """Prepare for a partition. If it raises, the failure policy applies."""
 
     @abstractmethod
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        """Process a batch. Returning says it is processed; raising goes to `process_error`, then by the failure policy.
+        """Process a batch.
 
-        Cancelled only when ownership was lost, the host's time to close has run out, or it has not returned for
-        `handler_timeout` and `on_handler_timeout` is "cancel". Leaving with anything else than
-        an `Exception` counts as raising, save `SystemExit` and `KeyboardInterrupt`, which end the program.
+        If it returns, the batch is processed. If it raises, `process_error` is called, and the failure policy applies.
 
-        A message that cannot be decoded is an event like others, of which `offset`, `sequence_number`, `enqueued_time`
-        and `raw` can be read, and what else is asked for raises `EventError`. Catch that error where such events are to
-        be passed: a checkpoint past them is stored as past others. Raised from here, the batch comes again.
+        It is cancelled only if ownership was lost, the host's time to close has run out, or it has not returned for
+        `handler_timeout` and `on_handler_timeout` is "cancel". Any `BaseException` counts as a failure, except
+        `SystemExit` and `KeyboardInterrupt`, which end the program.
+
+        A message that cannot be decoded is an event, too: `offset`, `sequence_number`, `enqueued_time` and `raw` can be
+        read, and other attributes raise `EventError`. Catch that error to skip such events; a checkpoint covers them as
+        any other event. If it is raised from here, the batch is delivered again.
 
         Args:
-            events: One event or more, in order; none only with `call_when_idle`.
+            events: At least one event, in order; an empty sequence only with `call_when_idle`.
         """
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:  # noqa: B027 - as above
-        """Learn of an error: what the other methods raised, or why the partition cannot be read any more.
+        """Called with an error that another method raised, or that ended the reading of the partition.
 
-        It is in the log already.
+        The error was logged already.
         """
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:  # noqa: B027 - as above
-        """Clean up after a partition. Called once where `open` returned.
+        """Clean up after a partition. Called once, if `open` has returned.
 
         With `CloseReason.SHUTDOWN` and `CloseReason.FAILED` the partition is still owned, and `context.checkpoint()`
         works until this returns: without an event it stores the last batch whose `process_events` returned, never one
-        that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError`
-        where the lease is gone.
+        that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError` if the lease is
+        lost.
         """
 
 
 class PartitionContext:
-    """One partition during one ownership, as its processor sees it.
+    """One partition during one ownership, for its processor.
 
-    Made by the pump. Everything may be read at any time from the event loop's thread.
+    All attributes may be read at any time from the event loop's thread.
     """
 
     def __init__(
@@ -100,9 +103,9 @@ class PartitionContext:
         self._read_from: bytes | None = None
         self._last_enqueued: LastEnqueued | None = None
         self.ownership_lost = asyncio.Event()
-        """Set once the partition is not ours any more. A handler should end soon then: it will be cancelled."""
+        """Set when this host no longer owns the partition. A handler should return soon then: it will be cancelled."""
         self.last_delivered: ReceivedEvent | None = None
-        """The last event handed to `process_events`."""
+        """The last event that `process_events` was called with."""
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -136,11 +139,11 @@ class PartitionContext:
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
-        """The partition's newest event, as told with the last one received. None without `track_last_enqueued`."""
+        """The partition's newest event, as named by the last event received. None without `track_last_enqueued`."""
         newest = self._newest()
         if newest is not None and newest is not self._read_from:
             self._read_from = newest
-            with suppress(EventError):  # of a message that cannot be decoded, the one before it counts
+            with suppress(EventError):  # a message that cannot be decoded leaves the value as it was
                 self._last_enqueued = ReceivedEvent(newest).last_enqueued or self._last_enqueued
         return self._last_enqueued
 
@@ -161,45 +164,45 @@ class PartitionContext:
 
     @property
     def retrieval_time(self) -> datetime | None:
-        """When the service looked; see `last_enqueued`."""
+        """When the service determined this; see `last_enqueued`."""
         return None if self.last_enqueued is None else self.last_enqueued.retrieval_time
 
     @property
     def lag(self) -> int | None:
-        """How many events the partition's newest one is ahead of the last delivered; None where that is not known.
+        """How many events the partition's newest event is ahead of the last one delivered; None if that is not known.
 
-        The newest event is the one named by the last event received (`track_last_enqueued`), or by management since.
-        It is not known, and lag is None: while the link is not attached; and when nothing was received for
-        `max_wait_time` (1 s at the least) though the link has credit and all that was received is delivered, unless
-        management was asked since, within twice that time. A host asks management for its silent partitions in turn,
-        one a second: of many silent ones, some are unknown. Where nothing was delivered yet, lag is 0 if management
-        confirmed that there is nothing to deliver, and else None.
+        The newest event is the one named by the last event received (`track_last_enqueued`), or by management since
+        then. It is not known, and lag is None, while the link is not attached; and when nothing was received for
+        `max_wait_time` (at least 1 s) although the link has credit and everything received is delivered, unless
+        management has answered since, within twice that time. A host asks management about its silent partitions in
+        turn, one per second: if many are silent, the lag of some is not known. Before the first delivery, lag is 0 if
+        management confirmed that there is nothing to deliver, and otherwise None.
         """
         return self._lag()
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Store that everything up to an event is processed, and wait until that is stored.
 
-        Without an event, what is meant depends on where the call comes from:
+        Without an event, the checkpoint covers, depending on the caller:
 
-        * from the call of `process_events` that is running, or from a task or thread that this call started
-          (`asyncio.create_task`, `asyncio.to_thread`) and while it runs: all of the batch in its hands. The caller says
-          that the batch is processed; so call it last, and not in a `finally`;
-        * from everywhere else (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
-          left behind, a handler that has returned or raised): the last batch whose `process_events` returned. Before
-          any has, nothing is stored.
+        * the running call of `process_events`, or a task or thread that it started (`asyncio.create_task`,
+          `asyncio.to_thread`), while it runs: its whole batch. The call means that the batch is processed; so make it
+          last, and not in a `finally`;
+        * any other caller (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
+          left behind, a handler that has returned or raised): the last batch whose `process_events` returned. If there
+          is none, nothing is stored.
 
-        Calls while a write is in flight become one further write, of the latest. An event at or before what is stored
-        changes nothing. Cancelled, the checkpoint is still written.
+        Calls while a write is in flight lead to one further write, of the latest checkpoint. An event at or before the
+        stored checkpoint changes nothing. If the caller is cancelled, the checkpoint is written nevertheless.
 
         Args:
-            event: One that this partition delivered here, processed or not; None as said above.
+            event: An event that this partition delivered here, processed or not; None as described above.
 
         Raises:
-            OwnershipLostError: The partition is not ours any more; the next owner gets the events again.
+            OwnershipLostError: This host no longer owns the partition; the next owner receives the events again.
             ConfigurationError: The event was not delivered by this partition: it came from another partition, hub or
                 consumer group, was not received by a host, or lies beyond what was delivered since `open`.
-            StoreError: The store failed several times; it is tried again behind the scenes.
+            StoreError: The store failed several times; the write is retried in the background.
         """
         stored = self._checkpoint(event)
         if stored is not None:
@@ -211,36 +214,37 @@ class PartitionContext:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSource:
-    """Where the processor of an ownership comes from.
+    """Creates the processor of an ownership.
 
     Args:
-        make: Gives it.
+        make: Returns the processor.
     """
 
     make: Callable[[], EventProcessor]
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:
-        """Take an instance, a class or a factory.
+        """Return the source for an instance, a class or a factory.
 
         Raises:
-            ConfigurationError: It is none of these.
+            ConfigurationError: The argument is none of these.
         """
         if isinstance(processor, EventProcessor):
             return cls(lambda: processor)
         if isinstance(processor, type):
             if not issubclass(processor, EventProcessor):
-                raise ConfigurationError("processor", f"the class {processor.__name__} is no EventProcessor")
+                raise ConfigurationError("processor", f"{processor.__name__} is not a subclass of EventProcessor")
             if inspect.isabstract(processor):
                 raise ConfigurationError("processor", f"the class {processor.__name__} has no process_events")
         elif not callable(processor):
-            raise ConfigurationError("processor", "must be an EventProcessor, a subclass of it, or a factory of such")
+            raise ConfigurationError("processor", "must be an EventProcessor, a subclass of it, or a factory")
         factory = processor
 
         def make() -> EventProcessor:
             made = factory()
             if not isinstance(made, EventProcessor):
-                raise ConfigurationError("processor", f"the factory gave a {type(made).__name__}, no EventProcessor")
+                problem = f"the factory must return an EventProcessor, and returned {type(made).__name__}"
+                raise ConfigurationError("processor", problem)
             return made
 
         return cls(make)

@@ -8,22 +8,22 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
+from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import GroupStart, HubMadeAgainError, PartitionOpening, loss_error
-from eventpump.consumer.partition import OpenPartition, not_delivered, position_text
+from eventpump.consumer.opening import GroupStart, HubRecreatedError, PartitionOpening, loss_error
+from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.turns import Turns
-from eventpump.core.backoff import Backoff, Unlimited, is_used_up
+from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
@@ -37,7 +37,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
@@ -55,8 +55,6 @@ from eventpump.reports import (
 )
 
 _T = TypeVar("_T")
-
-_READ_RETRY: Final = Unlimited(0.2, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +346,7 @@ class PartitionPump:
             self._settings,
             rng=around.rng,
             locate=continuity.locate,
-            on_attached=lambda: self._attached(position_text(position)),
+            on_attached=lambda: self._attached(describe_position(position)),
             on_trouble=self._link_trouble,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
@@ -387,7 +385,7 @@ class PartitionPump:
 
         return await retrying(
             lambda: self._unless_ending(self._around.store.read_checkpoint(self.partition_id)),
-            _READ_RETRY,
+            UNLIMITED,
             self._around.rng,
             is_final=lambda _: False,
             on_retry=report,
@@ -412,7 +410,7 @@ class PartitionPump:
                     continue
                 await self._deliver(partition, events)
                 if feed.events_held:
-                    # A handler that never really waits must not keep the loop from turning.
+                    # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
             elif feed.error is not None:
                 if not await self._can_restart(partition, feed.error):
@@ -425,11 +423,11 @@ class PartitionPump:
                     await self._deliver(partition, ())
 
     async def _may_pass_gap(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
-        """Do what the settings say where missing numbers are lost. Return whether the batch may be delivered."""
+        """Find out whether missing numbers are lost, and apply `on_data_loss`. Return whether to deliver the batch."""
         try:
             loss = await partition.continuity.find_loss(events)
-        except HubMadeAgainError:
-            # What is missing was there before its hub was deleted: all that was not processed is reported as lost.
+        except HubRecreatedError:
+            # The hub of the missing events was deleted: everything in it that was not processed is reported as lost.
             return False
         if loss is None:
             return True
@@ -445,7 +443,7 @@ class PartitionPump:
 
     async def _can_restart(self, partition: OpenPartition, error: Exception) -> bool:
         """Return whether the start position is to be found again after the feed ended with an error."""
-        if isinstance(error, HubMadeAgainError):
+        if isinstance(error, HubRecreatedError):
             return True
         start = partition.recorded_start
         if not isinstance(error, RequestRefusedError) or self.was_attached or start is None:
@@ -482,7 +480,7 @@ class PartitionPump:
             return
 
     async def _hold_back(self) -> bool:
-        """Wait while handlers compute and the store needs the loop. Return False, without a wait, where neither is so.
+        """Wait while handlers compute and the store needs the loop. Return False, without a wait, if that is not so.
 
         The wait ends early if the pump ends.
         """
@@ -498,7 +496,7 @@ class PartitionPump:
         return True
 
     def _may_deliver(self) -> bool:
-        """Return whether a batch may be delivered now. The lease is compared with our own clock each time."""
+        """Return whether a batch may be delivered now: the lease must not have expired by the host's own clock."""
         if self._life.is_ending or self._life.is_suspended:
             return False
         if self._clock.monotonic() >= self.lease.expires_at:

@@ -15,41 +15,43 @@ from typing import Self
 
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
-from eventpump.consumer.feed import CLOSE_TIMEOUT, PartitionFeed
-from eventpump.consumer.opening import HubMadeAgainError
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
-"""Seconds that a link may be silent while somebody reads, before it is checked."""
+"""Seconds that a link may be silent while a read waits, before it is checked."""
 
 _START = "-1"
 _LATEST = "@latest"
 
 ASK_TIME = 1.0
-"""Seconds the question whether missing events are lost may take beyond the time that a read has."""
+"""Seconds by which a read may exceed its time to find out whether missing events are lost."""
 
-_logger = logging.getLogger("eventpump.consumer")
+_log = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
-    """Reads one partition from a position, to the end of a range or for ever.
+    """Reads one partition from a position, to the end of a range or without end.
 
-    Shared, or with an owner level. A link that fails is opened again after the last event received: nothing is lost
-    and nothing comes twice, unless the hub drops events before they are read, or is made again; see `on_data_loss`.
-    "@latest" is the end of the partition on entering, whenever the first link is attached.
-    The reader owns the transport it makes.
+    Beside other readers, or with an owner level. A link that fails is opened again after the last event received:
+    nothing is lost and nothing is returned twice, unless the hub drops events before they are read, or is recreated
+    (see `on_data_loss`). "@latest" is the end of the partition on entering, whenever the first link is attached.
+    The reader owns the transport it creates.
 
     Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
 
     Args:
-        transport_factory: Makes the way to the namespace, on entering.
-        rng: Spreads load; None for an unseeded one.
-        on_loss: Is called with what is gone where reading goes on all the same; None to log it.
+        transport_factory: Creates the transport, on entering.
+        settings: The options of the reader.
+        rng: Randomness, for delays; None for an unseeded one.
+        on_loss: Called with the loss if reading continues after it; None to log it.
         owns_transport: Whether the transport is closed with the reader. Default: True.
     """
 
@@ -65,7 +67,7 @@ class PartitionReader:
         self._transport_factory = transport_factory
         self._owns_transport = owns_transport
         self._settings = settings
-        self._on_loss = on_loss or _log
+        self._on_loss = on_loss or _log_loss
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
         self._feed: PartitionFeed | None = None
@@ -95,19 +97,19 @@ class PartitionReader:
 
     @property
     def position(self) -> EventPosition:
-        """Where a reader that goes on after what this one gave would begin. Not "@latest" once it was entered."""
+        """Where a reader that continues after the last event returned would begin. Not "@latest" after entering."""
         if self._last is None:
             return self._start
         return EventPosition.at_offset(ReceivedEvent(self._last).offset)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range is read, or what was left of it is gone. Never without an end."""
+        """Whether the range is read, or the rest of it is gone. False without an end."""
         return self._is_at_end
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
-        """The partition's newest event, as told with the last one received. None without `track_last_enqueued`."""
+        """The partition's newest event, as named by the last event received. None without `track_last_enqueued`."""
         newest = None if self._feed is None else self._feed.newest
         return None if newest is None else ReceivedEvent(newest).last_enqueued
 
@@ -144,30 +146,31 @@ class PartitionReader:
         await self.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
-        """Iterate over the events, to the end of the range. Breaking off loses what of a batch was not given."""
+        """Iterate over the events, to the end of the range. After a `break` the rest of the current batch is lost."""
         while events := await self.read():
             for event in events:
                 yield event
 
     async def read(self, max_events: int = 300, max_wait_time: float | None = None) -> list[ReceivedEvent]:
-        """Read what is there, one event or more, as soon as there is one.
+        """Return the events that are there, as soon as there is at least one.
 
-        Cancelled, nothing is lost.
+        Canceling it is safe: no event is lost.
 
         Args:
-            max_wait_time: Seconds to wait for the first; None for as long as it takes.
+            max_events: The most events to return.
+            max_wait_time: Seconds to wait for the first event; None for no limit.
 
         Returns:
-            Empty where the time ran out or the range is read; see `is_at_end`.
+            The events; empty if the time ran out or the range is read, see `is_at_end`.
 
         Raises:
-            ServiceError: The link ended for a reason that trying again does not cure.
-            DataLossError: Events are gone, and `on_data_loss` says to fail. What was given before is not affected.
+            ServiceError: The link ended, and retries cannot help.
+            DataLossError: Events are lost, and `on_data_loss` is "fail". Events returned before are not affected.
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
     async def read_raw(self, max_messages: int = 300, max_wait_time: float | None = None) -> list[bytes]:
-        """Read as `read` does, but give the encoded messages."""
+        """Read as `read` does, but return the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
         if self._feed is None or self._is_closed:
@@ -178,7 +181,7 @@ class PartitionReader:
             raise self._failure
         while not self._is_at_end:
             feed = self._feed
-            # Held until it is given: a call that is cancelled while the service is asked loses nothing.
+            # Held until it is returned: a call that is cancelled while it asks the service loses nothing.
             messages = self._held = self._held or feed.take(max_messages)
             if messages:
                 if not self._follows(messages):
@@ -188,7 +191,7 @@ class PartitionReader:
                     except TimeoutError:
                         if self._settings.on_data_loss == "fail":
                             return []
-                        # Else short reads of a slow service would ask, and give up, for ever.
+                        # Otherwise short reads of a slow service would ask, and time out, again and again.
                         self._numbers.not_answered(loop.time())
                     if not self._held:
                         continue
@@ -210,7 +213,7 @@ class PartitionReader:
         return []
 
     def _is_rest_gone(self, feed: PartitionFeed) -> bool:
-        """Whether retention has removed what was left of the range. Nothing waits to be taken from the feed."""
+        """Return whether retention has removed the rest of the range. Everything was taken from the feed."""
         if self._end is None:
             return False
         if self._watch is None:
@@ -223,17 +226,17 @@ class PartitionReader:
         return True
 
     def _rest_lost(self) -> None:
-        """Report what retention has removed of the rest of the range.
+        """Report that retention has removed the rest of the range.
 
         Raises:
-            DataLossError: By the settings.
+            DataLossError: `on_data_loss` is "fail".
         """
         expected, kept_from, end = self._numbers.expected, self._kept_from, self._end
         assert end is not None
         if expected is None or expected >= kept_from:
-            # Nothing was read yet, or what is missing was judged already: which numbers are gone is not known.
-            _logger.warning(
-                "hub %s, partition %s: what was left of the range is gone",
+            # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
+            _log.warning(
+                "hub %s, partition %s: the rest of the range is gone",
                 self._settings.hub,
                 self._settings.partition_id,
             )
@@ -256,7 +259,7 @@ class PartitionReader:
         return await self._transport.get_partition_properties(self._settings.hub, self._settings.partition_id)
 
     def _has_nothing_left(self, properties: PartitionProperties) -> bool:
-        """Whether a partition holds nothing up to the end of the range, and what is stored from now on lies beyond."""
+        """Return whether a partition holds no event of the range, and new events will lie beyond its end."""
         end, newest = self._end, properties.last_enqueued_sequence_number
         assert end is not None
         self._kept_from = retained_from(properties)
@@ -264,14 +267,14 @@ class PartitionReader:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1
             return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
         assert end.enqueued_time is not None
-        # A partition that was emptied may not say any more when its newest event came.
+        # The properties of a partition that was emptied may lack the time of its newest event.
         if properties.is_empty:
             return self._is_end_passed
         self._is_end_passed = properties.last_enqueued_time > end.enqueued_time
         return False
 
     async def aclose(self) -> None:
-        """Detach and disconnect. Closing twice is fine; cancelled, the link still ends."""
+        """Detach and disconnect. Closing twice is fine. If cancelled, the link still ends."""
         self._is_closed = True
         try:
             if self._watch is not None:
@@ -289,7 +292,7 @@ class PartitionReader:
     def _link_silent(self, link: SilentLink) -> None:
         what = "its connection is dropped" if link.drops_connection else "it is opened again"
         where = self._settings.hub, self._settings.partition_id
-        _logger.warning(
+        _log.warning(
             "reader of %s, partition %s: the link was silent for %.1f s, %s: %s",
             *where,
             link.silent_for,
@@ -298,7 +301,7 @@ class PartitionReader:
         )
 
     def _check_failed(self, operation: str, error: BaseException) -> None:
-        _logger.error("%s failed unexpectedly", operation, exc_info=error)
+        _log.error("%s failed unexpectedly", operation, exc_info=error)
 
     # ----------------------------------------------------------------------------------------- what may be gone
 
@@ -323,27 +326,29 @@ class PartitionReader:
         )
 
     async def _properties_at_start(self, transport: Transport) -> PartitionProperties:
-        """Read the partition's properties; what may pass is tried again for the start-up time-out."""
+        """Return the partition's properties. Transient failures are retried until the start-up time-out."""
         settings = self._settings
         until = asyncio.get_running_loop().time() + settings.startup_timeout
+        what = f"reading the properties of partition {settings.partition_id}"
         return await retrying(
             lambda: transport.get_partition_properties(settings.hub, settings.partition_id),
             settings.link_retry,
             self._rng,
             until=until,
             least_time=math.inf,  # the transport has a time-out of its own
+            on_retry=retry_logger(_log, what, hub=settings.hub, partition_id=settings.partition_id),
         )
 
     async def _locate(self, position: EventPosition) -> EventPosition:
-        """Check, before a link is opened, that the hub is the one that was being read, and give where to begin."""
+        """Check, before a link is opened, that the hub is the one that was read, and return where to begin."""
         assert self._transport is not None
         settings = self._settings
         created_at = (await self._transport.get_hub_properties(settings.hub)).created_at
         before, self._hub_created_at = self._hub_created_at, created_at
         if before in {None, created_at}:
             return position
-        error = HubMadeAgainError(
-            settings.hub, settings.partition_id, "the hub was deleted and made again while it was read"
+        error = HubRecreatedError(
+            settings.hub, settings.partition_id, "the hub was deleted and recreated while it was being read"
         )
         if settings.on_data_loss in {None, "fail"}:
             raise error
@@ -364,10 +369,10 @@ class PartitionReader:
         return self._numbers.passed(first, last, len(messages))
 
     async def _judge_gap(self, messages: list[bytes]) -> None:
-        """Find out whether missing numbers are lost, and do what the settings say.
+        """Find out whether missing numbers are lost, and apply `on_data_loss`.
 
         Raises:
-            DataLossError: Which is what every later read raises too.
+            DataLossError: `on_data_loss` is "fail". Every later read raises it, too.
         """
         numbers, settings, transport = self._numbers, self._settings, self._transport
         assert transport is not None
@@ -379,7 +384,10 @@ class PartitionReader:
         try:
             properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
         except ServiceError as error:
-            _logger.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            _log.warning(
+                "hub %s, partition %s: could not find out whether missing events are lost: %s",
+                *(settings.hub, settings.partition_id, error),
+            )
             numbers.not_answered(now)
             return
         loss = numbers.judge(properties, now)
@@ -413,7 +421,7 @@ class PartitionReader:
     # --------------------------------------------------------------------------------------------------- the end
 
     def _bound(self, end: EventPosition, properties: PartitionProperties) -> None:
-        """Make a sequence number or a time of the end, and see whether anything lies before it at all."""
+        """Convert the end to a sequence number or a time, and find out whether the range is empty."""
         newest = properties.last_enqueued_sequence_number
         if end.offset == _LATEST:
             end = EventPosition.at_sequence_number(newest, inclusive=True)
@@ -432,7 +440,7 @@ class PartitionReader:
                 self._is_at_end = self._is_at_end or newest >= last
 
     def _within(self, messages: list[bytes]) -> list[bytes]:
-        """Cut a batch off at the end of the range. Only its last message is decoded, unless the end lies in it."""
+        """Cut a batch at the end of the range. Only its last message is decoded, unless the end lies in the batch."""
         if self._end is None:
             return messages
         if self._is_past(messages[-1]):
@@ -461,12 +469,12 @@ class PartitionReader:
         return past > 0 if end.inclusive else past >= 0
 
 
-def _log(error: DataLossError) -> None:
-    _logger.warning("%s", error)
+def _log_loss(error: DataLossError) -> None:
+    _log.warning("%s", error)
 
 
 def _first_number(start: EventPosition) -> int | None:
-    """Return the sequence number that reading from a position begins with; None where that is not known."""
+    """Return the sequence number at which reading from a position begins; None if that is not known."""
     return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
 
 

@@ -1,4 +1,4 @@
-"""Measures the turns of the event loop, and holds deliveries back while the store needs the loop more."""
+"""Measures the turns of the event loop, and holds deliveries back while the store needs the loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from eventpump.aio.tasks import resolve
 from eventpump.core.turns import TurnLedger
 from eventpump.interfaces import Clock
 
 
 class Turns:
-    """A host's gate for deliveries, as `TurnLedger` decides. It costs nothing while handlers do not compute."""
+    """Holds the deliveries of a host back when `TurnLedger` decides so. Costs nothing while handlers do not compute."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,7 +33,7 @@ class Turns:
         """Record a call of the store for as long as it runs.
 
         Args:
-            timeout: Seconds until it is cut off.
+            timeout: Seconds until it is cancelled.
         """
         key = self.ledger.call_begun(self._clock.monotonic() + timeout)
         try:
@@ -42,7 +43,7 @@ class Turns:
             self._look()
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
-        """Record a lease that was taken or renewed, and when its next renewal is due."""
+        """Record a lease that was taken or renewed, and the time of its next renewal."""
         self.ledger.lease_held(partition_id, due_at)
         self._look()
 
@@ -52,9 +53,9 @@ class Turns:
         self._look()
 
     def hold(self) -> asyncio.Future[None] | None:
-        """Return what is done once a delivery may be tried again; None where one may start now.
+        """Return a future that completes when a delivery may be tried again; None if one may start now.
 
-        Only to be asked while `ledger.is_watching`. Its caller may end it before, and must call `release` with it.
+        Call it only while `ledger.is_watching`. The caller may complete the future before, and must call `release`.
         """
         if not self.ledger.is_closed(self._clock.monotonic()):
             return None
@@ -72,5 +73,4 @@ class Turns:
     def _look(self) -> None:
         if self._waiters and not self.ledger.is_closed(self._clock.monotonic()):
             for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                resolve(waiter, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from eventpump.errors import Recovery, ServiceBusyError, ServiceError, StoreError
 from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
@@ -32,6 +32,10 @@ class Unlimited(NamedTuple):
     base_delay: float
     max_delay: float
     max_retries: None = None
+
+
+UNLIMITED: Final = Unlimited(0.2, 5.0)
+"""The policy of operations that only their owner's end, a time limit or a final error ends."""
 
 
 def is_used_up(policy: RetryPolicy, failures: int) -> bool:

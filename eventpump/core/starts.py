@@ -179,8 +179,8 @@ class LossKind(enum.Enum):
 
     RETENTION = "retention"
     """The hub has dropped them before they were read."""
-    RECREATED = "hub made again"
-    """The hub was deleted and made again; the position is one of the hub before."""
+    RECREATED = "hub recreated"
+    """The hub was deleted and recreated; the position is one of the previous hub."""
     BEYOND_END = "beyond the end"
     """The position lies behind the partition's newest event."""
 
@@ -201,9 +201,7 @@ class Loss:
     def describe(self) -> str:
         """Return which events are gone, and why, in words."""
         if self.last_missing is None:
-            return (
-                f"the hub was deleted and made again: the events from number {self.first_missing} on are gone with it"
-            )
+            return f"the hub was deleted and recreated: the events from number {self.first_missing} on are gone with it"
         if self.first_missing == self.last_missing:
             numbers = f"number {self.first_missing} is"
         else:

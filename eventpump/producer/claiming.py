@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import random
 import secrets
 from contextlib import aclosing
@@ -43,10 +44,13 @@ from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP, read_stamp
 from eventpump.interfaces import PublisherStateStore, SendLink, SendLinkSpec, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.producer.marks import StateMarks, StoreWaits, ask_store
 from eventpump.producer.publisher import attach_answer, attach_spec
 from eventpump.producer.tail import read_tail
+
+_log = logging.getLogger("eventpump.producer")
 
 _FINAL = (
     ProducerDisconnectedError,
@@ -274,6 +278,11 @@ class PublisherStart:
                 rng=self._rng,
             )
             self._started = started
+            _log.debug(
+                "partition %s: publisher %s has claimed: id %s, owner level %s, published up to %s",
+                *(self._partition_id, self._states.name, state.producer_id, state.owner_level, started.number),
+                extra={"hub": self._hub, "partition_id": self._partition_id},
+            )
         except EventPumpError as error:
             if inspect.getgeneratorstate(self._procedure) == inspect.GEN_CLOSED:
                 self._failure = error  # raised by the start itself, and not by what it asked for
@@ -282,7 +291,11 @@ class PublisherStart:
 
     async def _answer(self, request: Request) -> object:
         """Do what the start asks for, again if that can help."""
-        return await retrying(lambda: self._do(request), self._retry, self._rng, was_attached=lambda: False)
+        what = f"partition {self._partition_id}: claiming"
+        on_retry = retry_logger(_log, what, hub=self._hub, partition_id=self._partition_id)
+        return await retrying(
+            lambda: self._do(request), self._retry, self._rng, was_attached=lambda: False, on_retry=on_retry
+        )
 
     async def _do(self, request: Request) -> object:
         name, partition_id, store = self._states.name, self._partition_id, self._states.store

@@ -17,6 +17,7 @@ from eventpump.core.claim import PublisherState, Started, StoredPublisherState
 from eventpump.errors import EventPumpError, StoreError
 from eventpump.eventhubs.numbering import distance
 from eventpump.interfaces import PublisherStateStore
+from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 
 MARK_INTERVAL = 30.0
@@ -173,6 +174,7 @@ class StateMarks:
 
     async def _write(self, *, is_clean: bool = False) -> None:
         """Store how far it is, unless another start has taken the state over since."""
+        what = f"partition {self._partition_id}: storing a mark"
         async with self._turn:
             try:
                 while await retrying(
@@ -180,6 +182,7 @@ class StateMarks:
                     self._retry,
                     self._rng,
                     is_final=lambda error: not isinstance(error, StoreError),
+                    on_retry=retry_logger(_log, what, partition_id=self._partition_id),
                 ):
                     pass
             except EventPumpError as error:
@@ -194,6 +197,8 @@ class StateMarks:
         if mark == stored.state:
             return False
         self._stored = await self._swap(mark, stored)
+        outcome = "belongs to another publisher now" if self._stored is None else f"is stored: {mark.published}"
+        _log.debug("partition %s: the mark %s", self._partition_id, outcome, extra={"partition_id": self._partition_id})
         return True
 
     def _mark(self, stored: PublisherState, *, is_clean: bool) -> PublisherState:

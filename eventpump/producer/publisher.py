@@ -44,6 +44,7 @@ from eventpump.eventhubs.names import (
 )
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
+from eventpump.logs import log_retry
 from eventpump.options.base import RetryOptions
 
 _log = logging.getLogger("eventpump.producer")
@@ -405,6 +406,11 @@ class PartitionPublisher:
         self._is_fresh = True
         self._max_message_size = link.max_message_size
         sequencer.attached(*attach_answer(link))
+        _log.debug(
+            "partition %s: the producer is attached: id %s, owner level %s, last sequence number %s",
+            *(sequencer.partition_id, sequencer.producer_id, sequencer.owner_level, sequencer.last_number),
+            extra={"hub": self._hub, "partition_id": sequencer.partition_id},
+        )
 
     async def _send(self) -> None:
         sequencer, link, job = self._sequencer, self._link, self._current
@@ -525,10 +531,13 @@ class PartitionPublisher:
             was_attached=step is Step.SEND,
             at_least=least_delay(error),
         )
+        partition_id = self._sequencer.partition_id
         if counts and self._current is not None and not self._current.waiters:
-            _log.warning(
-                "partition %s: a batch is in doubt, next look in %.1f s: %s", self._sequencer.partition_id, delay, error
-            )
+            _log.warning("partition %s: a batch is in doubt, next look in %.1f s: %s", partition_id, delay, error)
+        else:
+            what = f"partition {partition_id}: {'publishing' if self.doubtful is None else 'settling a send in doubt'}"
+            attempt = self._pace.failures
+            log_retry(_log, what, error, delay=delay, attempt=attempt, hub=self._hub, partition_id=partition_id)
         self._hurry.clear()
         await wait_for_event(self._hurry, delay)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import operator
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -31,12 +32,15 @@ from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLink, SendLinkSpec, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart, PublisherStates
 from eventpump.producer.publisher import PartitionPublisher
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger("eventpump.producer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +351,14 @@ class PlainTarget:
                 raise error from error.__cause__
 
         context = self._context
+        what = "sending" if self._partition_id is None else f"sending to partition {self._partition_id}"
         return await retrying(
-            attempt, context.retry, context.rng, was_attached=lambda: link is not None, stop=context.closed
+            attempt,
+            context.retry,
+            context.rng,
+            was_attached=lambda: link is not None,
+            stop=context.closed,
+            on_retry=retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id),
         )
 
     async def _attached(self) -> SendLink:

@@ -17,13 +17,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from eventpump.clients import make_transport
 from eventpump.errors import ServiceTimeoutError
-from eventpump.interfaces import Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Transport
 from eventpump.spark.connection import SparkConnection
 
 _T = TypeVar("_T")
-
-CLOSE_TIMEOUT = 5.0
-"""Seconds that what was interrupted may take to end, and connections to close."""
 
 
 class _Worker:
@@ -134,7 +131,7 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
     """Run a coroutine on the process's loop, from any other thread, and wait for its result.
 
     A caller that is interrupted (KeyboardInterrupt, an exception from a signal handler) cancels it and waits for its
-    end, within :data:`CLOSE_TIMEOUT`.
+    end, within :data:`eventpump.interfaces.CLOSE_TIMEOUT`.
 
     Args:
         timeout: Seconds; None for as long as it takes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import platform
 import uuid
 from abc import ABC, abstractmethod
@@ -20,6 +21,8 @@ from eventpump.options.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from eventpump.transport.links import ClientLink, ClientSendLink
+
+_log = logging.getLogger("eventpump.transport")
 
 
 class Asked(NamedTuple):
@@ -177,6 +180,13 @@ class BaseConnection(ABC):
     @abstractmethod
     def _lose(self, error: ServiceError) -> None:
         """Tell everybody that the connection is over. Once."""
+
+    def _log_end(self, error: ServiceError) -> None:
+        """Log the end of the connection: at INFO if it was in use and ends unexpectedly."""
+        is_lost = self.was_of_use and error.recovery is not Recovery.GIVE_UP
+        where = self.settings.fully_qualified_namespace
+        level, what = (logging.INFO, "was lost") if is_lost else (logging.DEBUG, "has ended")
+        _log.log(level, "the connection to %s %s: %s (%s)", where, what, error, self.container_id)
 
     def new_name(self, node: str) -> str:
         """Return a link name that is unique on this connection, and in the service's logs."""

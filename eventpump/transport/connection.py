@@ -272,6 +272,7 @@ class ClientConnection(BaseConnection):
         if self.error is not None:
             return
         self.error = error
+        self._log_end(error)
         for waiting in (self._opened, *self._begun.values()):
             if not waiting.done():
                 waiting.set_exception(error)

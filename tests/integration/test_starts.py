@@ -165,7 +165,7 @@ async def test_a_hub_made_again_under_a_reader() -> None:
                 got += len(await reader.read())
             emulator.recreate_hub(HUB)
             await _send(emulator, *"defgh")
-            with pytest.raises(DataLossError, match="made again"):
+            with pytest.raises(DataLossError, match="recreated"):
                 await reader.read()
 
 

@@ -56,7 +56,7 @@ def test_a_query_that_catches_up_tells_how_far_it_is_behind(
         .schema("body binary")
         .load()
     )
-    with caplog.at_level(logging.INFO, "eventpump.spark.source.progress"):
+    with caplog.at_level(logging.INFO, "eventpump.spark"):
         query = rows.writeStream.format("noop").queryName(session).option("checkpointLocation", checkpoint).start()
         try:
             gauge.until_caught_up()

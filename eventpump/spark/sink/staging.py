@@ -28,7 +28,7 @@ LOCAL: Final = "file://"
 """What Spark knows an absolute path of the machine's own file system by."""
 
 _VERSION: Final = 1
-_log: Final = logging.getLogger("eventpump.spark")
+_log = logging.getLogger("eventpump.spark")
 
 
 @dataclass(frozen=True, slots=True)

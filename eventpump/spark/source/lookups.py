@@ -7,11 +7,11 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.core.backoff import Unlimited
+from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.partitions import partition_order
@@ -21,9 +21,7 @@ from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
 
-_RETRY: Final = Unlimited(0.2, 5.0)
-
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger("eventpump.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +131,10 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
     """
 
     def log(error: Exception, delay: float) -> None:
-        _logger.warning("%s; asking again in %.1f s", error, delay)
+        _log.warning("%s; asking again in %.1f s", error, delay)
 
     until = asyncio.get_running_loop().time() + timeout
     try:
-        return await retrying(ask, _RETRY, random.Random(), until=until, on_retry=log)
+        return await retrying(ask, UNLIMITED, random.Random(), until=until, on_retry=log)
     except TimeoutError:
         raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger("eventpump.spark")
 
 
 class LagListener(StreamingQueryListener):
@@ -34,7 +34,7 @@ class LagListener(StreamingQueryListener):
 
     Args:
         on_lag: Is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
-        level: Of the log line; the logger is `eventpump.spark.source.progress`.
+        level: Of the log line; the logger is `eventpump.spark`.
     """
 
     def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:
@@ -55,12 +55,12 @@ class LagListener(StreamingQueryListener):
         if not partitions:
             return
         lag = QueryLag(str(progress.id), run_id, progress.name, progress.batchId, time, partitions)
-        _logger.log(self._level, "%s", lag.describe())
+        _log.log(self._level, "%s", lag.describe())
         if self._on_lag is not None:
             try:
                 self._on_lag(lag)
             except Exception:
-                _logger.exception("a lag could not be told")
+                _log.exception("a lag could not be told")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Take note that there was nothing new."""

@@ -62,7 +62,7 @@ except ImportError:  # Spark before 4.2 has no limits: it asks for the latest of
 
 _T = TypeVar("_T")
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger("eventpump.spark")
 
 IDLE_REQUESTS: Final = 40
 """How many requests a second a query makes that has nothing to do; they take about 1 % of a core."""
@@ -133,7 +133,7 @@ class _Reader:
         for loss in losses:
             if self._options.fail_on_data_loss:
                 raise loss.error()
-            _logger.warning("hub %s, partition %s: %s; going on", loss.hub, loss.partition_id, loss.problem)
+            _log.warning("hub %s, partition %s: %s; going on", loss.hub, loss.partition_id, loss.problem)
 
 
 class BatchReader(_Reader, DataSourceReader):
@@ -234,7 +234,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return what only the process that serves the query has."""
         if self._query is None:
             for note in self._notes:
-                _logger.warning("%s", note)
+                _log.warning("%s", note)
             _end_in_order()
             self._query = _Query(self._options, self._tell)
         return self._query

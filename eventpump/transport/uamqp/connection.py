@@ -268,6 +268,7 @@ class UamqpConnection(BaseConnection):
         if self.error is not None:
             return
         self.error = error
+        self._log_end(error)
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # whoever waits gets it; if nobody does, that is no fault

@@ -664,7 +664,7 @@ async def test_a_reader_whose_hub_is_made_again(policy: Any) -> None:
         hub.recreate()
         hub.publish("0", count=30)
         if policy in {None, "fail"}:
-            with pytest.raises(DataLossError, match="made again"):
+            with pytest.raises(DataLossError, match="recreated"):
                 await reader.read(max_wait_time=20)
             return
         await asyncio.sleep(2)

@@ -23,7 +23,7 @@ from eventpump.errors import (
     ServiceError,
     ServiceTimeoutError,
 )
-from eventpump.net.stream import CLOSE_TIMEOUT
+from eventpump.interfaces import CLOSE_TIMEOUT
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientSendLink
 from eventpump.transport.native import NativeTransport
