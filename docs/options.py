@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from pydantic import BaseModel
+
 from eventpump import clients
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import EventPosition
@@ -30,10 +32,10 @@ _INDENT: Final = " " * 4
 
 
 def documented(made: object) -> dict[str, str]:
-    """Return the items of the `Args` section of a docstring, and of the classes that a class extends, by name."""
+    """Return the items of the `Args` section of a docstring, by name; of a model with those of its base."""
     found: dict[str, str] = {}
-    for each in reversed(inspect.getmro(made)) if isinstance(made, type) else (made,):
-        # Not getdoc: it would take a docstring over from the base, where pydantic has one.
+    lineage = reversed(made.__mro__) if isinstance(made, type) and issubclass(made, BaseModel) else (made,)
+    for each in lineage:
         section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(each.__doc__ or ""), re.M | re.S)
         if section is not None:
             for item in re.split(r"^    (?=\S)", section[1], flags=re.M)[1:]:

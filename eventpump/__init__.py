@@ -1,11 +1,32 @@
 """Stream through Azure Event Hubs: an asyncio AMQP 1.0 partition pump, with a local service to run it on."""
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, get_type_hints, is_typeddict
 
-from eventpump.clients import BufferedProducer, EventProcessorHost, EventProducer, PartitionReader
+from eventpump.clients import (
+    BufferedOptions,
+    BufferedProducer,
+    ClientOptions,
+    ConnectionOptions,
+    EventProcessorHost,
+    EventProducer,
+    FeedOptions,
+    HostOptions,
+    PartitionReader,
+    ProducerOptions,
+    ReaderOptions,
+    make_transport,
+)
+from eventpump.consumer.manager import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+from eventpump.core.lease import LeaseSnapshot, PartitionLease
+from eventpump.core.pump_state import PumpState
+from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.starts import Loss, LossKind
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
@@ -36,12 +57,67 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore
+from eventpump.interfaces import (
+    CheckpointStore,
+    Clock,
+    ConsumerScope,
+    HubDirectory,
+    HubProperties,
+    LeaseStore,
+    MachineClock,
+    PartitionProperties,
+    PublisherStateStore,
+    ReceiveLink,
+    ReceiveLinkSpec,
+    ReceiveSink,
+    ScopeRecord,
+    SendLink,
+    SendLinkOpener,
+    SendLinkSpec,
+    StoredScopeRecord,
+    Transport,
+)
 from eventpump.options.base import RetryOptions
-from eventpump.options.credentials import SharedKey, SharedSignature
+from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
+from eventpump.options.consumer import StartPosition
+from eventpump.options.credentials import (
+    AccessToken,
+    Credential,
+    NamedKey,
+    NamedKeyCredential,
+    SasCredential,
+    SharedKey,
+    SharedSignature,
+    TokenCredential,
+)
 from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.buffered import DeliveryReceipt, SendResult
+from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
 from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
+from eventpump.reports import (
+    CheckpointDropped,
+    CheckpointWritten,
+    DataLost,
+    HandlerSlow,
+    Hook,
+    HostReport,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    LinkFailed,
+    LinkStalled,
+    LoopBlocked,
+    OutsideReader,
+    PartitionFailed,
+    PartitionsFound,
+    ProcessorFailed,
+    PumpClosed,
+    PumpOverdue,
+    PumpStarted,
+    ServiceFailed,
+    StartIgnored,
+    StoreFailed,
+    UnexpectedFailure,
+)
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
@@ -52,20 +128,32 @@ if TYPE_CHECKING:
     from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
 
 __all__ = [
+    "AccessToken",
     "AuthenticationError",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
     "BufferFullError",
+    "BufferedOptions",
     "BufferedProducer",
     "Checkpoint",
+    "CheckpointDropped",
     "CheckpointPolicy",
+    "CheckpointStore",
+    "CheckpointWritten",
+    "ClientOptions",
+    "Clock",
     "CloseReason",
     "ClosedError",
     "ConfigurationError",
     "ConnectionLostError",
+    "ConnectionOptions",
+    "ConnectionSettings",
     "ConsumerDisconnectedError",
+    "ConsumerScope",
+    "Credential",
     "DataLossError",
+    "DataLost",
     "DeliveryReceipt",
     "Emulator",
     "EntityNotFoundError",
@@ -78,43 +166,112 @@ __all__ = [
     "EventProducer",
     "EventPumpError",
     "EventTooLargeError",
+    "FeedOptions",
+    "HandlerSlow",
+    "HashRouter",
+    "Hook",
+    "HostOptions",
+    "HostReport",
+    "HubDirectory",
     "HubProperties",
     "InvalidClientStateError",
     "LastEnqueued",
+    "LeaseLost",
+    "LeaseReleased",
+    "LeaseSnapshot",
+    "LeaseStore",
+    "LeaseTaken",
     "LinkDetachedError",
+    "LinkFailed",
+    "LinkStalled",
+    "LoopBlocked",
+    "Loss",
+    "LossKind",
+    "MachineClock",
     "MemoryLeaseStore",
     "MemoryLeases",
     "MemoryPublisherStateStore",
+    "NamedKey",
+    "NamedKeyCredential",
+    "OnError",
+    "OnSuccess",
+    "OutsideReader",
     "OwnershipLostError",
     "PartitionContext",
+    "PartitionFailed",
+    "PartitionLease",
     "PartitionProperties",
     "PartitionPublishingOptions",
     "PartitionPublishingProperties",
     "PartitionReader",
+    "PartitionRouter",
+    "PartitionStatus",
+    "PartitionsFound",
+    "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
+    "ProducerOptions",
     "ProducerStateLostError",
     "ProtocolError",
     "PublishOutcomeUnknownError",
     "PublisherIntent",
     "PublisherState",
     "PublisherStateStore",
+    "PumpClosed",
+    "PumpOverdue",
+    "PumpStarted",
+    "PumpState",
     "QuotaExceededError",
+    "ReaderOptions",
+    "ReceiveLink",
+    "ReceiveLinkSpec",
+    "ReceiveSink",
     "ReceivedEvent",
     "Recovery",
     "RequestRefusedError",
     "RetryOptions",
+    "SasCredential",
+    "ScopeRecord",
+    "SendLink",
+    "SendLinkOpener",
+    "SendLinkSpec",
     "SendResult",
     "ServiceBusyError",
     "ServiceError",
+    "ServiceFailed",
     "ServiceTimeoutError",
     "SharedKey",
     "SharedSignature",
     "SqliteLeaseStore",
     "SqlitePublisherStateStore",
+    "StartIgnored",
+    "StartPosition",
     "StoreError",
+    "StoreFailed",
     "StoredPublisherState",
+    "StoredScopeRecord",
+    "TokenCredential",
+    "Transport",
+    "TransportName",
+    "TransportType",
+    "UnexpectedFailure",
+    "connection_settings",
+    "make_transport",
 ]
+
+
+def _public(made: Any) -> Any:
+    """Show what is public under its public name, in errors, reprs and documentation; pickle finds it there too."""
+    if isinstance(made, type | FunctionType):
+        if "__annotations__" in vars(made) and isinstance(made, type) and not is_typeddict(made):
+            # They are text, which dataclasses' and pydantic's users could not evaluate in another module than theirs.
+            with suppress(NameError):  # imported for checkers only
+                kinds = get_type_hints(made, include_extras=True)
+                made.__annotations__.update((name, kinds[name]) for name in made.__annotations__)
+                for field in fields(made) if is_dataclass(made) else ():
+                    field.type = kinds[field.name]
+        made.__module__ = __name__
+    return made
 
 
 def __getattr__(name: str) -> Any:
@@ -122,9 +279,13 @@ def __getattr__(name: str) -> Any:
     if name == "BlobLeaseStore":
         from eventpump.storage.leases.blob import BlobLeaseStore
 
-        return BlobLeaseStore
+        return _public(BlobLeaseStore)
     if name == "BlobPublisherStateStore":
         from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
 
-        return BlobPublisherStateStore
+        return _public(BlobPublisherStateStore)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+for _name in __all__:
+    _public(globals().get(_name))

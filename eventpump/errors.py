@@ -7,29 +7,29 @@
     ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
     ├── EventError                    an event cannot be encoded or decoded
     │   └── EventTooLargeError        it, or its batch, is larger than the link allows
-    ├── ServiceError                  the service, or the way to it, failed; `recovery` says what to rebuild
+    ├── ServiceError                  the service or the connection to it failed; `recovery` says what to rebuild
     │   ├── ConnectionLostError       the connection ended or could not be made
     │   ├── LinkDetachedError         the link ended
     │   ├── ServiceBusyError          throttled
-    │   ├── ServiceTimeoutError       no answer in time: the outcome is not known
+    │   ├── ServiceTimeoutError       no answer in time: the outcome is unknown
     │   ├── AuthenticationError       the credential was refused
     │   ├── EntityNotFoundError       no such hub, consumer group or partition
     │   ├── ConsumerDisconnectedError another reader with an equal or higher owner level took the partition
     │   ├── ProducerDisconnectedError another publisher with a higher owner level took over; final for the partition
     │   ├── QuotaExceededError        a limit of the service
     │   └── RequestRefusedError       the service refused the request; sending it again cannot help
-    ├── PublishOutcomeUnknownError    whether events are stored is not known; those of a batch are being settled
+    ├── PublishOutcomeUnknownError    it is unknown whether events are stored; those of a batch are being settled
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
-    ├── ProducerStateLostError        the service has forgotten a producer: what it stored is not known
-    ├── BufferFullError               a buffer has no room for an event right now
+    ├── ProducerStateLostError        the service has forgotten a producer: what it stored is unknown
+    ├── BufferFullError               the buffer is full
     ├── DataLossError                 events that were to be read are gone from their partition
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
     └── ClosedError                   used after it was closed
 
-An AMQP condition becomes one of these in :mod:`eventpump.eventhubs.conditions`, and nowhere else.
-No error ever carries a key, a signature or a token.
+AMQP conditions are mapped to these in :mod:`eventpump.eventhubs.conditions` only. No error contains a key, a signature
+or a token.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 class Recovery(enum.Enum):
-    """What has to be rebuilt before trying again can help."""
+    """What has to be rebuilt before a retry can succeed."""
 
     RETRY = "retry"
-    """Nothing: the same link serves the next try."""
+    """Nothing: the retry uses the same link."""
     RELINK = "relink"
     """The link."""
     RECONNECT = "reconnect"
     """The connection, and everything on it."""
     GIVE_UP = "give up"
-    """Trying again cannot help."""
+    """A retry cannot succeed."""
 
 
 class EventPumpError(Exception):
@@ -63,7 +63,7 @@ class ConfigurationError(EventPumpError):
 
     Args:
         field: The option, connection string key or file entry at fault.
-        problem: What is wrong with it, without its value where that is a secret.
+        problem: What is wrong with it; it does not show secrets.
     """
 
     def __init__(self, field: str, problem: str) -> None:
@@ -73,11 +73,11 @@ class ConfigurationError(EventPumpError):
 
 
 class ProtocolError(EventPumpError):
-    """The peer broke the protocol.
+    """The peer violated the protocol.
 
     Args:
-        condition: The AMQP error condition the connection is closed with.
-        description: Which rule was broken.
+        condition: The AMQP error condition with which the connection is closed.
+        description: Which rule was violated.
     """
 
     def __init__(self, condition: str, description: str) -> None:
@@ -87,7 +87,7 @@ class ProtocolError(EventPumpError):
 
 
 class EventError(EventPumpError):
-    """An event cannot be encoded, or what was received cannot be decoded."""
+    """An event cannot be encoded, or a received message cannot be decoded."""
 
 
 class EventTooLargeError(EventError):
@@ -105,14 +105,14 @@ class EventTooLargeError(EventError):
 
 
 class ServiceError(EventPumpError):
-    """The service, or the way to it, failed.
+    """The service or the connection to it failed.
 
     Args:
-        description: The peer's words, or ours where there was no peer.
-        condition: The AMQP error condition, None where none was given.
-        recovery: What must be rebuilt before trying again.
-        entity: The address of the link or the name of the entity, where one is concerned.
-        tracking_id: The service's tracking id, where it gave one.
+        description: The service's text, or a text of this library if the service could not be reached.
+        condition: The AMQP error condition; None if there was none.
+        recovery: What has to be rebuilt before a retry; None for the default of the class.
+        entity: The address of the link or the name of the entity; None if it is about the connection.
+        tracking_id: The service's tracking id; None if it gave none.
     """
 
     default_recovery = Recovery.RETRY
@@ -140,7 +140,7 @@ class ServiceError(EventPumpError):
 
 
 class ConnectionLostError(ServiceError):
-    """The connection ended, or could not be made."""
+    """The connection ended, or could not be established."""
 
     default_recovery = Recovery.RECONNECT
 
@@ -152,13 +152,13 @@ class LinkDetachedError(ServiceError):
 
 
 class ServiceBusyError(ServiceError):
-    """The service asks to wait (throttling)."""
+    """The service is throttling: it asks to wait before a retry."""
 
     default_recovery = Recovery.RETRY
 
 
 class ServiceTimeoutError(ServiceError):
-    """No answer came in time; whether the request took effect is not known."""
+    """There was no answer in time; the request may have taken effect."""
 
     default_recovery = Recovery.RETRY
 
@@ -170,7 +170,7 @@ class AuthenticationError(ServiceError):
 
 
 class EntityNotFoundError(ServiceError):
-    """There is no such hub, consumer group or partition."""
+    """The hub, consumer group or partition does not exist."""
 
     default_recovery = Recovery.GIVE_UP
 
@@ -200,25 +200,25 @@ class RequestRefusedError(ServiceError):
 
 
 class PublishOutcomeUnknownError(EventPumpError):
-    """Whether the service has stored events is not known. The cause, if there is one, is chained.
+    """It is unknown whether the service has stored events. The cause, if there is one, is chained.
 
-    Of a batch: it keeps its numbers, and nothing else goes to its partition, until its publisher has settled it.
-    ``await producer.send(error.batch)`` waits for that, and returns if the events are stored, also if that was found
-    out in the meantime.
+    If the events are of a batch: the batch keeps its numbers, and nothing else is sent to its partition until its
+    outcome is known. ``await producer.send(error.batch)`` waits for that, and returns if the events are stored, also if
+    the outcome became known in the meantime.
 
-    Of the former process with a publisher's name (see `on_doubt` of :class:`eventpump.EventProducer`): nothing is sent
-    to the partition by this producer.
+    If the events are of the former process with a publisher's name (see `on_doubt` of
+    :class:`eventpump.EventProducer`): this producer sends nothing to the partition.
 
     Args:
         partition_id: The partition.
-        first: The number of the first event; None where no number was assigned.
-        count: How many events there are; of a former process, how many there may be at most.
-        problem: How the doubt arose and what can be done, where sending the same batch again does not settle it.
+        first: The number of the first event; None if no number was assigned.
+        count: The number of events; for a former process, the largest possible number.
+        problem: The reason and what to do, if sending the same batch again does not settle its outcome; else None.
 
     Attributes:
-        batch: The batch that was sent, or that holds the events of the list that was sent; of a list that takes several
-            messages, the one whose outcome is not known. None of a former process's events, and of a buffered producer.
-        is_settling: Whether sending the same batch again waits for its outcome. False of a former process's events.
+        batch: The batch that was sent, or that has the events of the list that was sent; for a list that takes several
+            messages, the one whose outcome is unknown. None for a former process, and for a buffered producer.
+        is_settling: Whether sending the same batch again waits for its outcome. False for a former process.
     """
 
     def __init__(self, partition_id: str, first: int | None, count: int, *, problem: str | None = None) -> None:
@@ -235,11 +235,11 @@ class PublishOutcomeUnknownError(EventPumpError):
 
 
 class InvalidClientStateError(EventPumpError):
-    """A publisher's numbers and the service's disagree. Every later send to the partition fails with it.
+    """A publisher's numbers and the service's disagree. Every later send to the partition raises this error.
 
     Args:
         partition_id: The partition.
-        problem: What does not agree.
+        problem: What disagrees.
     """
 
     def __init__(self, partition_id: str, problem: str) -> None:
@@ -249,11 +249,11 @@ class InvalidClientStateError(EventPumpError):
 
 
 class ProducerStateLostError(EventPumpError):
-    """The service has forgotten a producer, or what it had accepted of it: its numbers do not say what is stored.
+    """The service has forgotten a producer, or what it had accepted from it: it is unknown which events are stored.
 
     Args:
-        partition_ids: The partitions concerned.
-        problem: How that shows, and what can be done.
+        partition_ids: The partitions.
+        problem: How it was noticed, and what to do.
     """
 
     def __init__(self, partition_ids: tuple[str, ...], problem: str) -> None:
@@ -269,13 +269,13 @@ class ProducerStateLostError(EventPumpError):
 
 
 class BufferFullError(EventPumpError):
-    """A buffer has no room for an event right now. Nothing was taken.
+    """The buffer is full. The event was not accepted.
 
     Args:
-        partition_id: The partition the event was for.
-        size: What the event takes, in bytes.
-        events: How many events the buffer holds.
-        held: How many bytes they take.
+        partition_id: The event's partition.
+        size: The event's size in bytes.
+        events: The number of events in the buffer.
+        held: Their size in bytes.
     """
 
     def __init__(self, partition_id: str, size: int, events: int, held: int) -> None:
@@ -289,14 +289,14 @@ class BufferFullError(EventPumpError):
 
 
 class DataLossError(EventPumpError):
-    """Events that were to be read are gone: retention passed them, or their partition or hub is another one.
+    """Events that were to be read are gone: retention has removed them, or the hub was recreated.
 
     Args:
         hub: The hub.
         partition_id: The partition.
-        problem: Which events are gone, and how that shows.
-        first_missing: The sequence number of the first event that is gone; None where that is not known.
-        last_missing: That of the last one; None where that is not known.
+        problem: Which events are gone, and how it was noticed.
+        first_missing: The sequence number of the first event that is gone; None if unknown.
+        last_missing: The sequence number of the last event that is gone; None if unknown.
     """
 
     def __init__(
@@ -317,12 +317,12 @@ class DataLossError(EventPumpError):
 
 
 class StoreError(EventPumpError):
-    """A store failed, as distinct from losing a race, which is a return value.
+    """A store failed. (A lost race is not a failure, but a return value of the store.)
 
     Args:
-        operation: What was being done, such as "renew".
+        operation: The operation that failed, such as "renew".
         reason: Why it failed.
-        partition_id: The partition concerned, None where the whole store is.
+        partition_id: The partition; None if the operation is not about one partition.
     """
 
     def __init__(self, operation: str, reason: str, *, partition_id: str | None = None) -> None:
@@ -360,7 +360,7 @@ class ProcessorFailedError(EventPumpError):
 
 
 class ClosedError(EventPumpError):
-    """It was used after it was closed.
+    """An object was used after it was closed.
 
     Args:
         what: What was closed.

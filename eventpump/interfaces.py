@@ -1,6 +1,7 @@
-"""Interfaces: what the consumer and the producer need from outside, and what every implementation must hold.
+"""Interfaces: what the consumer and the producer require of clocks, transports and stores.
 
-Each has one contract suite over all its implementations (`eventpump.testing.conformance`).
+Transports and stores have one contract suite each, which every implementation must pass, also a user's own
+(`eventpump.testing.conformance`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """The time. `monotonic` for durations and deadlines, `time` for what other machines read."""
+    """The time: `monotonic` for durations and deadlines, `time` for times that other machines read."""
 
     def monotonic(self) -> float:
-        """Seconds from a fixed, unknown moment; never goes back. Time in which the machine is suspended counts."""
+        """Seconds since an arbitrary fixed moment; never decreases. Includes time during which the machine sleeps."""
 
     def time(self) -> float:
         """Seconds since the Unix epoch."""
@@ -29,14 +30,14 @@ class Clock(Protocol):
 
 @runtime_checkable
 class MachineClock(Clock, Protocol):
-    """A clock that the processes of one machine share, and that nobody can set; for `SqliteLeaseStore`."""
+    """A clock that the processes of one machine share and that cannot be set; for `SqliteLeaseStore`."""
 
     @property
     def boot_id(self) -> str | None:
-        """Names what `boot_time` counts from: readings may be compared where this is equal. None where nothing does."""
+        """The boot that `boot_time` counts from; readings of different boots cannot be compared. None if unknown."""
 
     def boot_time(self) -> float:
-        """Seconds since then, those in which the machine was suspended included; never goes back."""
+        """Seconds since that boot, including time during which the machine sleeps; never decreases."""
 
 
 # ---------------------------------------------------------------------------------------------- transport
@@ -50,10 +51,16 @@ class ReceiveLinkSpec:
     """What a receive link reads, and how.
 
     Args:
-        owner_level: The epoch of an exclusive reader; None shares the partition.
-        receiver_name: Shown by the service in the texts of other readers' errors.
-        track_last_enqueued: Have the service annotate every event with its partition's newest event.
-        max_message_size: The largest message accepted, in bytes.
+        hub: The event hub's name.
+        consumer_group: The consumer group to read with.
+        partition_id: The partition to read.
+        position: Where to begin.
+        owner_level: The owner level (epoch) of an exclusive reader; None to share the partition. Default: None.
+        receiver_name: A name that the service shows in the error texts of other readers; None for no name. Default:
+            None.
+        track_last_enqueued: Whether the service annotates every event with its partition's newest event. Default:
+            False.
+        max_message_size: The largest message that the link accepts, in bytes. Default: 20 MiB.
     """
 
     hub: str
@@ -67,56 +74,77 @@ class ReceiveLinkSpec:
 
 
 class ReceiveSink(Protocol):
-    """Where a receive link puts what arrives. Both calls come from the event loop, never block, never raise."""
+    """Receives what arrives on a receive link. Called on the event loop; the methods must not block and not raise."""
 
     def messages(self, batch: list[bytes]) -> None:
-        """Take over a batch of encoded messages, in order. The list is the sink's from now on."""
+        """Accept a batch of messages.
+
+        Args:
+            batch: The encoded messages, in order. The list belongs to the sink from now on.
+        """
 
     def detached(self, error: EventPumpError) -> None:
-        """Called at most once, when the link ends for any other reason than `aclose`. No further calls follow."""
+        """Called at most once, when the link ends for any reason other than `aclose`. No further calls follow.
+
+        Args:
+            error: Why it ended.
+        """
 
 
 class ReceiveLink(Protocol):
-    """An attached receive link. Starts with no credit."""
+    """An attached receive link. It starts without credit, so nothing arrives before `set_credit`."""
 
     @property
     def max_message_size(self) -> int:
         """The largest message the link carries, in bytes."""
 
     def set_credit(self, credit: int) -> None:
-        """Let the service send `credit` more messages from now on; 0 stops it. What is on its way still comes."""
+        """Set how many more messages the service may send from now on.
+
+        Args:
+            credit: The number of messages; 0 to stop. Messages that are already under way still arrive.
+        """
 
     async def probe(self, timeout: float) -> bool | None:
-        """Ask the service for a sign of life of this link (AMQP 2.7.4, a flow with echo), and wait for it.
+        """Ask the service whether this link is alive (AMQP 2.7.4, a flow with echo), and wait for the answer.
 
-        What the service sent before its answer has arrived when this returns. Credit stays as it is. Cancelled, an
-        answer is ignored. A service need not answer, though the standard asks for it: see `core.silence`.
+        Messages that the service sent before its answer have arrived when this returns. The credit does not change. If
+        the call is cancelled, an answer is ignored. Not every service answers, although the standard requires it: see
+        `core.silence`.
 
         Args:
             timeout: Seconds to wait for the answer.
 
         Returns:
-            True where it came, False where it did not within the time; None where that says nothing of the service: the
-            transport has no way to ask (uamqp), or the link has ended.
+            True if the service answered in time, False if it did not. None if the question could not be asked: the
+            transport does not support it (uamqp), or the link has ended.
         """
 
     def drop_connection(self, reason: str) -> None:
-        """Drop the connection that carries the link, or carried it, with everything on it.
+        """Drop the connection that carries the link, or carried it, without closing it in order.
 
-        All its links end with `ConnectionLostError`, to reconnect. Does nothing where that connection is over.
+        All links on it end with `ConnectionLostError`. Does nothing if that connection has ended.
+
+        Args:
+            reason: The text of the error.
         """
 
     async def aclose(self) -> None:
-        """Detach; the sink gets nothing from now on. Closing twice is fine; cancelled, the link still ends."""
+        """Detach. The sink is not called from now on.
+
+        May be called more than once. If the call is cancelled, the link still ends.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SendLinkSpec:
-    """Where a send link leads: to one partition, or (None) to the gateway, which picks one per message.
+    """What a send link sends to.
 
     Args:
-        properties: Link properties to attach with, values in AMQP types.
-        desired_capabilities: Capabilities to ask for at attach.
+        hub: The event hub's name.
+        partition_id: The partition; None for the gateway, which chooses a partition per message. Default: None.
+        properties: Link properties to attach with; their values are AMQP types. Default: none.
+        desired_capabilities: Capabilities to request at attach. Default: none.
     """
 
     hub: str
@@ -130,38 +158,46 @@ class SendLink(Protocol):
 
     @property
     def max_message_size(self) -> int:
-        """The largest message the service takes on this link, in bytes."""
+        """The largest message that the service accepts on this link, in bytes."""
 
     @property
     def properties(self) -> Mapping[str, object]:
-        """The link properties the service answered at attach."""
+        """The link properties with which the service answered the attach."""
 
     @property
     def is_attached(self) -> bool:
-        """Whether messages can flow. A send that fails while this holds was refused, or had no answer in time."""
+        """Whether the link is attached. A send that fails meanwhile was refused, or not answered in time."""
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """Send one encoded message and wait until the service has accepted it.
 
-        Calls may overlap; transfers go out in the order of the calls.
-        Cancelled before its first byte was handed to the connection, it is not sent; later, its outcome is not known.
+        Calls may overlap; messages are sent in the order of the calls. If a call is cancelled before the first byte was
+        passed to the connection, the message is not sent; later, its outcome is unknown.
 
         Args:
-            on_sent: Is called when the first byte is handed to the connection; never, where the send ends before.
+            message: The encoded message.
+            message_format: The AMQP message format. Default: 0.
+            on_sent: Called when the first byte is passed to the connection; not if the send ends before. Default: None.
 
         Raises:
-            EventTooLargeError: Before anything is sent.
-            ServiceError: Refused, or the link or connection ended; `ServiceTimeoutError` and the lost-link errors leave
-                the outcome unknown.
+            EventTooLargeError: The message is larger than `max_message_size`; nothing was sent.
+            ServiceError: The service refused the message, or the link or the connection ended. After
+                `ServiceTimeoutError`, `LinkDetachedError` and `ConnectionLostError` the outcome is unknown.
         """
 
     async def aclose(self) -> None:
-        """Detach. Sends still waiting fail with `LinkDetachedError`. Closing twice is fine."""
+        """Detach. Sends that are waiting fail with `LinkDetachedError`. May be called more than once."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubProperties:
-    """What the service says of a hub."""
+    """What the service reports about a hub.
+
+    Args:
+        name: The hub's name.
+        created_at: When it was created.
+        partition_ids: Its partitions, in the service's order.
+    """
 
     name: str
     created_at: datetime
@@ -170,7 +206,17 @@ class HubProperties:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProperties:
-    """What the service says of a partition. An empty partition has `last_enqueued_sequence_number` -1."""
+    """What the service reports about a partition.
+
+    Args:
+        hub: The hub's name.
+        partition_id: The partition.
+        beginning_sequence_number: The sequence number of the oldest retained event.
+        last_enqueued_sequence_number: The sequence number of the newest event; -1 if there never was one.
+        last_enqueued_offset: The offset of the newest event, an opaque text.
+        last_enqueued_time: When the newest event was enqueued.
+        is_empty: Whether the partition retains no event.
+    """
 
     hub: str
     partition_id: str
@@ -182,20 +228,27 @@ class PartitionProperties:
 
 
 class HubDirectory(Protocol):
-    """Reads about hubs and partitions."""
+    """Reads the properties of hubs and partitions."""
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
         """Read a hub's properties.
 
+        Args:
+            hub: The hub's name.
+
         Raises:
-            ServiceError: Unknown hub, no right, or no answer.
+            ServiceError: The hub does not exist, the credential gives no right to it, or there was no answer.
         """
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """Read a partition's properties.
 
+        Args:
+            hub: The hub's name.
+            partition_id: The partition.
+
         Raises:
-            ServiceError: As above, and for an unknown partition.
+            ServiceError: As for `get_hub_properties`, or the partition does not exist.
         """
 
 
@@ -203,40 +256,50 @@ class SendLinkOpener(Protocol):
     """Attaches send links."""
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """Attach a send link, and wait until it is attached. Cancelled, no link is left behind.
+        """Attach a send link, and wait until it is attached. If the call is cancelled, no link remains.
+
+        Args:
+            spec: What the link sends to.
 
         Raises:
-            ServiceError: Refused, or no answer.
+            ServiceError: The service refused the link, or there was no answer.
         """
 
 
 class Transport(HubDirectory, SendLinkOpener, Protocol):
-    """The way to one namespace. Connects when first used, and again after a connection was lost.
+    """A client for one namespace. Connects on first use, and again after a connection was lost.
 
-    Links do not survive a lost connection: each sink or sender learns of it and opens anew.
-    Attempts to connect are shared, and spaced by a back-off of the transport's own.
+    Links end with their connection: their sinks and senders are notified, and open new ones. Attempts to connect are
+    shared by all callers, with the transport's own back-off between them.
     """
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """The namespace's host name, as the stores spell it."""
+        """The namespace's host name, in lower case."""
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        """Attach a receive link. Cancelled, no link is left.
+        """Attach a receive link. If the call is cancelled, no link remains.
+
+        Args:
+            spec: What the link reads.
+            sink: Receives the messages.
 
         Raises:
-            ServiceError: Refused, or no connection.
+            ServiceError: The service refused the link, or could not be reached.
         """
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """Attach a send link. Cancelled, no link is left.
+        """Attach a send link. If the call is cancelled, no link remains.
+
+        Args:
+            spec: What the link sends to.
 
         Raises:
-            ServiceError: Refused, or no connection.
+            ServiceError: The service refused the link, or could not be reached.
         """
 
     async def aclose(self) -> None:
-        """Close every link and the connection. Closing twice is fine."""
+        """Close all links and the connection. May be called more than once."""
 
 
 # ------------------------------------------------------------------------------------------------- stores
@@ -248,7 +311,13 @@ DEFAULT_SUBSCRIPTION = "default"
 
 @dataclass(frozen=True, slots=True)
 class ConsumerScope:
-    """Whose leases and checkpoints: one consumer group of one hub."""
+    """What a store's leases and checkpoints belong to: one consumer group of one hub.
+
+    Args:
+        fully_qualified_namespace: The namespace's host name.
+        hub: The hub's name.
+        consumer_group: The consumer group.
+    """
 
     fully_qualified_namespace: str
     hub: str
@@ -257,16 +326,15 @@ class ConsumerScope:
 
 @dataclass(frozen=True, slots=True)
 class ScopeRecord:
-    """What the hosts of one consumer group have agreed on. Written once, by the first host of the group.
+    """What all hosts of one consumer group use. Written by the first host of the group.
 
     Args:
         hub_created_at: When the hub that the checkpoints belong to was created.
-        partition_count: How many partitions the hub had when the record was written. A partition whose number is not
-            below it was added later, and begins at its beginning.
+        partition_count: How many partitions the hub had when the record was written. Partitions with this number or a
+            higher one were added later, and begin at their start.
         starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
-            under "" for those not named.
-        reset_for: When a newer hub of the same name was created, for which checkpoints are being reset; None where no
-            reset is under way.
+            under "" for all others.
+        reset_for: When a newer hub of the same name was created, if the checkpoints are being reset for it; else None.
         reset_partitions: The partitions whose reset for that newer hub is stored.
     """
 
@@ -282,7 +350,8 @@ class StoredScopeRecord:
     """A scope record as it was read or written.
 
     Args:
-        version: Identifies this state of the record to its store; opaque.
+        record: The record.
+        version: The store's version of the record, for compare-and-swap; opaque.
     """
 
     record: ScopeRecord
@@ -339,10 +408,14 @@ class CheckpointClaim:
 
 
 class CheckpointStore(Protocol):
-    """Keeps, per partition and subscription, the position up to which events are processed."""
+    """Stores, per partition and subscription, the position up to which events are processed."""
 
     async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
-        """Read a checkpoint; None where there is none.
+        """Return a checkpoint; None if there is none.
+
+        Args:
+            partition_id: The partition.
+            subscription: The subscription. Default: "default".
 
         Raises:
             StoreError: The store failed.
@@ -360,44 +433,65 @@ class CheckpointStore(Protocol):
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
-        """Store a checkpoint under the lease. False, and nothing stored, where the lease is lost.
+        """Store a checkpoint, if the lease is still held.
 
-        Not claimed before, it is claimed by the first call. Of another subscription than "default" a store may notice
-        the loss only once the next owner has claimed the checkpoint; what is stored until then is what that owner
-        reads. A checkpoint with a lower sequence number than the stored one is not stored, and True is returned.
-        A write that failed or was cancelled is stored or not, but never later, over a newer one.
+        A checkpoint with a lower sequence number than the stored one is not stored, and True is returned. A write that
+        failed or was cancelled may have been stored; it is never stored later, over a newer one. If the checkpoint was
+        not claimed before, the first call claims it. Of another subscription than "default", a store may notice the
+        loss of the lease only once the next owner has claimed the checkpoint; what is stored until then is what that
+        owner reads.
+
+        Args:
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            subscription: The subscription. Default: "default".
+
+        Returns:
+            False if the lease is lost; then nothing is stored.
 
         Raises:
-            StoreError: The store failed; whether it stored is not known.
+            StoreError: The store failed; the checkpoint may be stored.
         """
 
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
-        """Store a checkpoint under the lease, whatever is stored: the only call that writes backwards.
+        """Store a checkpoint, if the lease is still held, also over one with a higher sequence number.
 
-        False, and nothing stored, where the lease is lost. Failed or cancelled as `write_checkpoint`.
+        A call that failed or was cancelled is like one of `write_checkpoint`.
+
+        Args:
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            subscription: The subscription. Default: "default".
+
+        Returns:
+            False if the lease is lost; then nothing is stored.
 
         Raises:
-            StoreError: The store failed; whether it stored is not known.
+            StoreError: The store failed; the checkpoint may be stored.
         """
 
 
 class LeaseStore(CheckpointStore, Protocol):
-    """Keeps one lease per partition of a consumer group, and the checkpoints with them.
+    """Stores one lease per partition of a consumer group, and the checkpoints with them.
 
-    A lost race is a return value (None or False); a failure of the store is `StoreError`, as is a lease never created.
-    A lease's `expires_at` is on the clock's `monotonic`, counted from before the request went out.
-    An expired lease is anybody's to acquire; until somebody has, its owner may still renew, write under and release it.
-    Partitions do not wait for each other. A store belongs to one host and one event loop.
+    A lost race is a return value (None or False). A failure of the store is a `StoreError`, and so is a lease that was
+    never created. A lease's `expires_at` is a time of the clock's `monotonic`, counted from before the request was
+    sent. Every host may acquire an expired lease; until one has, its owner may still renew it, write checkpoints under
+    it and release it. Calls for different partitions do not wait for each other. A store belongs to one host and one
+    event loop.
     """
 
     @property
     def lease_duration(self) -> float:
-        """How long a lease lives without renewal, in seconds."""
+        """Seconds for which a lease is valid without renewal."""
 
     async def open(self, scope: ConsumerScope) -> None:
-        """Bind to a consumer group and make the container or tables. Once.
+        """Bind the store to a consumer group, and create its container or tables. Called once.
+
+        Args:
+            scope: The consumer group.
 
         Raises:
             StoreError: The store failed.
@@ -405,38 +499,87 @@ class LeaseStore(CheckpointStore, Protocol):
         """
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, owned by nobody. Several hosts may do so at once.
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at the same time.
 
-        What exists keeps its owner, epoch and checkpoint.
+        Existing leases keep their owner, epoch and checkpoint.
+
+        Args:
+            partition_ids: The partitions.
+
+        Raises:
+            StoreError: The store failed.
         """
 
     async def list_leases(self) -> list[LeaseSnapshot]:
-        """List every lease as it is now, by partition number. One held without an owner is just being acquired."""
+        """Return all leases as they are now, ordered by partition number.
+
+        A lease that is held and has no owner is being acquired.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that nobody holds, with the next epoch, which is stored before it is returned.
+        """Acquire a lease that is not held, with the next epoch, which is stored before the lease is returned.
 
-        None where somebody holds it, be it this host. Cancelled, what was acquired is given back, or expires.
+        If the call is cancelled, an acquired lease is released, or expires.
+
+        Args:
+            partition_id: The partition.
+            owner: The name of the host that acquires it.
+
+        Returns:
+            The lease; None if a host holds it, including this one.
+
+        Raises:
+            StoreError: The store failed.
         """
 
     async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease over from the owner in the snapshot, expired or not, with the next epoch.
+        """Take a lease from the owner that the snapshot names, expired or not, with the next epoch.
 
-        None where it changed hands since. Checkpoints the victim wrote until then are kept.
-        Cancelled, what was stolen is given back, or expires.
+        Checkpoints that the former owner wrote until then are kept. If the call is cancelled, a stolen lease is
+        released, or expires.
+
+        Args:
+            snapshot: The lease as `list_leases` returned it.
+            owner: The name of the host that takes it.
+
+        Returns:
+            The lease; None if its owner changed since the snapshot.
+
+        Raises:
+            StoreError: The store failed.
         """
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew. The same lease with a later `expires_at`, or None where it is lost."""
+        """Renew a lease.
+
+        Args:
+            lease: The lease.
+
+        Returns:
+            The same lease with a later `expires_at`; None if it is lost.
+
+        Raises:
+            StoreError: The store failed; the lease may be renewed.
+        """
 
     async def release_lease(self, lease: PartitionLease) -> bool:
-        """Give the lease up, so that another may acquire it at once. False where it was lost already.
+        """Release a lease, so that another host can acquire it at once. May be called again after it failed.
 
-        Failed or cancelled, it may be called again.
+        Args:
+            lease: The lease.
+
+        Returns:
+            False if it was lost before.
+
+        Raises:
+            StoreError: The store failed; the lease may be released.
         """
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Read the consumer group's record; None where there is none.
+        """Return the consumer group's record; None if there is none.
 
         Raises:
             StoreError: The store failed.
@@ -445,15 +588,19 @@ class LeaseStore(CheckpointStore, Protocol):
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. None, and nothing stored, where another is there.
+        """Store the consumer group's record by compare-and-swap.
 
-        Cancelled or failed, it is stored or not; read it again.
+        After a call that failed or was cancelled, read the record: it may be stored.
 
         Args:
-            replaces: The record to replace; None to store the first one.
+            record: The record.
+            replaces: The record to replace, as it was read or written; None to store the first one.
+
+        Returns:
+            The stored record; None if another one is stored than `replaces`.
 
         Raises:
-            StoreError: The store failed; whether it stored is not known.
+            StoreError: The store failed; the record may be stored.
         """
 
     async def list_subscriptions(self) -> list[StoredSubscription]:
@@ -496,58 +643,71 @@ class LeaseStore(CheckpointStore, Protocol):
         """
 
     async def aclose(self) -> None:
-        """Free what the store holds. Leases stay as they are. Closing twice is fine."""
+        """Release the store's resources. Leases do not change. May be called more than once."""
 
 
 class PublisherStateStore(Protocol):
-    """Keeps the state of idempotent publishers, per name and partition.
+    """Stores the state of idempotent publishers, per name and partition.
 
-    A name belongs to one publisher of one hub. Its state is written before the first send, when the publisher starts or
-    closes, and now and then in between; not per send. Partitions do not wait for each other. A store belongs to one
-    event loop.
+    A name belongs to one publisher of one hub. Its state is written before the first send, when the publisher starts
+    and closes, and every 30 seconds in between while it publishes; not per send. Calls for different partitions do not
+    wait for each other. A store belongs to one event loop.
     """
 
     async def open(self) -> None:
-        """Make the container or tables where there are none. Opening twice is fine.
+        """Create the container or tables if they do not exist. May be called more than once.
 
         Raises:
             StoreError: The store failed.
         """
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Read a state; None where there is none.
+        """Return a state; None if there is none.
+
+        Args:
+            name: The publisher's name.
+            partition_id: The partition.
 
         Raises:
-            StoreError: The store failed, or what it holds is no such state.
-            ConfigurationError: The name cannot be one.
+            StoreError: The store failed, or what it holds is not a publisher's state.
+            ConfigurationError: The store does not allow this name.
         """
 
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state, durably, by compare-and-swap. None, and nothing stored, where another is there.
+        """Store a state durably, by compare-and-swap.
 
-        Where the very state is there already, it counts as stored by this call: an earlier one may have failed after it
-        was. States of different starts differ by their `claim`.
-
-        Cancelled or failed, it is stored or not, and never later over another one; it may be called again.
+        If the same state is stored already, the call succeeds: an earlier call may have failed after storing it. States
+        of different starts differ in their `claim`. A call that failed or was cancelled may have stored the state; it
+        is never stored later, over another one. The call may be repeated.
 
         Args:
+            name: The publisher's name.
+            partition_id: The partition.
+            state: The state.
             replaces: The state to replace, as it was read or written; None to store the first one.
 
+        Returns:
+            The stored state; None if another one is stored than `replaces`.
+
         Raises:
-            StoreError: The store failed; whether it stored is not known.
-            ConfigurationError: The name or the state cannot be one.
+            StoreError: The store failed; the state may be stored.
+            ConfigurationError: The store does not allow this name or state.
         """
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state, so that the next start is the first. Nothing happens where there is none.
+        """Delete a state, so that the next start is a first one. Does nothing if there is none.
 
-        A process that still publishes under the state is not shut out, but cannot write it any more.
+        A process that still publishes with this state is not stopped, but cannot write it any more.
+
+        Args:
+            name: The publisher's name.
+            partition_id: The partition.
 
         Raises:
-            StoreError: The store failed; whether the state is deleted is not known.
+            StoreError: The store failed; the state may be deleted.
         """
 
     async def aclose(self) -> None:
-        """Free what the store holds. States stay. Closing twice is fine."""
+        """Release the store's resources. States do not change. May be called more than once."""

@@ -1,4 +1,4 @@
-"""What a host tells of itself: one typed report per change of state, to the log and to hooks. Never one per event."""
+"""Host events: one typed report per change of state, for the log and for hooks. Never one per received event."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from eventpump.logs import present
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The base of every report.
+    """The base of all reports.
 
     Args:
-        host: The name of the reporting host.
-        partition_id: The partition concerned; None where the whole host is.
-        subscription: The subscription concerned; None where it is the partition or the host as a whole.
+        host: The name (`owner_id`) of the host.
+        partition_id: The partition; None if the report is about the host.
+        subscription: The subscription; None if the report is about the partition or the host as a whole.
+
+    Attributes:
+        level: The log level of reports of this class.
     """
 
     level: ClassVar[int] = logging.INFO
@@ -31,17 +34,17 @@ class HostReport:
     subscription: str | None = field(default=None, kw_only=True)
 
     def describe(self) -> str:
-        """Say it in one line."""
+        """Return the report as one line of text."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTaken(HostReport):
-    """A lease was acquired, or taken over from another host.
+    """A lease was acquired, or taken from another host.
 
     Args:
         epoch: The lease's epoch.
-        stolen_from: Its owner before, where that one was alive.
+        stolen_from: The former owner, if its lease was valid; else None.
     """
 
     epoch: int
@@ -57,7 +60,8 @@ class LeaseLost(HostReport):
     """A lease was lost.
 
     Args:
-        why: How that was learned.
+        epoch: The lease's epoch.
+        why: How the host noticed, in words.
     """
 
     epoch: int
@@ -69,7 +73,11 @@ class LeaseLost(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased(HostReport):
-    """A lease was given up, so that another host may acquire it at once."""
+    """A lease was released, so that another host can acquire it at once.
+
+    Args:
+        epoch: The lease's epoch.
+    """
 
     epoch: int
 
@@ -82,6 +90,7 @@ class PumpStarted(HostReport):
     """A partition's link is attached.
 
     Args:
+        epoch: The lease's epoch.
         position: Where reading began, in words.
     """
 
@@ -94,7 +103,11 @@ class PumpStarted(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class PumpClosed(HostReport):
-    """A partition's pump has ended; nothing of it is left."""
+    """A partition's pump has ended completely.
+
+    Args:
+        reason: Why it ended.
+    """
 
     reason: CloseReason
 
@@ -104,11 +117,12 @@ class PumpClosed(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class PumpOverdue(HostReport):
-    """A pump should have ended, and its processor still runs. The partition is not started here again until it ends.
+    """A pump should have ended, but its processor still runs. Until it ends, the partition is not started here again.
 
     Args:
-        operation: The processor's method that runs.
-        waited: How long it was waited for, in seconds.
+        reason: Why the pump should have ended.
+        operation: The processor's method that runs; None if none does.
+        waited: Seconds that the host has waited.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -123,10 +137,11 @@ class PumpOverdue(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LinkFailed(HostReport):
-    """A receive link ended or could not be attached, and is opened again.
+    """A receive link ended or could not be attached, and will be opened again.
 
     Args:
-        delay: Seconds until then.
+        error: Why.
+        delay: Seconds until it is opened again.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -139,10 +154,11 @@ class LinkFailed(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class OutsideReader(HostReport):
-    """A reader outside the fleet took the partition although the lease is ours.
+    """A reader that uses no lease took the partition although this host holds its lease.
 
     Args:
-        avoided_for: How long this host leaves the partition alone, in seconds.
+        avoided_for: Seconds for which this host does not start the partition.
+        error: The service's error.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -158,10 +174,11 @@ class OutsideReader(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFailed(HostReport):
-    """A partition cannot be read for a reason that trying again does not cure at once.
+    """A partition cannot be read, for a reason that a retry does not cure at once.
 
     Args:
-        avoided_for: How long this host leaves the partition alone, in seconds.
+        avoided_for: Seconds for which this host does not start the partition.
+        error: The reason.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -177,9 +194,10 @@ class ProcessorFailed(HostReport):
     """The user's processor raised.
 
     Args:
-        operation: The method that did.
-        failures: How often in a row.
-        delay: Seconds until the same is tried again; None where it is not.
+        operation: The method that raised.
+        error: What it raised.
+        failures: How many times in a row.
+        delay: Seconds until the retry; None if there is no retry.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -195,7 +213,11 @@ class ProcessorFailed(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten(HostReport):
-    """A checkpoint is stored."""
+    """A checkpoint is stored.
+
+    Args:
+        checkpoint: The checkpoint.
+    """
 
     level: ClassVar[int] = logging.DEBUG
     checkpoint: Checkpoint
@@ -206,7 +228,11 @@ class CheckpointWritten(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDropped(HostReport):
-    """A checkpoint could not be stored before the partition was given up: its events will come again."""
+    """A checkpoint could not be stored before the partition was released: its events will be delivered again.
+
+    Args:
+        checkpoint: The checkpoint.
+    """
 
     level: ClassVar[int] = logging.WARNING
     checkpoint: Checkpoint
@@ -220,7 +246,8 @@ class StoreFailed(HostReport):
     """The lease store failed or did not answer in time.
 
     Args:
-        operation: What was being done.
+        operation: The operation that failed.
+        error: Its error.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -233,10 +260,11 @@ class StoreFailed(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailed(HostReport):
-    """A read about the hub failed.
+    """A request for the hub's or a partition's properties failed.
 
     Args:
-        operation: What was being read.
+        operation: What was requested.
+        error: Its error.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -249,7 +277,11 @@ class ServiceFailed(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class PartitionsFound(HostReport):
-    """The hub has partitions this host did not know."""
+    """The hub has partitions that this host did not know.
+
+    Args:
+        partition_ids: The new partitions.
+    """
 
     partition_ids: tuple[str, ...]
 
@@ -259,13 +291,14 @@ class PartitionsFound(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(HostReport):
-    """The event loop stood still for a tenth of the lease duration or longer. Leases are at risk from a third on.
+    """The event loop was blocked for a tenth of the lease duration or longer. From a third on, leases are at risk.
 
-    The partition is the one whose processor ran, in one step; None where it was several, or none. Reported at most once
+    The partition is the one whose processor blocked it; None if it was not one single processor. Reported at most once
     per partition and renew interval.
 
     Args:
-        duration: How long, in seconds.
+        duration: Seconds for which it was blocked.
+        operation: The processor's method that blocked it; None if unknown.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -279,12 +312,12 @@ class LoopBlocked(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class HandlerSlow(HostReport):
-    """A method of the processor has not returned for `handler_timeout`; reported again each time that doubles.
+    """A method of the processor has not returned for `handler_timeout`; reported again whenever that has doubled.
 
     Args:
         operation: The method that runs.
-        running_for: How long it runs, in seconds.
-        is_cancelled: Whether it is cancelled now.
+        running_for: Seconds since it was called.
+        is_cancelled: Whether it is being cancelled now.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -299,7 +332,12 @@ class HandlerSlow(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class UnexpectedFailure(HostReport):
-    """Something raised that never should: a fault in eventpump, a transport or a store."""
+    """Something raised that must not: a bug in eventpump, a transport or a store.
+
+    Args:
+        operation: What raised.
+        error: What it raised.
+    """
 
     level: ClassVar[int] = logging.ERROR
     operation: str
@@ -314,9 +352,9 @@ class DataLost(HostReport):
     """Events that were to be read are gone.
 
     Args:
-        loss: Why, and which: `kind`, `first_missing`, `last_missing`.
-        action: What follows: reading goes on at the oldest event kept ("earliest"), or at the end of the partition
-            ("latest"), or the partition is left ("fail", with a `DataLossError`).
+        loss: Which events, and why.
+        action: What the host does: continue at the oldest retained event ("earliest") or at the end of the partition
+            ("latest"), or leave the partition with a `DataLossError` ("fail").
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -334,13 +372,13 @@ class DataLost(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class StartIgnored(HostReport):
-    """The host's `initial_position` is not the one that the first host of its consumer group has recorded.
+    """The host's `initial_position` differs from the one that the first host of its consumer group has recorded.
 
-    Partitions without a checkpoint begin as recorded.
+    Partitions without a checkpoint begin at the recorded position.
 
     Args:
-        recorded: The starts in the record, by partition id, and "" for the others (see `eventpump.core.starts`).
-        configured: Those of this host.
+        recorded: The recorded positions as text, by partition id, and "" for all others (see `eventpump.core.starts`).
+        configured: The positions of this host, in the same form.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -407,12 +445,12 @@ class SubscriptionSlow(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class LinkStalled(HostReport):
-    """A receive link was open and silent, and is judged dead. It is opened again; nothing is lost.
+    """A receive link was attached but silent, and is considered dead. It is opened again; no event is lost.
 
     Args:
-        evidence: What showed it, in words.
-        silent_for: How long it had brought nothing, in seconds.
-        drops_connection: Whether its connection is dropped, because another link was silent as well.
+        evidence: Why it is considered dead, in words.
+        silent_for: Seconds without a message.
+        drops_connection: Whether its connection is dropped too, because another link was silent as well.
     """
 
     level: ClassVar[int] = logging.WARNING
@@ -426,14 +464,15 @@ class LinkStalled(HostReport):
 
 
 Hook = Callable[[HostReport], None]
-"""Is called with every report, on the event loop: it must not block. What it raises is logged and goes no further."""
+"""Called with every report, on the event loop. It must not block. What it raises is logged and otherwise ignored."""
 
 
 class Reporter:
-    """Gives every report to the log, one line each, and to the hooks.
+    """Writes every report to the log, one line each, and passes it to the hooks.
 
     Args:
         logger: Where the lines go.
+        hooks: Called with every report.
         fields: Fields of every log record, beside `owner_id` and `partition_id`.
     """
 
@@ -448,11 +487,11 @@ class Reporter:
         self._counts: Counter[type[HostReport]] = Counter()
 
     def count(self, kind: type[HostReport]) -> int:
-        """How many reports of a kind there were."""
+        """Return how many reports of a class there were."""
         return self._counts[kind]
 
     def report(self, report: HostReport) -> None:
-        """Hand a report on."""
+        """Log a report, and pass it to the hooks."""
         self._counts[type(report)] += 1
         if self._logger.isEnabledFor(report.level):
             where = "" if report.partition_id is None else f" partition {report.partition_id}:"

@@ -16,16 +16,24 @@ from tests.support.order import LONGEST
 ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
-AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedProducer Checkpoint
-CheckpointPolicy CloseReason ClosedError ConfigurationError ConnectionLostError ConsumerDisconnectedError
-DataLossError DeliveryReceipt Emulator EntityNotFoundError EventBatch EventData EventError EventPosition
-EventProcessor EventProcessorHost EventProducer EventPumpError EventTooLargeError HubProperties
-InvalidClientStateError LastEnqueued LinkDetachedError MemoryLeaseStore MemoryLeases MemoryPublisherStateStore
-OwnershipLostError PartitionContext PartitionProperties PartitionPublishingOptions PartitionPublishingProperties
-PartitionReader ProcessorFailedError ProducerDisconnectedError ProducerStateLostError ProtocolError
-PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore QuotaExceededError ReceivedEvent
-Recovery RequestRefusedError RetryOptions SendResult ServiceBusyError ServiceError ServiceTimeoutError SharedKey
-SharedSignature SqliteLeaseStore SqlitePublisherStateStore StoreError StoredPublisherState
+AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
+BufferedProducer Checkpoint CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten ClientOptions Clock
+CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
+ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
+EventBatch EventData EventError EventPosition EventProcessor EventProcessorHost EventProducer EventPumpError
+EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
+InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError
+LinkFailed LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore
+NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError PartitionContext PartitionFailed
+PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
+PartitionRouter PartitionStatus PartitionsFound ProcessorFailed ProcessorFailedError ProducerDisconnectedError
+ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError PublisherIntent PublisherState
+PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError ReaderOptions ReceiveLink
+ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink
+SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
+SharedSignature SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed
+StoredPublisherState StoredScopeRecord TokenCredential Transport TransportName TransportType UnexpectedFailure
+connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -38,7 +46,6 @@ _COVERED_BY = {
     "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
-    "clients.py": "contract/test_transports.py integration/test_bad_input.py",
     "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",
     "consumer/continuity.py": "unit/consumer/test_data_loss.py unit/consumer/test_begun_anew.py",
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",

@@ -15,8 +15,8 @@ from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import CheckpointStore
 
-FAILURES_TOLD = 3
-"""Failed writes in a row after which waiters fail. Writing continues."""
+FAILURES_REPORTED = 3
+"""Failed writes in a row after which the waiters fail. The write is retried nevertheless."""
 
 
 class CheckpointWriter:
@@ -123,7 +123,7 @@ class CheckpointWriter:
                 failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
                 delay = self._backoff.next(self._rng, at_least=least_delay(error))
                 self._on_failed(failure)
-                if self._backoff.failures >= FAILURES_TOLD:
+                if self._backoff.failures >= FAILURES_REPORTED:
                     self._fail_waiters(failure)
                 await asyncio.sleep(delay)
             else:

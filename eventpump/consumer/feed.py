@@ -1,4 +1,4 @@
-"""One partition's events, from a receive link that is opened again as often as it takes, through a bounded cache."""
+"""The events of one partition: a receive link that is opened again after failures, and a bounded cache."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _T = TypeVar("_T")
 class PartitionFeed(Generic[_T]):
     """Receives one partition, as the `ReceiveSink` of its link.
 
-    What the link's end allows is decided by the error's `Recovery`: to give up ends the feed, everything else opens
-    the link again after the last message *received*. What was received stays in the cache meanwhile, so nothing is
-    lost and nothing comes twice. A back-off of its own the feed has for what befalls its link only: attempts to connect
-    are spaced by the transport, and two waits in a row would only make an outage longer.
+    The error's `Recovery` decides what follows the end of a link: GIVE_UP ends the feed, any other value opens the link
+    again after the last message *received*. Received messages stay in the cache meanwhile, so nothing is lost and
+    nothing is delivered twice. The feed backs off only after failures of its link: the transport spaces attempts to
+    connect, and two delays in a row would make an outage longer.
 
     Args:
         spec: The link; its position is where the first one begins.
         wrap: Called with received messages; returns what cursors read of them: an item for each, in order.
-        startup_timeout: Seconds after which a feed that was never attached ends; None for never.
-        limit: The messages wanted, until `resume` says more; None for no end.
-        locate: Is called before each link with the place where it would begin, and returns where it begins; what it
-            raises is taken as the link's failure.
-        on_attached: Is called each time the link is attached.
-        on_trouble: Is called when the link fails, with the seconds until it is opened again; None where it is not.
+        startup_timeout: Seconds after which a feed that was never attached ends; None for no limit.
+        limit: The number of messages to receive, until `resume` raises it; None for no limit.
+        locate: Called before each link with the position where it would begin; returns where it begins. An error that
+            it raises counts as a failure of the link.
+        on_attached: Called each time the link is attached.
+        on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class PartitionFeed(Generic[_T]):
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None] | None = None,
     ) -> None:
-        # Asked for anew on every link, the end would be another one each time.
+        # With "@latest", each new link would begin at another end.
         assert spec.position.offset != LATEST_OFFSET
         self._transport = transport
         self._spec = spec
         self._locate = locate
         self._retry = settings.link_retry
         self._backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
-        self._telling = Backoff(self._retry.base_delay, self._retry.max_delay)
+        self._report_backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
         self._quiet_until = float("-inf")
         self._startup_timeout = startup_timeout
         self._was_attached = False
@@ -102,26 +102,26 @@ class PartitionFeed(Generic[_T]):
         self.first: bytes | None = None
         """The first message received over the last link."""
         self.batches = 0
-        """How many times messages came."""
+        """How many batches of messages were received."""
         self.links = 0
         """How many links were attached."""
         self.quiet_since = 0.0
-        """When the last message came, or the link was attached after it; on the loop's clock."""
+        """When the last message was received, or the link was attached after it; on the loop's clock."""
         self.received_at = -math.inf
-        """When the last message came; on the loop's clock."""
+        """When the last message was received; on the loop's clock."""
         self.look: Look | None = None
-        """What management said since the last message, where it was asked."""
+        """The answer of management since the last message, if it was asked."""
         self._is_given_up = False
         self._reopening: asyncio.Future[Exception | None] | None = None
 
     @property
     def link(self) -> ReceiveLink | None:
-        """The link there is now."""
+        """The current link."""
         return self._link
 
     @property
     def is_silent(self) -> bool:
-        """Whether messages could come and none is there: attached, with credit, and a cursor has taken everything."""
+        """Whether messages could arrive and none is there: attached, with credit, and a cursor has read everything."""
         is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
         could_come = is_wanting and self._link is not None and self._credit.credit > 0
         return could_come and not all(cursor.available for cursor in self._cursors)
@@ -167,7 +167,7 @@ class PartitionFeed(Generic[_T]):
         return self._cache.size
 
     def start(self) -> None:
-        """Open the link, and keep it open. Once."""
+        """Open the link, and keep it open. May be called once."""
         self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
 
     def cursor(self) -> FeedCursor[_T]:
@@ -184,11 +184,11 @@ class PartitionFeed(Generic[_T]):
             self._link.set_credit(credit)
 
     def park(self) -> bool:
-        """Keep the link, but want nothing for now: should it end meanwhile, so does the feed.
+        """Keep the link without credit: if it ends meanwhile, the feed ends.
 
         Returns:
-            False, and the feed is left as it was, where there is no link, or of its limit some messages are still to
-            come or to be taken.
+            False, without an effect, if there is no link, or if some messages of the limit are still to be received or
+            taken.
         """
         if self._link is None or self.error is not None or self._cache.count or self._credit.left != 0:
             return False
@@ -196,10 +196,10 @@ class PartitionFeed(Generic[_T]):
         return True
 
     def resume(self, limit: int) -> None:
-        """Go on with a parked feed.
+        """Continue a parked feed.
 
         Args:
-            limit: The messages wanted from now on.
+            limit: The number of messages to receive from now on.
         """
         assert self._is_parked
         self._is_parked = False
@@ -207,7 +207,7 @@ class PartitionFeed(Generic[_T]):
         self.adjust_credit()
 
     def reopen(self, error: ServiceError) -> None:
-        """Close the link with an error of ours, and open another. Do nothing where there is none."""
+        """Close the link, as if it had ended with an error, and open another one. Does nothing if there is no link."""
         if self._link is not None and self._link_error is not None and not self._link_error.done():
             self._is_given_up = True
             self._link = None
@@ -221,9 +221,9 @@ class PartitionFeed(Generic[_T]):
             self._tasks.drop(self._keeper)
 
     async def until_reopened(self) -> Exception | None:
-        """Wait for the next attempt to open a link, and give its error; None where it is attached.
+        """Wait for the next attempt to open a link, and return its error; None if the link is attached.
 
-        Where the feed has ended it gives that error. One caller at a time; cancelled, nothing is lost.
+        If the feed has ended, its error is returned. One caller at a time; a cancelled call has no effect.
         """
         if self.error is not None:
             return self.error
@@ -235,10 +235,10 @@ class PartitionFeed(Generic[_T]):
             self._reopening = None
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Detach and drop what is cached. Closing twice is fine; cancelled, the feed still ends.
+        """Detach and drop the cache. Closing twice is fine. If cancelled, the feed still ends.
 
         Args:
-            timeout: Seconds to wait for the service's answer; the detach goes on without being waited for.
+            timeout: Seconds to wait for the service's answer; after that the detach continues in the background.
         """
         self._is_stopped = True
         if self.error is None:
@@ -250,7 +250,7 @@ class PartitionFeed(Generic[_T]):
             if self._is_closing:
                 await self._tasks.wait(timeout)
             else:
-                # Once only: a second cancellation would break off the detach.
+                # Only once: a second cancellation would interrupt the detach.
                 self._is_closing = True
                 await self._tasks.cancel(timeout)
         finally:
@@ -259,7 +259,7 @@ class PartitionFeed(Generic[_T]):
     # ------------------------------------------------------------------------------------------ the link's sink
 
     def messages(self, batch: list[bytes]) -> None:
-        """Take over a batch: one hand-off and at most one wake-up, however many messages it holds."""
+        """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
         cache = self._cache
         cache.append(batch, self._credit.received(batch))
         self.newest = batch[-1]
@@ -281,7 +281,7 @@ class PartitionFeed(Generic[_T]):
 
     async def _keep_link(self) -> None:
         # Not `retrying`: an attempt that succeeds lasts until its link ends, and whether that counts as another failure
-        # in a row, or is one at all, depends on how long the link lived and what it brought.
+        # in a row, or as one at all, depends on how long the link lived and what was received.
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -302,7 +302,7 @@ class PartitionFeed(Generic[_T]):
                 if self._is_too_late(loop.time() - began + delay):
                     self._end(error)
                     return
-                if self._is_worth_telling(error, loop.time()) and self._on_trouble is not None:
+                if self._is_reported(error, loop.time()) and self._on_trouble is not None:
                     self._on_trouble(error, delay)
                 else:
                     self._log_retry(error, delay)
@@ -314,7 +314,7 @@ class PartitionFeed(Generic[_T]):
         log_retry(_log, f"receiving partition {spec.partition_id}", error, delay=delay, attempt=attempt, **fields)
 
     def _is_final(self, error: ServiceError) -> bool:
-        """Return whether to give up. A hub that was deleted under an open link may have been made again."""
+        """Return whether to give up. A hub that was deleted while a link was open may have been recreated."""
         if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
             return True
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
@@ -323,24 +323,24 @@ class PartitionFeed(Generic[_T]):
     def _delay_after(self, error: ServiceError) -> float:
         """Return the seconds until the link is opened again."""
         if error.recovery is Recovery.RECONNECT:
-            # The transport waits as long as it takes; this only keeps many feeds from asking in one instant.
+            # The transport does the waiting; this only keeps many feeds from opening links in the same instant.
             return self._rng.uniform(0, self._retry.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))
 
-    def _is_worth_telling(self, error: ServiceError, now: float) -> bool:
-        """Return whether a failure is one to report: each but those of an outage that goes on, of which ever fewer."""
+    def _is_reported(self, error: ServiceError, now: float) -> bool:
+        """Return whether to report a failure: during an outage, ever fewer of them; otherwise each."""
         if error.recovery is not Recovery.RECONNECT:
             return True
         if now < self._quiet_until:
             return False
-        self._quiet_until = now + self._telling.next(self._rng)
+        self._quiet_until = now + self._report_backoff.next(self._rng)
         return True
 
     def _is_too_late(self, elapsed: float) -> bool:
         return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
 
     async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
-        """Open the link, and raise the error it ends with."""
+        """Open the link, and raise the error with which it ends."""
         position = self.position
         if self._locate is not None and (located := await self._locate(position)) != position:
             self._spec = replace(self._spec, position=located)
@@ -355,7 +355,7 @@ class PartitionFeed(Generic[_T]):
             self.first = None
             self.quiet_since = asyncio.get_running_loop().time()
             self._attempted(None)
-            self._telling.reset()
+            self._report_backoff.reset()
             self._quiet_until = float("-inf")
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:

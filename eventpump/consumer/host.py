@@ -47,19 +47,17 @@ class PartitionHost:
     it creates and the store it is given.
 
     Args:
-        transport_factory: Returns the connection to the namespace; called by `run`.
-        leases: The store of leases and checkpoints; one object per host.
-        settings: What to process, and how.
+        transport_factory: Creates the transport, when `run` is called.
+        leases: The lease store; each host needs an object of its own.
         processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory: that of the subscription
             "default". None if there are only others; see `subscribe`.
         hooks: Called with every report, on the event loop.
-        clock: The clock on which the store counts expiry; None for the running loop's.
-        rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.
-        owns_transport: Whether the transport is closed with the host.
+        clock: The clock by which the store's leases expire; None for the running loop's.
+        rng: Randomness, for delays; None for an unseeded one.
+        owns_transport: Whether the transport is closed with the host. Default: True.
 
     Raises:
-        ConfigurationError: `renew_interval` is not less than the store's lease duration, or `processor` or `leases` is
-            of another type.
+        ConfigurationError: The renew interval is not below the store's lease duration, or `processor` is not one.
     """
 
     def __init__(
@@ -108,12 +106,12 @@ class PartitionHost:
 
     @property
     def owner_id(self) -> str:
-        """The host's name in the leases."""
+        """The owner's name in the leases."""
         return self._owner_id
 
     @property
     def partitions(self) -> list[PartitionStatus]:
-        """The partitions that this host processes now, ordered by number."""
+        """The partitions this host runs now, ordered by id."""
         statuses = [] if self._manager is None else self._manager.statuses
         return sorted(statuses, key=lambda status: partition_order(status.partition_id))
 
@@ -126,22 +124,19 @@ class PartitionHost:
         await self.aclose()
 
     async def run(self, *, handle_signals: bool = False) -> None:
-        """Process events until the host is closed. May be called once.
+        """Process events until `aclose` is called. May be called once.
 
-        If the call is cancelled, the host closes in order, which may take `close_timeout` seconds, and then the
-        cancellation is raised; after a second cancellation it closes at once. No task remains in either case, except
-        one with user code that ignores its cancellation.
+        When cancelled, it closes in order, which may take the close time-out, and then raises `CancelledError`. After a
+        second cancellation it closes at once. No task is left, except for user code that ignores cancellation.
 
         Args:
-            handle_signals: Whether to close on SIGTERM and SIGINT. A second signal has its usual effect. Default:
-                False.
+            handle_signals: Close on SIGTERM and SIGINT. A second signal has the effect that it has without the host.
 
         Raises:
-            EventPumpError: The credential, hub or consumer group is wrong, or the service or the store could not be
-                reached within `startup_timeout`.
-            ProcessorFailedError: The processor raised, and `failure_policy` is "stop".
+            EventPumpError: The credential, the hub or the consumer group is wrong, or could not be reached within the
+                start-up time-out.
+            ProcessorFailedError: The processor raised, and the failure policy is "stop".
             ClosedError: The host was closed before.
-            ConfigurationError: `run` was called before.
         """
         if self._is_closed:
             raise ClosedError("processor host")
@@ -167,14 +162,14 @@ class PartitionHost:
         main.result()
 
     async def aclose(self, deadline: float | None = None) -> None:
-        """Stop receiving, let handlers finish their batches, write the last checkpoints, and release the leases.
+        """Stop receiving, let handlers finish their batches, write the last checkpoints, release the leases.
 
-        May be called more than once; the shortest deadline counts. If the call is cancelled, the host continues to
-        close. A processor must not call this, since it would wait for itself: it calls `stop`.
+        May be called again; the shorter deadline applies. When cancelled, the host continues to close. A processor must
+        not call this, because it waits for the processor: it can call `stop`.
 
         Args:
-            deadline: Seconds that closing may take. When they have passed, up to a second more each is used to release
-                the leases, to cancel handlers, and to close the connection and the store. None for `close_timeout`.
+            deadline: Seconds that closing may take; None for the close time-out. If they do not suffice, releasing the
+                leases, cancelling, and closing the connection and the store may each take one second more.
         """
         self.stop(deadline)
         if self._main is None:
@@ -221,10 +216,10 @@ class PartitionHost:
         await self._prepare().unsubscribe(name, keep_checkpoint=keep_checkpoint)
 
     def stop(self, deadline: float | None = None) -> None:
-        """Begin to close, as `aclose` does, without waiting: `run` returns when it is done. A processor may call this.
+        """Begin to close, without waiting: `run` returns when the host is closed. A processor may call this.
 
         Args:
-            deadline: Seconds that closing may take, as for `aclose`; None for `close_timeout`.
+            deadline: As of `aclose`.
         """
         self._stop(self._settings.close_timeout if deadline is None else deadline)
 

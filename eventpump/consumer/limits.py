@@ -1,4 +1,4 @@
-"""What a host may ask of its store and of the service at a time: wrappers around both that bound it."""
+"""Bounds the requests of a host: wrappers around store, transport and hub directory."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ _T = TypeVar("_T")
 _log = logging.getLogger("eventpump.consumer")
 
 STORE_CALLS: Final = 128
-"""Calls of the store under way at a time, per host."""
+"""The number of calls of the store that are under way at a time, per host."""
 
 RENEWAL, CHECKPOINT, LISTING, TAKING = range(4)
-"""Calls of the store by priority: a lease that is not renewed is lost, one that is not taken yet can wait."""
+"""Calls of the store by priority: a lease that is not renewed is lost, and taking another one can wait."""
 
 STORE_SHARES: Final = (STORE_CALLS, 48, 8, 40)
-"""The same per priority. What the lower ones may have leaves 32 calls to renewals, though all others should hang."""
+"""The same per priority. The lower ones leave 32 calls to renewals, even if all others hang."""
 
 ATTACHES: Final = 128
-"""Receive links that are being attached at a time, per host."""
+"""The number of receive links that are being attached at a time, per host."""
 
 ATTACH_RATE: Final = 400.0
-"""Receive links that a host attaches per second, beyond the first ones after a pause."""
+"""Receive links that a host attaches per second, after the first ones that follow a pause."""
 
 ATTACH_BURST: Final = 100
-"""The number of those first ones."""
+"""Receive links that a host may attach at once after a pause."""
 
 READ_RATE: Final = 35.0
 """Reads about hubs and partitions per second and namespace. The service takes 50."""
@@ -68,7 +68,7 @@ READ_BURST: Final = 10
 
 
 class WithdrawnError(Exception):
-    """A request will not get its turn."""
+    """The request was withdrawn before its turn."""
 
 
 class RequestGate:
@@ -80,7 +80,7 @@ class RequestGate:
 
     @asynccontextmanager
     async def turn(self, priority: int = 0, order: float = 0.0) -> AsyncIterator[None]:
-        """Wait for a turn, and end it on leaving. Cancelled, the request is out of the queue.
+        """Wait for a turn, which ends with the context. If cancelled, the request leaves the queue.
 
         Raises:
             WithdrawnError: `withdraw` was called for this priority.
@@ -89,7 +89,7 @@ class RequestGate:
         try:
             turn = self._waiting[request] = asyncio.get_running_loop().create_future()
             self._begin()
-            # A turn that comes at once costs no turn of the loop.
+            # Without an await if the turn has come: that saves a turn of the event loop.
             has_turn = turn.result() if turn.done() else await turn
             if not has_turn:
                 raise WithdrawnError
@@ -113,12 +113,14 @@ class RequestGate:
 class BoundedLeaseStore:
     """A `LeaseStore` that has a bounded number of calls under way: renewals first, then checkpoints, listings, takings.
 
-    A call's time counts from when it is sent: what waits here is not late, and giving it up would not make the store
-    faster. `open` and `ensure_leases` are passed on as they are.
+    The time of a call begins when it is sent: a call that waits here is not late, and cancelling it would not make the
+    store faster. `open` and `ensure_leases` are passed on without a bound.
 
     Args:
-        turns: Holds deliveries back that would have a call cut off.
+        store: The store.
         timeout: Seconds that one call may take.
+        clock: The clock by which leases expire.
+        turns: Holds deliveries back that would make a call exceed its time.
 
     Raises:
         TimeoutError: From each call that takes longer.
@@ -173,10 +175,10 @@ class BoundedLeaseStore:
         return await self._take(snapshot.partition_id, owner, lambda: self._store.steal_lease(snapshot, owner))
 
     async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """See `LeaseStore`. The lease that runs out first is renewed first.
+        """See `LeaseStore`. The lease that expires first is renewed first.
 
         Raises:
-            StoreError: Also where the lease ran out before this was sent.
+            StoreError: Also if the lease expired before the call was sent.
         """
 
         def renew() -> Awaitable[PartitionLease | None]:
@@ -276,10 +278,10 @@ class BoundedLeaseStore:
 
 
 class BoundedTransport:
-    """A `Transport` that attaches a bounded number of receive links at a time, and so many a second.
+    """A `Transport` that bounds how many receive links are attached at a time, and per second.
 
-    A thousand links that were lost together come back within seconds, and not in one instant, nor in step with the
-    other hosts that lost theirs.
+    A thousand links that were lost together are attached again within seconds, but not all at once, and not in step
+    with other hosts that lost theirs at the same time.
     """
 
     def __init__(self, transport: Transport, *, rng: random.Random) -> None:
@@ -298,7 +300,7 @@ class BoundedTransport:
         async with self._gate.turn():
             wait = self._bucket.take(asyncio.get_running_loop().time())
             if wait:
-                # Of the wait a part is left to chance, on both sides, so that the rate stays what it is.
+                # Spread at random in both directions, so that the mean rate is the same.
                 await asyncio.sleep(wait * self._rng.uniform(0.5, 1.5))
             return await self._transport.open_receive_link(spec, sink)
 
@@ -323,10 +325,10 @@ _PACES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[TokenBucket
 
 
 class PacedDirectory:
-    """A `HubDirectory` that reads below 50 times a second: the service takes so many per namespace.
+    """A `HubDirectory` that stays below the 50 reads per second that the service accepts per namespace.
 
-    All hosts of one event loop share the bound of a namespace. Other processes have theirs, and the service throttles
-    all of them together: it answers that it is busy, and the read is tried again.
+    All hosts of one event loop share the bound of a namespace. Other processes have bounds of their own; if they read
+    too often together, the service answers that it is busy, and the reads are retried.
     """
 
     def __init__(self, directory: HubDirectory, fully_qualified_namespace: str) -> None:
@@ -350,7 +352,7 @@ class PacedDirectory:
         if pace is None:
             pace = paces[self._namespace] = TokenBucket(READ_RATE, READ_BURST), RequestGate(RequestQueue(1, (1,)))
         bucket, gate = pace
-        # One after the other: who is cancelled while others are before it has used up nothing.
+        # One after the other, so that a caller that is cancelled while it waits has taken nothing from the bucket.
         async with gate.turn():
             if wait := bucket.take(loop.time()):
                 await asyncio.sleep(wait)

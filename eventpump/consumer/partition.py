@@ -49,7 +49,7 @@ class OpenPartition:
 
     @property
     def recorded_start(self) -> EventPosition | None:
-        """Where reading began by the consumer group's record; None where it began after a checkpoint."""
+        """Where reading began by the consumer group's record; None if it began after a checkpoint."""
         return self.beginning.position if self.beginning.checkpoint is None else None
 
     def explained(self, error: Exception) -> Exception:

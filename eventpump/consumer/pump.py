@@ -485,7 +485,7 @@ class PartitionPump:
                     continue
                 await self._deliver(partition, events)
                 if feed.available:
-                    # A handler that never really waits must not keep the loop from turning.
+                    # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
             elif feed.error is not None:
                 if not await self._can_restart(partition, feed.error):
@@ -499,11 +499,11 @@ class PartitionPump:
                     await self._deliver(partition, ())
 
     async def _may_pass_gap(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
-        """Do what the settings say where missing numbers are lost. Return whether the batch may be delivered."""
+        """Find out whether missing numbers are lost, and apply `on_data_loss`. Return whether to deliver the batch."""
         try:
             loss = await partition.continuity.find_loss(events)
         except HubRecreatedError:
-            # What is missing was there before its hub was deleted: all that was not processed is reported as lost.
+            # The hub of the missing events was deleted: everything in it that was not processed is reported as lost.
             return False
         if loss is None:
             return True
@@ -556,7 +556,7 @@ class PartitionPump:
             return
 
     async def _hold_back(self) -> bool:
-        """Wait while handlers compute and the store needs the loop. Return False, without a wait, where neither is so.
+        """Wait while handlers compute and the store needs the loop. Return False, without a wait, if that is not so.
 
         The wait ends early if the pump ends.
         """
@@ -572,7 +572,7 @@ class PartitionPump:
         return True
 
     def _may_deliver(self) -> bool:
-        """Return whether a batch may be delivered now. The lease is compared with our own clock each time."""
+        """Return whether a batch may be delivered now: the lease must not have expired by the host's own clock."""
         if self._life.is_ending or self._life.is_suspended:
             return False
         if self._clock.monotonic() >= self.lease.expires_at:

@@ -26,31 +26,33 @@ from eventpump.logs import retry_logger
 from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
-"""Seconds that a link may be silent while somebody reads, before it is checked."""
+"""Seconds that a link may be silent while a read waits, before it is checked."""
 
 _START = "-1"
 _LATEST = "@latest"
 
 ASK_TIME = 1.0
-"""Seconds the question whether missing events are lost may take beyond the time that a read has."""
+"""Seconds by which a read may exceed its time to find out whether missing events are lost."""
 
 _log = logging.getLogger("eventpump.consumer")
 
 
 class PartitionReader:
-    """Reads one partition from a position, to the end of a range or for ever.
+    """Reads one partition from a position, to the end of a range or without end.
 
-    Shared, or with an owner level. A link that fails is opened again after the last event received: nothing is lost
-    and nothing comes twice, unless the hub drops events before they are read, or is made again; see `on_data_loss`.
-    "@latest" is the end of the partition on entering, whenever the first link is attached.
+    Beside other readers, or with an owner level. A link that fails is opened again after the last event received:
+    nothing is lost and nothing is returned twice, unless the hub drops events before they are read, or is recreated
+    (see `on_data_loss`). "@latest" is the end of the partition on entering, whenever the first link is attached.
+    The reader owns the transport it creates.
+
     Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
 
     Args:
-        transport_factory: Returns the connection to the namespace; called on entering.
-        settings: What to read, and how.
-        rng: Draws the delays between retries; None for an unseeded generator. For tests.
-        on_loss: Called with the error for events that are gone when reading continues after them; None to log it.
-        owns_transport: Whether the transport is closed with the reader.
+        transport_factory: Creates the transport, on entering.
+        settings: The options of the reader.
+        rng: Randomness, for delays; None for an unseeded one.
+        on_loss: Called with the loss if reading continues after it; None to log it.
+        owns_transport: Whether the transport is closed with the reader. Default: True.
     """
 
     def __init__(
@@ -90,30 +92,25 @@ class PartitionReader:
         return self._settings.hub
 
     @property
-    def partition_id(self) -> str:
-        """The partition that is read."""
-        return self._settings.partition_id
-
-    @property
     def is_closed(self) -> bool:
         """Whether the reader is closed: nothing can be read."""
         return self._is_closed
 
     @property
     def position(self) -> EventPosition:
-        """The position after the last event returned, for a reader that continues. "@latest" only before entering."""
+        """Where a reader that continues after the last event returned would begin. Not "@latest" after entering."""
         if self._last is None:
             return self._start
         return EventPosition.at_offset(ReceivedEvent(self._last).offset)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range is read completely, or the rest of it is gone. Always False without an end."""
+        """Whether the range is read, or the rest of it is gone. False without an end."""
         return self._is_at_end
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
-        """The partition's newest event, as stated with the last event received. None without `track_last_enqueued`."""
+        """The partition's newest event, as named by the last event received. None without `track_last_enqueued`."""
         newest = None if self._feed is None else self._feed.newest
         return None if newest is None else ReceivedEvent(newest).last_enqueued
 
@@ -151,37 +148,31 @@ class PartitionReader:
         await self.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
-        """Iterate over the events, to the end of the range. After `break`, the rest of the last batch is lost."""
+        """Iterate over the events, to the end of the range. After a `break` the rest of the current batch is lost."""
         while events := await self.read():
             for event in events:
                 yield event
 
     async def read(self, max_events: int = 300, max_wait_time: float | None = None) -> list[ReceivedEvent]:
-        """Return the events that have arrived, at least one; wait for the first if there is none yet.
+        """Return the events that are there, as soon as there is at least one.
 
-        If the call is cancelled, no event is lost.
+        Canceling it is safe: no event is lost.
 
         Args:
             max_events: The most events to return.
-            max_wait_time: Seconds to wait for the first event; None to wait forever.
+            max_wait_time: Seconds to wait for the first event; None for no limit.
 
         Returns:
-            The events, in order. Empty if the time ran out or the range is read; see `is_at_end`.
+            The events; empty if the time ran out or the range is read, see `is_at_end`.
 
         Raises:
-            ServiceError: The link ended for a reason that a retry cannot cure, or `link_retry` has ended.
-            DataLossError: Events are gone, and `on_data_loss` is to fail. Earlier events are not affected.
-            ClosedError: The reader was closed, or not entered yet.
+            ServiceError: The link ended, and retries cannot help.
+            DataLossError: Events are lost, and `on_data_loss` is "fail". Events returned before are not affected.
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
     async def read_raw(self, max_messages: int = 300, max_wait_time: float | None = None) -> list[bytes]:
-        """Return encoded messages, otherwise as `read` does.
-
-        Args:
-            max_messages: The most messages to return.
-            max_wait_time: Seconds to wait for the first message; None to wait forever.
-        """
+        """Read as `read` does, but return the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
         if self._feed is None or self._cursor is None or self._is_closed:
@@ -192,7 +183,7 @@ class PartitionReader:
             raise self._failure
         while not self._is_at_end:
             feed, cursor = self._feed, self._cursor
-            # Held until it is given: a call that is cancelled while the service is asked loses nothing.
+            # Held until it is returned: a call that is cancelled while it asks the service loses nothing.
             messages = self._held = self._held or cursor.take(max_messages)
             if messages:
                 if not self._follows(messages):
@@ -202,7 +193,7 @@ class PartitionReader:
                     except TimeoutError:
                         if self._settings.on_data_loss == "fail":
                             return []
-                        # Else short reads of a slow service would ask, and give up, for ever.
+                        # Otherwise short reads of a slow service would ask, and time out, again and again.
                         self._numbers.not_answered(loop.time())
                     if not self._held:
                         continue
@@ -224,7 +215,7 @@ class PartitionReader:
         return []
 
     def _is_rest_gone(self, feed: PartitionFeed[bytes]) -> bool:
-        """Whether retention has removed what was left of the range. Nothing waits to be taken from the feed."""
+        """Return whether retention has removed the rest of the range. Everything was taken from the feed."""
         if self._end is None:
             return False
         if self._watch is None:
@@ -237,17 +228,17 @@ class PartitionReader:
         return True
 
     def _rest_lost(self) -> None:
-        """Report what retention has removed of the rest of the range.
+        """Report that retention has removed the rest of the range.
 
         Raises:
-            DataLossError: By the settings.
+            DataLossError: `on_data_loss` is "fail".
         """
         expected, kept_from, end = self._numbers.expected, self._kept_from, self._end
         assert end is not None
         if expected is None or expected >= kept_from:
-            # Nothing was read yet, or what is missing was judged already: which numbers are gone is not known.
+            # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
             _log.warning(
-                "hub %s, partition %s: what was left of the range is gone",
+                "hub %s, partition %s: the rest of the range is gone",
                 self._settings.hub,
                 self._settings.partition_id,
             )
@@ -270,7 +261,7 @@ class PartitionReader:
         return await self._transport.get_partition_properties(self._settings.hub, self._settings.partition_id)
 
     def _has_nothing_left(self, properties: PartitionProperties) -> bool:
-        """Whether a partition holds nothing up to the end of the range, and what is stored from now on lies beyond."""
+        """Return whether a partition holds no event of the range, and new events will lie beyond its end."""
         end, newest = self._end, properties.last_enqueued_sequence_number
         assert end is not None
         self._kept_from = retained_from(properties)
@@ -278,17 +269,14 @@ class PartitionReader:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1
             return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
         assert end.enqueued_time is not None
-        # A partition that was emptied may not say any more when its newest event came.
+        # The properties of a partition that was emptied may lack the time of its newest event.
         if properties.is_empty:
             return self._is_end_passed
         self._is_end_passed = properties.last_enqueued_time > end.enqueued_time
         return False
 
     async def aclose(self) -> None:
-        """Detach and, if the reader owns the transport, disconnect.
-
-        May be called more than once. If the call is cancelled, the link still ends.
-        """
+        """Detach and disconnect. Closing twice is fine. If cancelled, the link still ends."""
         self._is_closed = True
         try:
             if self._watch is not None:
@@ -341,7 +329,7 @@ class PartitionReader:
         )
 
     async def _properties_at_start(self, transport: Transport) -> PartitionProperties:
-        """Read the partition's properties; what may pass is tried again for the start-up time-out."""
+        """Return the partition's properties. Transient failures are retried until the start-up time-out."""
         settings = self._settings
         until = asyncio.get_running_loop().time() + settings.startup_timeout
         what = f"reading the properties of partition {settings.partition_id}"
@@ -355,7 +343,7 @@ class PartitionReader:
         )
 
     async def _locate(self, position: EventPosition) -> EventPosition:
-        """Check, before a link is opened, that the hub is the one that was being read, and give where to begin."""
+        """Check, before a link is opened, that the hub is the one that was read, and return where to begin."""
         assert self._transport is not None
         settings = self._settings
         created_at = (await self._transport.get_hub_properties(settings.hub)).created_at
@@ -384,10 +372,10 @@ class PartitionReader:
         return self._numbers.passed(first, last, len(messages))
 
     async def _judge_gap(self, messages: list[bytes]) -> None:
-        """Find out whether missing numbers are lost, and do what the settings say.
+        """Find out whether missing numbers are lost, and apply `on_data_loss`.
 
         Raises:
-            DataLossError: Which is what every later read raises too.
+            DataLossError: `on_data_loss` is "fail". Every later read raises it, too.
         """
         numbers, settings, transport = self._numbers, self._settings, self._transport
         assert transport is not None
@@ -399,7 +387,10 @@ class PartitionReader:
         try:
             properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
         except ServiceError as error:
-            _log.warning("hub %s, partition %s: %s", settings.hub, settings.partition_id, error)
+            _log.warning(
+                "hub %s, partition %s: could not find out whether missing events are lost: %s",
+                *(settings.hub, settings.partition_id, error),
+            )
             numbers.not_answered(now)
             return
         loss = numbers.judge(properties, now)
@@ -434,7 +425,7 @@ class PartitionReader:
     # --------------------------------------------------------------------------------------------------- the end
 
     def _bound(self, end: EventPosition, properties: PartitionProperties) -> None:
-        """Make a sequence number or a time of the end, and see whether anything lies before it at all."""
+        """Convert the end to a sequence number or a time, and find out whether the range is empty."""
         newest = properties.last_enqueued_sequence_number
         if end.offset == _LATEST:
             end = EventPosition.at_sequence_number(newest, inclusive=True)
@@ -453,7 +444,7 @@ class PartitionReader:
                 self._is_at_end = self._is_at_end or newest >= last
 
     def _within(self, messages: list[bytes]) -> list[bytes]:
-        """Cut a batch off at the end of the range. Only its last message is decoded, unless the end lies in it."""
+        """Cut a batch at the end of the range. Only its last message is decoded, unless the end lies in the batch."""
         if self._end is None:
             return messages
         if self._is_past(messages[-1]):
@@ -487,7 +478,7 @@ def _log_loss(error: DataLossError) -> None:
 
 
 def _first_number(start: EventPosition) -> int | None:
-    """Return the sequence number that reading from a position begins with; None where that is not known."""
+    """Return the sequence number at which reading from a position begins; None if that is not known."""
     return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
 
 

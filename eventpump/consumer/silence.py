@@ -1,4 +1,4 @@
-"""Finds links that are open and silent though there is something to bring, and has them opened again."""
+"""Finds links that are attached but silent although the hub has events for them, and opens them again."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import HubDirectory, ReceiveLink
 
 _ENOUGH = 0.9
-"""The part of the time at which a check may begin."""
+"""The part of the patience after which a check may begin."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one feed.
+    """The state of one feed.
 
     Attributes:
-        batches: How many times it had received something when it was looked at last.
+        patience: How long the link may be silent.
+        batches: How many batches it had received when it was last looked at.
         check: The check under way.
         next_at: When the next check may begin, on the loop's clock.
-        withheld: Up to which sequence number the hub held events when the connection was dropped for them.
+        withheld: The last sequence number in the hub when the connection was dropped because of missing events.
     """
 
     patience: Patience
@@ -47,11 +48,11 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class SilentLink:
-    """A link that is judged dead.
+    """A link that is considered dead.
 
     Args:
-        evidence: What showed it, in words.
-        silent_for: How long it has brought nothing, in seconds.
+        evidence: Why, in words.
+        silent_for: Seconds since the last message.
         drops_connection: Whether its connection is dropped; otherwise another link is opened on it.
     """
 
@@ -63,12 +64,14 @@ class SilentLink:
 class SilenceWatch:
     """Checks the silent links of one host, or of one reader; `core.silence` has the rules.
 
-    A check is a task, one per feed at most. Only a link that stays silent from its beginning to its end is opened
-    again, after the last message received: nothing is lost.
+    A check is a task, one per feed at most. Only a link that stays silent during the whole check is opened again, after
+    the last message received: nothing is lost.
 
     Args:
-        max_silence: Seconds after which a silent link is checked, and again; 1 at the least.
-        on_unexpected: Is called with what a check failed with that should not.
+        directory: Reads the properties of partitions.
+        hub: The hub.
+        max_silence: Seconds after which a silent link is checked, and again; at least 1.
+        on_unexpected: Called with the name and the error of a check that failed unexpectedly.
     """
 
     def __init__(
@@ -81,15 +84,17 @@ class SilenceWatch:
         self._tasks = TaskSet(on_unexpected)
         self._peer = Peer()
         self._watched: dict[PartitionFeed[Any], _Watched] = {}
-        # Whose turn it is to ask management: of those who wait, the first.
+        # Held by the check that may ask management; the others wait in order.
         self._turn = asyncio.Lock()
         self._look_at = 0.0
 
     def waited(self, feed: PartitionFeed[Any], partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
-        """Begin a check where one is due: somebody has waited for events of a feed, and there were none.
+        """Begin a check if one is due. Called when a wait for events of a feed has ended without any.
 
         Args:
-            on_silent: Is called when a link is found dead, before anything is done about it.
+            feed: The feed.
+            partition_id: Its partition.
+            on_silent: Called when a link is considered dead, before it is closed.
         """
         watched = self._watched.get(feed)
         if watched is None:
@@ -102,7 +107,7 @@ class SilenceWatch:
                     self._peer.drop_helped()
                 watched.withheld = None
         now = asyncio.get_running_loop().time()
-        # Who waits for so long began to a little before the link was attached, or before the last check.
+        # A bit less: a wait of this length began a little before the link was attached, or before the last check.
         enough = watched.patience.seconds * _ENOUGH
         is_due = now >= watched.next_at and now - feed.quiet_since >= enough
         if watched.check is None and is_due and feed.is_silent:
@@ -111,7 +116,7 @@ class SilenceWatch:
             watched.check = self._tasks.spawn(check, f"eventpump check of partition {partition_id}")
 
     def forget(self, feed: PartitionFeed[Any]) -> None:
-        """End what concerns a feed that has ended. Twice is fine."""
+        """End the check of a feed that has ended. May be called twice."""
         watched = self._watched.pop(feed, None)
         if watched is not None and watched.check is not None:
             self._tasks.drop(watched.check)
@@ -140,7 +145,7 @@ class SilenceWatch:
                     if answer or _mark(feed) == seen:
                         check.probed(answer)
                 elif check.step is Step.ASK and not holds_turn:
-                    # Kept for both looks, so that the second comes right after the first.
+                    # Held for both questions, so that the second follows right after the first.
                     holds_turn = await self._turn.acquire()
                 elif check.step is Step.ASK:
                     ahead = await self._look(feed, partition_id)
@@ -148,12 +153,12 @@ class SilenceWatch:
                         check.looked(ahead)
                 elif check.step is Step.REOPEN:
                     if holds_turn:
-                        # How long an attach takes is nothing to the others.
+                        # The other checks need not wait for the attach.
                         holds_turn = False
                         self._turn.release()
                     watched.patience.tried()
                     on_silent(self._judged(feed, check))
-                    feed.reopen(LinkDetachedError("the link was silent, and is given up"))
+                    feed.reopen(LinkDetachedError("the link was silent, and is closed"))
                     check.reopened(_is_attached(await feed.until_reopened()))
                     seen = _mark(feed)
                 if check.step is Step.DROP:
@@ -182,16 +187,16 @@ class SilenceWatch:
         link.drop_connection(f"links over it are silent: {judged.evidence}")
 
     async def _look(self, feed: PartitionFeed[Any], partition_id: str) -> bool | None:
-        """Ask management, when it may be asked again. None where it does not answer, or too late to count."""
+        """Ask management, once it may be asked again. None if it does not answer, or if messages came meanwhile."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._look_at - loop.time())
         now, seen = loop.time(), _mark(feed)
         try:
             found = await self._directory.get_partition_properties(self._hub, partition_id)
         except EventPumpError:
-            return None  # that management fails is seen, and reported, where hubs are looked for new partitions
+            return None  # the discovery of partitions reports that management fails
         finally:
-            # Counted from the answer: what the hub held by then has had so long to arrive when it is asked again.
+            # From the answer on: what the hub held then has had this time to arrive when the next question is asked.
             self._look_at = loop.time() + LOOK_INTERVAL
         if _mark(feed) != seen:
             return None
@@ -219,12 +224,12 @@ class SilenceWatch:
 
 
 def _mark(feed: PartitionFeed[Any]) -> tuple[int, int]:
-    """Return a value that changes when a feed receives something, or has another link."""
+    """Return a value that changes when a feed receives messages, or has another link."""
     return feed.links, feed.batches
 
 
 def _is_attached(error: Exception | None) -> bool | None:
-    """Say of an attempt to attach whether it succeeded; None where it failed, but not for want of an answer."""
+    """Return whether an attempt to attach succeeded; None if it failed with anything but a missing answer."""
     if error is None:
         return True
     return False if isinstance(error, ServiceTimeoutError) else None

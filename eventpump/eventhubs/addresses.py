@@ -14,10 +14,10 @@ _PUBLISHERS = "publishers"
 
 
 class AddressKind(enum.Enum):
-    """What stands at an address."""
+    """What an address names."""
 
     GATEWAY = "gateway"
-    """A hub: the service picks the partition."""
+    """A hub: the service chooses the partition."""
     PARTITION = "partition"
     CONSUMER = "consumer"
     PUBLISHER = "publisher"
@@ -27,10 +27,14 @@ class AddressKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A link's address, taken apart. Which fields are set follows from the kind.
+    """A parsed link address. Which fields are set depends on the kind.
 
     Args:
-        hub: Empty for the `$cbs` and `$management` nodes.
+        kind: What the address names.
+        hub: The hub's name; empty for the `$cbs` and `$management` nodes. Default: "".
+        consumer_group: The consumer group of a consumer; else None.
+        partition_id: The partition of a partition or consumer; else None.
+        publisher: The name of a publisher; else None.
     """
 
     kind: AddressKind
@@ -72,7 +76,7 @@ def parse_address(text: str) -> Address:
         text: `amqps://host/hub/...`, `/hub/...` or `hub/...`.
 
     Raises:
-        ValueError: It is none of the forms of protocol.md 1.
+        ValueError: The address has none of the forms in protocol.md 1.
     """
     _scheme, separator, rest = text.partition("://")
     path = rest.partition("/")[2] if separator else text
@@ -175,11 +179,11 @@ def audience(
 
 
 def parse_audience(text: str) -> Audience:
-    """Take an audience, or the resource of a signature, apart. Any scheme will do, or none.
+    """Parse an audience, or the resource of a signature, with any scheme or without one.
 
     Raises:
-        ValueError: It names no host, or its path is none of the known forms. A bare name, without scheme, dot, port or
-            path, may as well be a hub's, and is no host.
+        ValueError: It does not name a host, or its path is not of a known form. A bare name, without scheme, dot, port
+            or path, could also be a hub's, and is not taken for a host.
     """
     _scheme, separator, rest = text.partition("://")
     authority, slash, path = (rest if separator else text).partition("/")

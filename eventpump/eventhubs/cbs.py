@@ -68,7 +68,7 @@ def parse_put_token(message: Message) -> PutToken:
     """Take a request to the `$cbs` node apart.
 
     Raises:
-        BadRequestError: It is no put-token request; the text holds nothing of the token.
+        BadRequestError: The message is not a put-token request; the text shows nothing of the token.
     """
     if text_field(message, OPERATION) != PUT_TOKEN:
         raise BadRequestError(f"the only operation of this node is {PUT_TOKEN}")

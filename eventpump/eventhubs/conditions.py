@@ -150,7 +150,7 @@ def error_for(
 ) -> ServiceError:
     """Make the error a peer's condition stands for.
 
-    A condition nobody listed is worth another try.
+    A condition that is not listed is retried.
 
     Args:
         condition: The AMQP error condition; None where the peer gave none.

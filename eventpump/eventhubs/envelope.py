@@ -82,7 +82,7 @@ def decode_batch(payload: bytes) -> list[bytes]:
     """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections.
 
     Raises:
-        DecodeError: It is no envelope, or holds no event.
+        DecodeError: The message is not an envelope, or contains no event.
     """
     events: list[bytes] = []
     append = events.append
@@ -112,7 +112,7 @@ def decode_batch(payload: bytes) -> list[bytes]:
 
 
 def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
-    """Read the partition key a message or envelope is routed by; a key that is no string counts as none.
+    """Read the partition key a message or envelope is routed by; a key that is not a string is ignored.
 
     Args:
         max_items: How many values its annotations may hold.

@@ -42,11 +42,17 @@ LATEST_OFFSET = "@latest"
 
 @dataclass(frozen=True, slots=True)
 class EventPosition:
-    """A place in a partition to read from. Made by its class methods; exactly one of the first three is set.
+    """A position in a partition to read from. Created by its class methods; exactly one of the first three is set.
 
     Args:
-        offset: Opaque text; "-1" is the start of the stream, "@latest" after the newest event at attach.
-        inclusive: Whether the event at the place itself is read too.
+        offset: The offset of an event, an opaque text; "-1" is the start of the stream, "@latest" the end of the
+            partition when the link is attached. Default: None.
+        sequence_number: The sequence number of an event. Default: None.
+        enqueued_time: A time at which events were enqueued, with a time zone. Default: None.
+        inclusive: Whether the event at the position itself is read too. Default: False.
+
+    Raises:
+        ValueError: Not exactly one of the first three is given, or it cannot be a position.
     """
 
     offset: str | None = None
@@ -64,37 +70,53 @@ class EventPosition:
 
     @classmethod
     def earliest(cls) -> EventPosition:
-        """Read from the oldest event kept."""
+        """Return the position of the oldest retained event."""
         return cls(offset=START_OFFSET)
 
     @classmethod
     def latest(cls) -> EventPosition:
-        """Read what is enqueued after the link is attached."""
+        """Return the end of the partition when the link is attached: only later events are read."""
         return cls(offset=LATEST_OFFSET)
 
     @classmethod
     def at_offset(cls, offset: str, *, inclusive: bool = False) -> EventPosition:
-        """Read after (or, inclusive, from) the event at an offset."""
+        """Return the position after an event.
+
+        Args:
+            offset: The event's offset.
+            inclusive: Whether the event itself is read too. Default: False.
+        """
         return cls(offset=offset, inclusive=inclusive)
 
     @classmethod
     def at_sequence_number(cls, sequence_number: int, *, inclusive: bool = False) -> EventPosition:
-        """Read after (or, inclusive, from) the event with a sequence number."""
+        """Return the position after an event.
+
+        Args:
+            sequence_number: The event's sequence number.
+            inclusive: Whether the event itself is read too. Default: False.
+        """
         return cls(sequence_number=sequence_number, inclusive=inclusive)
 
     @classmethod
     def at_enqueued_time(cls, moment: datetime, *, inclusive: bool = False) -> EventPosition:
-        """Read what was enqueued after (or, inclusive, at or after) an aware datetime."""
+        """Return the position of the first event that was enqueued after a time.
+
+        Args:
+            moment: The time, with a time zone.
+            inclusive: Whether events that were enqueued at that time are read too. Default: False.
+        """
         return cls(enqueued_time=moment, inclusive=inclusive)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a partition is processed: its last processed event.
+    """How far a partition is processed: the position of the last processed event.
 
     Args:
-        offset: That event's offset, opaque text.
-        sequence_number: That event's sequence number, for comparing.
+        partition_id: The partition.
+        offset: The event's offset, an opaque text.
+        sequence_number: The event's sequence number.
     """
 
     partition_id: str
@@ -104,7 +126,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class LastEnqueued:
-    """The newest event of a partition, as the service told with a received one."""
+    """The newest event of a partition, as the service stated with a received event.
+
+    Args:
+        sequence_number: Its sequence number; None if the service did not state it.
+        offset: Its offset; None if the service did not state it.
+        enqueued_time: When it was enqueued; None if the service did not state it.
+        retrieval_time: When the service looked it up; None if the service did not state it.
+    """
 
     sequence_number: int | None
     offset: str | None
@@ -137,17 +166,21 @@ class EventData:
     """An event to send.
 
     Args:
-        body: Bytes, or text (encoded as UTF-8); None where `value` or `sequence` is the body.
-        properties: Application properties; keys are text, values simple AMQP types.
-        value: A body that is one AMQP value.
-        sequence: A body that is one AMQP list.
-        standard: The AMQP standard properties by name: message_id, correlation_id, content_type, subject, ...
+        body: Bytes, or text, which is encoded as UTF-8; None if `value` or `sequence` is the body. Default: None.
+        properties: Application properties; keys are text, values simple AMQP types. Default: none.
+        value: A body that is one AMQP value. Default: None.
+        sequence: A body that is one AMQP list. Default: None.
+        standard: AMQP standard properties by name: message_id, correlation_id, content_type, subject and so on.
 
     Attributes:
-        published_sequence_number: Its number at an idempotent producer, once it is published in a list.
+        published_sequence_number: The event's number at an idempotent producer, after it was published in a list; else
+            None.
+
+    Raises:
+        EventError: The body, a property or its name cannot be part of an event.
     """
 
-    # Of the many events that are bytes and no more, nothing else is made: body and properties when they are asked for.
+    # For an event that is bytes only, body and properties are made when they are accessed: most events are.
     __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
 
     def __init__(
@@ -168,11 +201,14 @@ class EventData:
             self._payload = body
             return
         if (body is not None) + (value is not None) + (sequence is not None) > 1:
-            raise EventError("an event has one body: data, a value or a sequence")
+            raise EventError("an event has one body: give `body`, `value` or `sequence`, and not several of them")
         if properties is not None and not all(isinstance(key, str) for key in properties):
-            raise EventError("the names of application properties are text")
+            raise EventError("the names of application properties must be text")
         if standard and (unknown := standard.keys() - set(_STANDARD)):
-            raise EventError(f"{sorted(unknown)[0]} is no standard property; application properties go in `properties`")
+            raise EventError(
+                f"{sorted(unknown)[0]} is not a standard property of AMQP, which are {', '.join(_STANDARD)}; give "
+                "application properties as `properties`"
+            )
         if value is not None:
             self._body = AmqpValue(value)
         elif sequence is not None:
@@ -183,23 +219,23 @@ class EventData:
             try:
                 self._payload = body.encode()
             except UnicodeEncodeError:
-                raise EventError("the body holds a lone surrogate, which UTF-8 cannot carry") from None
+                raise EventError("the body contains a lone surrogate, which UTF-8 cannot encode") from None
         elif isinstance(body, (bytes, bytearray, memoryview)):
             self._payload = bytes(body)
         else:
-            raise EventError(f"a body is bytes or text, not {type(body).__name__}; other kinds go in `value`")
+            raise EventError(f"the body must be bytes or text, not {type(body).__name__}; give other types as `value`")
         if properties:
             self._properties = dict(properties)
         self.standard = standard or None
 
     @property
     def data(self) -> bytes | None:
-        """The body of an event that is bytes and no more; None where it has properties, or another body."""
+        """The body, if the event consists of bytes only; None if it has properties or another body."""
         return self._payload if not self._properties and self.standard is None else None
 
     @property
     def body(self) -> Data | AmqpSequence | AmqpValue:
-        """The body as AMQP has it."""
+        """The body as an AMQP section."""
         if self._payload is not None:
             return Data((self._payload,))
         assert self._body is not None
@@ -207,7 +243,7 @@ class EventData:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The application properties; may be changed until the event is sent."""
+        """The application properties. They may be changed until the event is sent."""
         if self._properties is None:
             self._properties = {}
         return self._properties
@@ -220,10 +256,10 @@ class EventData:
         """Encode the event as one AMQP message.
 
         Args:
-            partition_key: The key to annotate it with, where it is sent with one.
+            partition_key: The partition key to annotate it with; None for no key. Default: None.
 
         Raises:
-            EventError: A property or the body has no AMQP form.
+            EventError: A property or the body has a type or value that AMQP cannot encode.
         """
         if partition_key is None and (data := self.data) is not None:
             return encode_data(data)
@@ -233,7 +269,7 @@ class EventData:
         if self.standard is not None:
             message.properties = _properties(self.standard)
         if partition_key is not None:
-            # protocol.md 7.2: a key is ignored where a header is present but empty, so it says durable.
+            # protocol.md 7.2: a key is ignored if the header is present but empty, so the header has `durable`.
             message.header = Header(durable=True)
             message.message_annotations = {PARTITION_KEY: partition_key}
         return _encode(message)
@@ -246,7 +282,7 @@ def _encode(message: Message) -> bytes:
     try:
         return message.encode()
     except (ValueError, TypeError) as error:
-        raise EventError(f"a property has no AMQP form: {error}") from error
+        raise EventError(f"a property or the body cannot be encoded in AMQP: {error}") from error
 
 
 def _properties(standard: Mapping[str, Any]) -> Properties:
@@ -261,19 +297,20 @@ def _properties(standard: Mapping[str, Any]) -> Properties:
 
 
 def _is_long(number: int) -> bool:
-    """Return whether a number is in the range of a long, which a ulong may be beyond."""
+    """Return whether a number is in the range of an AMQP long; a ulong may exceed it."""
     return number >> 63 in (0, -1)
 
 
 class ReceivedEvent:
-    """An event as received: the encoded message, read when asked.
+    """A received event: the encoded message, decoded when its attributes are accessed.
 
-    Its attributes have azure-eventhub's names wherever that has one. Reading one raises `EventError` where the message
-    does not hold it or cannot be decoded. `offset`, `sequence_number` and `enqueued_time` can be read of a message
-    whose body or properties cannot, so that a checkpoint past it is possible.
+    The attributes have the names of azure-eventhub, if that has them. Accessing one raises `EventError` if the message
+    does not have it or cannot be decoded. `offset`, `sequence_number` and `enqueued_time` can be read even if the body
+    or the properties cannot, so that a checkpoint after such a message is possible.
 
     Args:
-        origin: Names the partition that it was received from; None where nobody needs to know.
+        raw: The encoded message.
+        origin: An object that identifies the partition it was received from; None if unknown.
     """
 
     __slots__ = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
@@ -299,7 +336,23 @@ class ReceivedEvent:
         last_enqueued: LastEnqueued | None = None,
         **standard: Any,
     ) -> ReceivedEvent:
-        """Make one by encoding it: for tests, generators, and transports that decode by themselves."""
+        """Return an event with these contents: for tests, generators, and transports that decode messages themselves.
+
+        Args:
+            body: As for `EventData`.
+            offset: The event's offset.
+            sequence_number: The event's sequence number.
+            enqueued_time: When the event was enqueued, with a time zone.
+            partition_key: The partition key it was sent with. Default: None.
+            properties: As for `EventData`.
+            value: As for `EventData`.
+            sequence: As for `EventData`.
+            last_enqueued: What the service states about the partition's newest event. Default: None.
+            standard: As for `EventData`.
+
+        Raises:
+            EventError: As for `EventData`.
+        """
         event = EventData(body, properties=properties, value=value, sequence=sequence, **standard)
         annotations: dict[Symbol, Any] = {
             SEQUENCE_NUMBER: sequence_number,
@@ -326,7 +379,7 @@ class ReceivedEvent:
         try:
             sequence, offset, enqueued, body = scan_event(self._raw, _FIELDS)
         except DecodeError as error:
-            # Its place in the partition is known all the same, so that whoever reads can go past it.
+            # Its position in the partition is read nevertheless, so that a reader can continue after it.
             sequence, offset, enqueued = salvage_annotations(self._raw, _FIELDS)
             body = None
             if sequence is None or offset is None or enqueued is None or not _is_long(sequence):
@@ -339,7 +392,7 @@ class ReceivedEvent:
         self._offset = offset
 
     def _annotations(self) -> tuple[int, str, int]:
-        """Read the annotations by the general decoder: written in a form that the scan does not know, or missing."""
+        """Read the annotations with the general decoder: the scan does not know their encoding, or they are missing."""
         annotations = self._decoded().message_annotations or {}
         sequence, offset, enqueued = (annotations.get(name) for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
         if type(sequence) is bool or not (
@@ -347,7 +400,7 @@ class ReceivedEvent:
         ):
             raise EventError("the message lacks the annotations of an event: sequence number, offset or enqueued time")
         if not _is_long(sequence):
-            raise EventError("the sequence number of the message is no long")
+            raise EventError("the sequence number of the message is not in the range of an AMQP long")
         return int(sequence), str(offset), int(enqueued)
 
     def _decoded(self) -> Message:
@@ -365,19 +418,19 @@ class ReceivedEvent:
 
     @property
     def origin(self) -> object:
-        """What names the partition whose host handed the event over; None for an event from elsewhere."""
+        """Identifies the partition from which a host delivered the event; None for other events."""
         return self._origin
 
     @property
     def sequence_number(self) -> int:
-        """Its number in the partition."""
+        """The event's sequence number in the partition."""
         if self._offset is None:
             self._scan()
         return self._sequence_number
 
     @property
     def offset(self) -> str:
-        """Its offset in the partition; opaque text."""
+        """The event's offset in the partition, an opaque text."""
         if self._offset is None:
             self._scan()
         assert self._offset is not None
@@ -385,30 +438,30 @@ class ReceivedEvent:
 
     @property
     def enqueued_time(self) -> datetime:
-        """When the service stored it, in UTC, to the millisecond."""
+        """When the service stored the event: a UTC time, to the millisecond."""
         if self._offset is None:
             self._scan()
         return _moment(self._enqueued)
 
     @property
     def body(self) -> bytes:
-        """Its data, several data sections joined.
+        """The body as bytes; several data sections are joined.
 
         Raises:
-            EventError: The body is of another kind; see `value`.
+            EventError: The body is not data; see `value`.
         """
         if self._offset is None:
             self._scan()
         if self._body is None:
             body = self._decoded().body
             if not isinstance(body, Data):
-                raise EventError(f"the body is no data but {self.body_type}; read `value`")
+                raise EventError(f"the body is not data (it is: {self.body_type}); use `value`")
             self._body = b"".join(body.parts)
         return self._body
 
     @property
     def body_type(self) -> str:
-        """The kind of body: "data", "sequence" or "value"; "none" where there is none."""
+        """The kind of body: "data", "sequence", "value", or "none" if there is no body."""
         match self._decoded().body:
             case Data():
                 return "data"
@@ -421,7 +474,7 @@ class ReceivedEvent:
 
     @property
     def value(self) -> Any:
-        """The body whatever its kind: bytes, a list (sequences joined), an AMQP value, or None."""
+        """The body of any kind: bytes, a list (several sequences are joined), an AMQP value, or None."""
         match self._decoded().body:
             case Data(parts):
                 return b"".join(parts)
@@ -433,7 +486,14 @@ class ReceivedEvent:
                 return None
 
     def body_as_str(self, encoding: str = "utf-8") -> str:
-        """Return the data as text; a body that is a text value is given as it is."""
+        """Return the body as text: data decoded, or a value that is text.
+
+        Args:
+            encoding: The encoding of data. Default: "utf-8".
+
+        Raises:
+            EventError: The body is not text in that encoding.
+        """
         try:
             if self._offset is None:
                 self._scan()
@@ -441,23 +501,30 @@ class ReceivedEvent:
                 return str(self.value)
             return self.body.decode(encoding)
         except UnicodeDecodeError as error:
-            raise EventError(f"the body is no {encoding} text") from error
+            raise EventError(f"the body is not valid {encoding}; use `body`") from error
 
     def body_as_json(self, encoding: str = "utf-8") -> Any:
-        """Return the data parsed as JSON."""
+        """Return the body parsed as JSON.
+
+        Args:
+            encoding: The encoding of data. Default: "utf-8".
+
+        Raises:
+            EventError: The body is not JSON in that encoding.
+        """
         try:
             return json.loads(self.body_as_str(encoding))
         except (ValueError, RecursionError) as error:
-            raise EventError(f"the body is no JSON: {error}") from error
+            raise EventError(f"the body is not valid JSON: {error}") from error
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The application properties; empty where there are none."""
+        """The application properties; empty if there are none."""
         return self._decoded().application_properties or {}
 
     @property
     def system_properties(self) -> dict[str, Any]:
-        """The message annotations, and the standard properties that are set (by their names in AMQP)."""
+        """The message annotations, and the standard properties that are set, by their AMQP names."""
         message = self._decoded()
         found: dict[str, Any] = {str(key): value for key, value in (message.message_annotations or {}).items()}
         if message.properties is not None:
@@ -469,7 +536,7 @@ class ReceivedEvent:
 
     @property
     def partition_key(self) -> str | None:
-        """The key it was sent with."""
+        """The partition key that the event was sent with; None if there was none."""
         key = (self._decoded().message_annotations or {}).get(PARTITION_KEY)
         return None if key is None else str(key)
 
@@ -479,28 +546,28 @@ class ReceivedEvent:
 
     @property
     def message_id(self) -> Any:
-        """Text, a number, a UUID or bytes, as its sender chose."""
+        """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
         return self._standard("message_id")
 
     @property
     def correlation_id(self) -> Any:
-        """Text, a number, a UUID or bytes, as its sender chose."""
+        """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
         return self._standard("correlation_id")
 
     @property
     def content_type(self) -> str | None:
-        """The MIME type of the body."""
+        """The MIME type of the body; None if the sender set none."""
         found = self._standard("content_type")
         return None if found is None else str(found)
 
     @property
     def raw_message(self) -> Message:
-        """Every section, decoded."""
+        """The decoded AMQP message."""
         return self._decoded()
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
-        """The newest event of the partition when this one was sent; None without runtime metrics on the link."""
+        """The newest event of the partition when this one was sent; None without `track_last_enqueued`."""
         annotations = self._decoded().delivery_annotations
         if not annotations or LAST_ENQUEUED_SEQUENCE_NUMBER not in annotations:
             return None

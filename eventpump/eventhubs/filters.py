@@ -41,15 +41,15 @@ def source_filter(position: EventPosition) -> dict[Symbol, Described]:
 
 
 def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | None:
-    """Read the position out of a source's filter map.
+    """Return the position in a source's filter map.
 
-    Three descriptors are in use for one filter, so the map's key tells it, and the descriptor does not matter.
+    The filter is identified by its key in the map and not by its descriptor, of which three are in use.
 
     Returns:
-        None where the map has no selector.
+        The position; None if the map has no selector.
 
     Raises:
-        ValueError: The selector names no position; the text says why.
+        ValueError: The selector does not name a position; the text says why.
     """
     value = None if filters is None else filters.get(SELECTOR_FILTER)
     if isinstance(value, Described):
@@ -57,7 +57,7 @@ def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | No
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError("the selector filter is no text")
+        raise ValueError("the selector filter must be text")
     return parse_selector(value)
 
 
@@ -65,7 +65,7 @@ def parse_selector(text: str) -> EventPosition:
     """Read a selector.
 
     Raises:
-        ValueError: It names no position; the text says why.
+        ValueError: The text is not a selector of a position; the error says why.
     """
     found = _SELECTOR.fullmatch(text)
     if found is None:
@@ -77,16 +77,16 @@ def parse_selector(text: str) -> EventPosition:
         return EventPosition.at_offset(value, inclusive=inclusive)
     if field not in {SEQUENCE_NUMBER, ENQUEUED_TIME}:
         raise ValueError(
-            f"the selector's field '{excerpt(field)}' is none of {OFFSET}, {SEQUENCE_NUMBER}, {ENQUEUED_TIME}"
+            f"the selector's field '{excerpt(field)}' must be one of {OFFSET}, {SEQUENCE_NUMBER}, {ENQUEUED_TIME}"
         )
     if not _INTEGER.fullmatch(value) or int(value) not in _LONGS:
-        raise ValueError(f"the selector's value '{excerpt(value)}' for {field} is no 64-bit integer")
+        raise ValueError(f"the selector's value '{excerpt(value)}' for {field} must be a 64-bit integer")
     if field == SEQUENCE_NUMBER:
         return EventPosition.at_sequence_number(int(value), inclusive=inclusive)
     try:
         moment = _EPOCH + int(value) * _MILLISECOND
     except OverflowError:
         raise ValueError(
-            f"the selector's value '{excerpt(value)}' for {field} is no time within the calendar"
+            f"the selector's value '{excerpt(value)}' for {field} must be a time before the year 10000"
         ) from None
     return EventPosition.at_enqueued_time(moment, inclusive=inclusive)

@@ -119,7 +119,7 @@ def parse_request(message: Message) -> ManagementRequest:
     """Take a request apart. Its body, if it has one, means nothing.
 
     Raises:
-        BadRequestError: It is no read of a hub or partition.
+        BadRequestError: The message is not a request for a hub's or partition's properties.
     """
     operation = text_field(message, OPERATION)
     kind = text_field(message, TYPE)

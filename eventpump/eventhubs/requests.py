@@ -58,7 +58,7 @@ def reply_to(message: Message) -> str | None:
 
 
 def text_field(message: Message, name: str) -> str | None:
-    """Return a text among a request's application properties, None where there is none of that name and type."""
+    """Return a text among a request's application properties; None if there is no text with that name."""
     value = (message.application_properties or {}).get(name)
     return value if isinstance(value, str) else None
 

@@ -25,14 +25,14 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SasToken:
-    """A shared access signature, taken apart.
+    """A parsed shared access signature.
 
     Args:
         resource: The URI it is for.
         signature: base64 text.
         expires_at: Seconds since the Unix epoch.
         key_name: The name of the key it is signed with.
-        signed_text: What the signature covers: resource and expiry exactly as the token spells them.
+        signed_text: What is signed: resource and expiry exactly as they are in the token.
     """
 
     resource: str
@@ -56,10 +56,10 @@ def generate(uri: str, key_name: str, key: str, expires_at: int) -> str:
 
 
 def parse(token: str) -> SasToken:
-    """Take a token apart; its parts may stand in any order.
+    """Parse a token; its parts may be in any order.
 
     Raises:
-        ValueError: It is no shared access signature. The text says why and holds nothing of the token.
+        ValueError: The text is not a shared access signature; the error says why and shows nothing of the token.
     """
     prefix, _, text = token.strip().partition(" ")
     if prefix.lower() != _PREFIX.lower():
@@ -77,7 +77,7 @@ def parse(token: str) -> SasToken:
             raise ValueError(f"the shared access signature has no {name!r}")
     expiry = parts["se"]
     if not (expiry.isascii() and expiry.isdigit() and len(expiry) < 16):
-        raise ValueError("'se' of the shared access signature is no number of seconds")
+        raise ValueError("'se' of the shared access signature must be a number of seconds since 1970")
     return SasToken(
         resource=unquote_plus(parts["sr"]),
         # A plus sign left unescaped is base64, not a space.

@@ -36,7 +36,7 @@ def spell_stamp(producer_id: int, owner_level: int, number: int) -> str:
 
 
 def read_stamp(value: object) -> Stamp | None:
-    """Read a stamp from the value of the property `STAMP`; None where it is none."""
+    """Read a stamp from the value of the property `STAMP`; None if the value is not a stamp."""
     parts = value.split(":") if isinstance(value, str) and value.isascii() else []
     if tuple(map(len, parts)) != _WIDTHS:
         return None
@@ -50,7 +50,7 @@ def with_room(event: bytes) -> bytes:
     """Add the property `STAMP` to an encoded event, before its other properties, in place of one it has.
 
     Raises:
-        DecodeError: It is no encoded event.
+        DecodeError: The bytes are not an encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):

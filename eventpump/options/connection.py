@@ -172,10 +172,10 @@ class ConnectionSettings(SettingsModel):
         given = info.data
         if value == "uamqp":
             for problem, is_asked in (
-                ("speaks TLS only", given.get("use_tls") is False),
-                ("is not carried by a WebSocket here", given.get("transport_type") == "websocket"),
-                ("is not led through a proxy here", given.get("proxy") is not None),
-                ("cannot show a client certificate", given.get("client_cert_file") is not None),
+                ("supports TLS connections only", given.get("use_tls") is False),
+                ("does not support WebSockets here", given.get("transport_type") == "websocket"),
+                ("does not support proxies here", given.get("proxy") is not None),
+                ("does not support client certificates here", given.get("client_cert_file") is not None),
             ):
                 if is_asked:
                     raise ValueError(f"uamqp {problem}; use the native transport")
@@ -185,14 +185,14 @@ class ConnectionSettings(SettingsModel):
     @classmethod
     def _only_with_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None and info.data.get("use_tls") is False:
-            raise ValueError("has no use on a connection without TLS")
+            raise ValueError("has no effect on a connection without TLS; leave it out")
         return value
 
     @field_validator("client_key_file", "client_key_password")
     @classmethod
     def _only_with_certificate(cls, value: object, info: ValidationInfo) -> object:
         if value is not None and info.data.get("client_cert_file", value) is None:
-            raise ValueError("has no use without client_cert_file")
+            raise ValueError("has no effect without client_cert_file; give that too")
         return value
 
 
@@ -245,7 +245,7 @@ def connection_settings(
     namespace: object = fully_qualified_namespace
     if connection_string is None:
         if fully_qualified_namespace is None:
-            raise ConfigurationError(WHOLE, "give this, or fully_qualified_namespace and credential")
+            raise ConfigurationError(WHOLE, "give a connection string, or fully_qualified_namespace and credential")
         if credential is None:
             raise ConfigurationError("credential", "is required along with fully_qualified_namespace")
     else:
@@ -262,7 +262,7 @@ def connection_settings(
             raise ConfigurationError("credential", "cannot be given along with a connection string that holds one")
         hub = _agreed_hub(hub, parsed.hub)
     if hub is None:
-        raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
+        raise ConfigurationError("hub", "is required, either as an argument or as EntityPath of the connection string")
     host: object = namespace
     if custom_endpoint_address is not None:
         endpoint = _custom_endpoint(custom_endpoint_address, use_tls=use_tls)

@@ -80,7 +80,7 @@ def _pairs(text: object) -> dict[str, str]:
         if not value:
             raise ConfigurationError(_KEYS[key], "has no value in the connection string")
         if key in values:
-            raise ConfigurationError(_KEYS[key], "stands in the connection string twice")
+            raise ConfigurationError(_KEYS[key], "appears twice in the connection string")
         values[key] = value
     return values
 
@@ -88,9 +88,9 @@ def _pairs(text: object) -> dict[str, str]:
 def _endpoint(values: dict[str, str]) -> tuple[str, int | None]:
     keys = [key for key in values if key in _ENDPOINT_KEYS]
     if len(keys) != 1:
-        problem = (
-            "stands in the connection string along with HostName" if keys else "is missing in the connection string"
-        )
+        problem = "is missing in the connection string; it has the form sb://host[:port]/"
+        if keys:
+            problem = "cannot be given along with HostName in the connection string"
         raise ConfigurationError("Endpoint", problem)
     key = keys[0]
     value = values[key]
@@ -108,7 +108,9 @@ def _credential(values: dict[str, str]) -> SharedKey | SharedSignature | None:
     signature = values.get("sharedaccesssignature")
     if signature is not None:
         if name is not None or key is not None:
-            raise ConfigurationError("SharedAccessSignature", "stands in the connection string along with a key")
+            raise ConfigurationError(
+                "SharedAccessSignature", "cannot be given along with a key in the connection string"
+            )
         try:
             sas.parse(signature)
         except ValueError as error:

@@ -25,7 +25,7 @@ Blob: TypeAlias = BlobClient
 """A client of one blob."""
 
 # The SDK logs every request and response at INFO; ours go to a logger that is silent below WARNING unless configured.
-_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.leases.blob.http")
+_HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.http")
 _HTTP_LOGGER.setLevel(logging.WARNING)
 
 

@@ -33,20 +33,22 @@ _log = logging.getLogger("eventpump.transport")
 
 
 class ClientLink:
-    """What both directions have in common: attach, detach, and learning of their end.
+    """The base of both directions: attach and detach.
 
     Attributes:
         entity: The address, for errors.
-        error: Why the link is over; None while it is not.
+        error: Why the link has ended; None while it has not.
     """
 
     def __init__(
         self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
     ) -> None:
-        """Make one that is not attached yet.
+        """Create a link that is not attached yet.
 
         Args:
-            on_expired: Is called where the service ends it for its token.
+            connection: Its connection.
+            entity: The address, for errors.
+            on_expired: Called if the service detaches the link because its token has expired.
         """
         self.connection = connection
         self.entity = entity
@@ -80,7 +82,7 @@ class ClientLink:
                 self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
                 await self._attached
             if self.error is not None:
-                raise self.error  # it ended before this task ran again: whoever asked for it is told here, once
+                raise self.error  # it ended before this task ran again; `_on_lost` is not called then
         except TimeoutError:
             self._debug("the attach was not answered in time")
             self.detach_now()
@@ -123,7 +125,7 @@ class ClientLink:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await asyncio.shield(self._gone)
         except TimeoutError:
-            return  # the peer does not answer; the idle time-out will find out whether it is still there
+            return  # the peer does not answer; the idle time-out detects whether it is alive
 
     # ------------------------------------------------------------------------- called by the connection
 
@@ -132,7 +134,7 @@ class ClientLink:
         resolve(self._attached, None)
 
     def on_detached(self, error: ServiceError) -> None:
-        """The link is over: refused, detached by either end, or its session or connection ended."""
+        """The link has ended: refused, detached by either end, or with its session or connection."""
         resolve(self._gone, None)
         if self.error is not None:
             return
@@ -142,7 +144,7 @@ class ClientLink:
             self._attached.set_exception(error)
             self._attached.exception()
         elif isinstance(error, AuthenticationError) and self.connection.is_alive:
-            # It was let in before: its token has ended, and another may do.
+            # It was authorized before: its token has expired, and a new one may be accepted.
             error.recovery = Recovery.RELINK
             if self._on_expired is not None:
                 self._on_expired()
@@ -151,23 +153,24 @@ class ClientLink:
             self._on_lost(error)
 
     def _on_lost(self, error: ServiceError) -> None:
-        """A link that was handed over ended, and not because of its owner."""
+        """Called when an attached link ended for a reason other than `aclose`."""
 
     def _on_end(self, error: EventPumpError) -> None:
-        """The link ended, whatever the reason."""
+        """Called when the link ended, for any reason."""
 
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
         """Messages arrived.
 
         Args:
-            unsettled: The ids of the deliveries, where they wait to be settled.
+            payloads: The messages.
+            unsettled: The ids of the deliveries, if they are not settled.
         """
 
     def on_credit(self) -> None:
         """Credit arrived."""
 
     def on_answered(self) -> None:
-        """A flow of the peer arrived that was asked for."""
+        """The peer answered a probe with a flow."""
 
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         """Outcomes arrived."""
@@ -192,19 +195,19 @@ class ClientReceiveLink(ClientLink):
         """Attach.
 
         Raises:
-            ServiceError: Refused, or no answer.
+            ServiceError: The service refused, or did not answer.
         """
         await self._attach(spec, is_receiver=True)
 
     def set_credit(self, credit: int) -> None:
-        """See the port. On a link that is over it does nothing: the sink was told, or asked for it."""
+        """See `ReceiveLink`. Does nothing on a link that has ended."""
         if self.is_attached:
             assert self.link is not None
             self.link.set_credit(credit)
             self.connection.flush_soon()
 
     async def probe(self, timeout: float) -> bool | None:
-        """See the port."""
+        """See `ReceiveLink`."""
         if not self.is_attached:
             return None
         assert self.link is not None
@@ -215,11 +218,11 @@ class ClientReceiveLink(ClientLink):
             self._answer = asyncio.get_running_loop().create_future()
         answer = self._answer
         await asyncio.wait({answer}, timeout=timeout)
-        # Not by a time-out around it: of an answer and the end of the time, seen in one turn, the answer counts.
+        # Not `asyncio.timeout`: if the answer and the end of the time come in one turn, the answer counts.
         return answer.result() if answer.done() else False
 
     def drop_connection(self, reason: str) -> None:
-        """See the port."""
+        """See `ReceiveLink`."""
         self.connection.drop(reason)
 
     def on_answered(self) -> None:
@@ -252,7 +255,7 @@ class ClientReceiveLink(ClientLink):
 class ClientSendLink(ClientLink):
     """A send link: `eventpump.interfaces.SendLink`.
 
-    Messages stand in one queue, which is sent from whenever there is credit and the peer reads.
+    Messages wait in one queue, from which they are sent while there is credit and the peer reads.
     """
 
     def __init__(
@@ -263,13 +266,16 @@ class ClientSendLink(ClientLink):
         on_expired: Callable[[], None] | None = None,
         on_lost: Callable[[ServiceError], None] | None = None,
     ) -> None:
-        """Make one that is not attached yet.
+        """Create a link that is not attached yet.
 
         Args:
-            on_lost: Is called where it ends for a reason not ours.
+            connection: Its connection.
+            entity: The address, for errors.
+            on_expired: As of `ClientLink`.
+            on_lost: Called if the link ends for a reason other than `aclose`.
         """
         super().__init__(connection, entity=entity, on_expired=on_expired)
-        self._told = on_lost
+        self._on_lost_link = on_lost
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
 
@@ -277,17 +283,17 @@ class ClientSendLink(ClientLink):
         """Attach.
 
         Raises:
-            ServiceError: Refused, or no answer.
+            ServiceError: The service refused, or did not answer.
         """
         await self._attach(spec, is_receiver=False)
 
     @property
     def properties(self) -> Mapping[str, object]:
-        """See the port."""
+        """See `SendLink`."""
         return {} if self.link is None else {str(key): value for key, value in self.link.remote_properties.items()}
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """See the port."""
+        """See `SendLink`."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
         if self.error is not None:
@@ -312,7 +318,7 @@ class ClientSendLink(ClientLink):
             self._queue.pop(outcome, None)
 
     def _pump(self) -> None:
-        """Send what credit and the stream allow. In `_unsettled`, who gave up waiting stays until the outcome comes."""
+        """Send what credit and the stream allow. A cancelled send stays in `_unsettled` until its outcome arrives."""
         link, connection, queue = self.link, self.connection, self._queue
         while queue and link is not None and link.credit > 0 and link.is_attached:
             if connection.is_paused:
@@ -355,12 +361,12 @@ class ClientSendLink(ClientLink):
             case Rejected(error) if error is not None:
                 return error_for(str(error.condition), error.description, entity=self.entity)
             case Released() | Modified():
-                return ServiceError("the service gave the message back", entity=self.entity)
+                return ServiceError("the service released the message", entity=self.entity)
             case _:
                 return RequestRefusedError("the message was rejected without a reason", entity=self.entity)
 
     def abandon(self, error: EventPumpError) -> None:
-        """Begin to detach, without waiting for the peer. What waits fails with the error."""
+        """Begin to detach, without waiting for the peer. Pending sends fail with the error."""
         self._on_end(error)
         self.detach_now()
 
@@ -368,14 +374,14 @@ class ClientSendLink(ClientLink):
         return LinkDetachedError("the link was closed here", entity=self.entity)
 
     async def aclose(self) -> None:
-        """See the port."""
+        """See `SendLink`."""
         self._is_closing = True
         self._on_end(self._closed_here())
         await super().aclose()
 
     def _on_lost(self, error: ServiceError) -> None:
-        if self._told is not None:
-            self._told(error)
+        if self._on_lost_link is not None:
+            self._on_lost_link(error)
 
     def _on_end(self, error: EventPumpError) -> None:
         for waiting in (*self._queue, *self._unsettled.values()):

@@ -1,4 +1,4 @@
-"""The way to one namespace, over the connection of any AMQP implementation. One carries all links of a client."""
+"""The transport of one namespace: one connection, of either AMQP implementation, for all links of a client."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ _T = TypeVar("_T")
 _log = logging.getLogger("eventpump.transport")
 
 RECONNECT_DELAY_MAX = 5.0
-"""Seconds; no delay between attempts to connect is longer, so that after an outage of any length events soon flow."""
+"""Seconds; the longest delay between attempts to connect, so that events flow soon after an outage of any length."""
 
 STEADY_AFTER = 10.0
-"""Seconds between two connections that were of use after which the delays begin small again."""
+"""Seconds between two connections that worked after which the delays start from the smallest again."""
 
 
 class _Live:
-    """A connection, with what serves requests on it."""
+    """A connection, with its links for requests and its tokens.
+
+    Attributes:
+        is_proven: Whether an attach or a request has succeeded on it.
+    """
 
     def __init__(self, connection: BaseConnection, source: TokenSource, rng: random.Random) -> None:
         self.connection = connection
@@ -57,11 +61,10 @@ class _Live:
         self.authorizer = Authorizer(
             source, RequestLinks(connection, CBS_NODE), auth_timeout=connection.settings.auth_timeout, rng=rng
         )
-
         self.is_proven = False
 
     async def aclose(self) -> None:
-        """End it in order. Cancelled, it is dropped."""
+        """Close the connection in order. If cancelled, the connection is dropped."""
         try:
             await self.authorizer.aclose()
         except asyncio.CancelledError:
@@ -70,18 +73,18 @@ class _Live:
         await self.connection.aclose()
 
     async def drop(self) -> None:
-        """Clear away what is over already."""
+        """Release a connection that has ended."""
         self.connection.abort()
         await self.authorizer.aclose()
 
 
 class NamespaceTransport(ABC):
-    """The way to one namespace: `eventpump.interfaces.Transport`.
+    """A client of one namespace: `eventpump.interfaces.Transport`. Connects on first use, and again after a failure.
 
     Args:
-        settings: Where to connect, and as whom.
-        rng: Spreads the back-off.
-        now: The time in seconds since the Unix epoch, for tokens.
+        settings: The namespace, the credential and the options of the connection.
+        rng: Randomness, for delays; None for an unseeded one.
+        now: Returns the time in seconds since the Unix epoch, for tokens.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class NamespaceTransport(ABC):
         self._rng = rng or random.Random()
         self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
         retry = settings.retry
-        # Not for `retrying`: nothing is repeated here. It spaces the attempts that links and requests ask for.
+        # Not with `retrying`: nothing is repeated here. It spaces the attempts that links and requests cause.
         self._backoff = Backoff(min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX))
         self._proven_at = float("-inf")
         self._not_before = 0.0
@@ -106,13 +109,13 @@ class NamespaceTransport(ABC):
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """See the port."""
+        """See `Transport`."""
         return self._settings.fully_qualified_namespace
 
     # ------------------------------------------------------------------------------------------- links
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
-        """See the port."""
+        """See `Transport`."""
         live = await self._connected()
         resource = self._audience(spec.hub, spec.consumer_group)
         await live.authorizer.authorize(resource)
@@ -140,7 +143,7 @@ class NamespaceTransport(ABC):
         return link
 
     async def open_send_link(self, spec: SendLinkSpec) -> ClientSendLink:
-        """See the port."""
+        """See `Transport`."""
         live = await self._connected()
         resource = self._audience(spec.hub)
         await live.authorizer.authorize(resource)
@@ -165,14 +168,14 @@ class NamespaceTransport(ABC):
     # --------------------------------------------------------------------------------------- directory
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See the port."""
+        """See `HubDirectory`."""
         facts = await self._read(
             hub, partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
         )
         return HubProperties(facts.name, facts.created_at, facts.partition_ids)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See the port."""
+        """See `HubDirectory`."""
         facts = await self._read(
             hub,
             partial(management.partition_request, hub, partition_id),
@@ -207,7 +210,7 @@ class NamespaceTransport(ABC):
     # -------------------------------------------------------------------------------------- connection
 
     async def _connected(self) -> _Live:
-        """Return the live connection, or make one. Callers that come meanwhile share the attempt and its failure."""
+        """Return the live connection, or connect. Concurrent callers share the attempt and its failure."""
         if self._is_closed:
             raise ClosedError("transport")
         if self._live is not None and self._live.connection.is_alive:
@@ -216,18 +219,18 @@ class NamespaceTransport(ABC):
 
     @abstractmethod
     async def _open(self) -> BaseConnection:
-        """Connect, and wait for the service's open. Cancelled, nothing is left.
+        """Connect, and wait for the service's open. If cancelled, no connection is left.
 
         Raises:
-            ServiceError: No connection, or refused.
+            ServiceError: The connection failed, or the service refused it.
             ConfigurationError: A file of certificates or keys cannot be used.
         """
 
     async def _open_again(self) -> BaseConnection:
-        """Connect. What a file of certificates is refused for is final only while none was ever usable.
+        """Connect. A certificate file that cannot be used is a final error only if none was ever usable.
 
-        Files are replaced while a client runs, and read at each attempt: one that is absent, half written, of another
-        key or of another authority may be right at the next.
+        Files may be replaced while a client runs, and are read at each attempt: one that is missing, half written, or
+        of another key or authority may be right at the next attempt.
         """
         try:
             connection = await self._open()
@@ -257,7 +260,7 @@ class NamespaceTransport(ABC):
             _log.debug("no connection to %s: %s", self.fully_qualified_namespace, error, extra=attempt)
             raise
         finally:
-            # The next attempt comes no sooner, should this one fail, or what it brings; see `_succeeded`.
+            # No earlier attempt follows, if this one or its connection fails; see `_succeeded`.
             self._not_before = loop.time() + self._backoff.next(self._rng)
         level, what = (logging.DEBUG, "is open") if self._live is None else (logging.INFO, "is restored")
         _log.log(level, "the connection to %s %s (%s)", self.fully_qualified_namespace, what, connection.container_id)
@@ -265,10 +268,10 @@ class NamespaceTransport(ABC):
         return self._live
 
     def _succeeded(self, live: _Live) -> None:
-        """Take a connection for one of use: the waits before further ones begin small again.
+        """Record that a connection works: the delays before further ones start from the smallest again.
 
-        Not where the one before was of use only just now: one link whose attach ends the connection each time must not
-        make all others reconnect with it several times a second.
+        Not if the connection before has worked only just now: one link whose attach ends the connection each time must
+        not make all others reconnect with it several times per second.
         """
         if not live.is_proven:
             live.is_proven = True
@@ -281,7 +284,7 @@ class NamespaceTransport(ABC):
             self._not_before = min(self._not_before, soon)
 
     async def aclose(self) -> None:
-        """See the port. Cancelled, the connection is dropped instead of closed in order."""
+        """See `Transport`. If cancelled, the connection is dropped instead of closed in order."""
         self._is_closed = True
         try:
             await self._connecting.aclose()

@@ -1,4 +1,4 @@
-"""Requests and their answers over a pair of links to one node: `$cbs` and `$management` (protocol.md 3.1, 4.1)."""
+"""Requests and responses over a pair of links to one node: `$cbs` and `$management` (protocol.md 3.1, 4.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CREDIT = 100
 
 
 class RequestLinks:
-    """A sender and a receiver to one node of one connection, attached when first used, and again after a detach."""
+    """A sender and a receiver of one node on one connection, attached on first use, and again after a detach."""
 
     def __init__(self, connection: BaseConnection, node: str) -> None:
         self._connection = connection
@@ -32,19 +32,19 @@ class RequestLinks:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the connection is."""
+        """Whether the connection is alive."""
         return self._connection.is_alive
 
     async def request(self, make: Callable[[str], Message], message_id: str, *, timeout: float) -> Message:
         """Send a request and wait for its answer.
 
         Args:
-            make: Makes the request, given the address to reply to.
-            message_id: The id it carries.
+            make: Returns the request; called with the address to reply to.
+            message_id: The id of the request.
             timeout: Seconds to wait.
 
         Raises:
-            ServiceTimeoutError: No answer in time.
+            ServiceTimeoutError: The service did not answer in time.
             ServiceError: The links could not be attached, or ended.
         """
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -58,8 +58,8 @@ class RequestLinks:
         except (TimeoutError, ServiceTimeoutError):
             is_dropped = self._connection.unanswered(asked)
             if self._answers == answers:
-                # Nobody was answered meanwhile: these links are stuck, and the next request tries other ones.
-                self._fail(ServiceTimeoutError("the node answers nobody", entity=self._node))
+                # No request was answered meanwhile: these links are stuck, and the next request uses new ones.
+                self._fail(ServiceTimeoutError("the node answers no request", entity=self._node))
             raise ServiceTimeoutError(
                 f"no answer within {timeout} s",
                 entity=self._node,
@@ -68,7 +68,7 @@ class RequestLinks:
         finally:
             self._waiting.pop(message_id, None)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # the send may have failed first; the answer's failure is then nobody's news
+                answer.exception()  # retrieved, even if the send failed first and its error is raised
 
     async def _attached(self) -> ClientSendLink:
         async with self._opening:
@@ -102,7 +102,7 @@ class RequestLinks:
     # ----------------------------------------------------------------------------------- ReceiveSink
 
     def messages(self, batch: list[bytes]) -> None:
-        """Hand answers to those who wait for them; one that nobody waits for came too late."""
+        """Complete the requests that are answered. An answer without a waiting request came too late."""
         self._answers += 1
         for raw in batch:
             try:
@@ -120,7 +120,7 @@ class RequestLinks:
             self._receiver.set_credit(_CREDIT)
 
     def detached(self, error: EventPumpError) -> None:
-        """Fail those who wait; the next request attaches again."""
+        """Fail the waiting requests; the next one attaches again."""
         self._fail(error)
 
     def _fail(self, error: EventPumpError) -> None:

@@ -1,4 +1,4 @@
-"""Tokens for `$cbs`: made from a credential, put once per audience, and renewed while the connection lives."""
+"""Tokens for `$cbs`: created from a credential, put once per audience, and renewed while the connection lives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from eventpump.options.credentials import Credential, SharedKey, SharedSignature
 from eventpump.transport.requests import RequestLinks
 
 _LEAST_DELAY = 1.0
-"""Seconds between renewals at least, however short a life a credential's tokens have."""
+"""The least seconds between renewals, even if a credential's tokens expire sooner."""
 
 _RENEWAL_RETRY: Final = Unlimited(1.0, 30.0)
 
@@ -40,11 +40,13 @@ _log = logging.getLogger("eventpump.transport")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token ready to be put.
+    """A token to be put.
 
     Args:
+        text: The token.
+        token_type: Its type, for `$cbs`.
         expires_at: Seconds since the Unix epoch.
-        refresh_after: Seconds after which to put another; None where there will be no other.
+        refresh_after: Seconds after which to put another one; None if there will be no other.
     """
 
     text: str = field(repr=False)
@@ -54,11 +56,12 @@ class Token:
 
 
 class TokenSource:
-    """Makes tokens from a credential.
+    """Creates tokens from a credential.
 
     Args:
-        sas_lifetime: Seconds a token signed with a key lives.
-        now: The time in seconds since the Unix epoch.
+        credential: The credential.
+        sas_lifetime: Lifetime in seconds of a token signed with a key.
+        now: Returns the time in seconds since the Unix epoch.
     """
 
     def __init__(
@@ -69,19 +72,19 @@ class TokenSource:
         self._now = now
 
     async def token(self, audience: str) -> Token:
-        """Make a token for an audience.
+        """Return a new token for an audience.
 
         Raises:
-            AuthenticationError: The credential gives none, or an expired one.
+            AuthenticationError: The credential returned no token, or an expired one.
         """
         credential = self._credential
         now = self._now()
         try:
-            secret = current_secret(credential)  # whatever `update` made of it by now
+            secret = current_secret(credential)  # as of the last `update`
         except ValueError as error:
             raise AuthenticationError(f"the credential cannot be used: {error}", entity=audience) from None
         if isinstance(secret, SharedKey):
-            expires_at = math.ceil(now + self._sas_lifetime)  # it is told in whole seconds
+            expires_at = math.ceil(now + self._sas_lifetime)  # the token has whole seconds
             text = sas.generate(audience, secret.name, secret.key.get_secret_value(), expires_at)
             return Token(text, SAS_TOKEN_TYPE, expires_at, self._sas_lifetime * 0.75)
         if isinstance(secret, SharedSignature):
@@ -99,8 +102,8 @@ class TokenSource:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            # Only the kind is told: a credential's words may hold what it was made of. Where the credential itself was
-            # refused, azure.identity says so by this class; the rest, such as a network that is away, may pass.
+            # Only the class is shown: the text of a credential's error may contain secrets. azure.identity raises this
+            # class if the credential itself was refused; other errors, such as those of the network, may be transient.
             is_refused = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)
             raise AuthenticationError(
                 f"the credential gave no token: {type(error).__name__}",
@@ -118,12 +121,12 @@ class TokenSource:
 
 
 def _refresh_after(remaining: float) -> float:
-    """Say when to ask again. azure-identity hands out its cached token until five minutes before its end."""
+    """Return the seconds until renewal. azure-identity returns its cached token until five minutes before its end."""
     return remaining - 300 if remaining > 600 else remaining / 2
 
 
 class _Audience:
-    """The token of one audience, with what puts and renews it."""
+    """The token of one audience, with the tasks that put and renew it."""
 
     __slots__ = ("name", "putting", "renewal", "token")
 
@@ -137,11 +140,14 @@ class _Audience:
 class Authorizer:
     """Keeps the audiences of one connection authorized.
 
-    The tasks it starts end with :meth:`aclose`. A renewal that fails is tried again until the token ends; then the
-    service drops the links, which is how their owners notice it.
+    Its tasks end with :meth:`aclose`. A renewal that fails is retried until the token expires. Then the service
+    detaches the links, and their owners see that.
 
     Args:
-        auth_timeout: Seconds to get a token and put it.
+        source: Creates the tokens.
+        links: The links to `$cbs`.
+        auth_timeout: Seconds for each of: getting a token, and putting it.
+        rng: Randomness, for delays.
     """
 
     def __init__(self, source: TokenSource, links: RequestLinks, *, auth_timeout: float, rng: random.Random) -> None:
@@ -154,13 +160,13 @@ class Authorizer:
         self._is_closed = False
 
     async def authorize(self, audience: str) -> str:
-        """Put a token for the audience, unless one is in force; a second caller waits for the first's.
+        """Put a token for the audience, unless one is valid. Concurrent callers share one request.
 
         Returns:
             The text of the current token.
 
         Raises:
-            ServiceError: No token, or refused. Cancelled, the request goes on for those who ask next.
+            ServiceError: No token, or the service refused it. If cancelled, the request continues for later callers.
         """
         entry = self._audiences.get(audience)
         if entry is None:
@@ -181,7 +187,7 @@ class Authorizer:
         return token
 
     def forget(self, audience: str) -> None:
-        """Drop the token in force, because the service takes it for ended: the next caller puts another."""
+        """Drop the current token, because the service treats it as expired: the next caller puts another one."""
         if (entry := self._audiences.get(audience)) is not None:
             entry.token = None
 
@@ -213,19 +219,19 @@ class Authorizer:
             raise ServiceError(f"the answer to a token: {error.description}", entity=audience) from error
         entry.token = token
         until_renewal = "not renewed" if token.refresh_after is None else f"renewed after {token.refresh_after:g} s"
-        _log.debug("a token for %s is in force; %s", audience, until_renewal)
+        _log.debug("put a token for %s; %s", audience, until_renewal)
         return token
 
     async def _renew(self, entry: _Audience, delay: float | None) -> None:
-        """Put a token before the last one ends, for as long as it has not ended."""
+        """Put a new token before the current one expires, again and again, until that fails."""
 
         async def renew() -> float | None:
             if entry.token is None:
-                return None  # the service ended it; the next caller puts another
+                return None  # the service expired it; the next caller puts another one
             return (await self._put(entry)).refresh_after
 
         def is_final(error: Exception) -> bool:
-            # Everything may pass, also a refusal, while the token before is in force.
+            # Any error, even a refusal, may be transient while the previous token is valid.
             has_ended = entry.token is None or self._source.has_ended(entry.token)
             return has_ended or not self._links.is_alive or not isinstance(error, EventPumpError)
 

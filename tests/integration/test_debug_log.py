@@ -129,7 +129,7 @@ async def test_log_of_a_host(caplog: pytest.LogCaptureFixture) -> None:
     attempts = [record.__dict__["attempt"] for record in find(caplog, transport, debug, "^connecting to 127")]
     assert attempts[0] == 1
     assert max(attempts) >= 1
-    find(caplog, transport, debug, f"^a token for sb://127.0.0.1/{HUB} is in force")
+    find(caplog, transport, debug, f"^put a token for sb://127.0.0.1/{HUB}; renewed after")
 
 
 async def test_log_of_an_idempotent_producer(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,6 +55,7 @@ from eventpump.eventhubs.conditions import NOT_ALLOWED
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.interfaces import ReceiveLinkSpec, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.consumer import FeedSettings
 from eventpump.producer.publisher import PartitionPublisher
@@ -225,7 +226,8 @@ class _Outside:
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store, again where it failed. Its `create` may be called again."""
-        return await retrying(ask, self._options.retry, self._rng)
+        on_retry = retry_logger(_log, f"ledger directory {self._directory}", hub=self._hub)
+        return await retrying(ask, self._options.retry, self._rng, on_retry=on_retry)
 
     async def _delete(self, names: Iterable[str]) -> None:
         try:

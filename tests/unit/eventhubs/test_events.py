@@ -170,7 +170,7 @@ def test_fields_agree_with_the_general_decoder(events: list[bytes]) -> None:
             if isinstance(message.body, Data):
                 assert event.body == b"".join(message.body.parts)
             else:
-                with pytest.raises(EventError, match="no data"):
+                with pytest.raises(EventError, match="not data"):
                     _ = event.body
         else:
             for name in ("sequence_number", "offset", "enqueued_time", "body"):

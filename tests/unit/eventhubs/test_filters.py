@@ -130,7 +130,7 @@ def test_junk(text: str) -> None:
 
 def test_no_text() -> None:
     """A selector that is no text is refused."""
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="must be text"):
         parse_source_filter({SELECTOR_FILTER: Described(SELECTOR_FILTER, 5)})
 
 

@@ -1,0 +1,143 @@
+"""A program as a user writes it, for type checkers (`test_checkers.py`). It uses public names only, and is not run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import assert_type
+
+from eventpump import (
+    BufferedProducer,
+    Checkpoint,
+    CheckpointPolicy,
+    CloseReason,
+    ConnectionOptions,
+    DataLost,
+    EventData,
+    EventPosition,
+    EventProcessor,
+    EventProcessorHost,
+    EventProducer,
+    HashRouter,
+    HostOptions,
+    HostReport,
+    LeaseStore,
+    MemoryLeases,
+    MemoryLeaseStore,
+    PartitionContext,
+    PartitionReader,
+    PartitionRouter,
+    ReceivedEvent,
+    RetryOptions,
+    SendResult,
+    SqliteLeaseStore,
+    SqlitePublisherStateStore,
+    Transport,
+    connection_settings,
+    make_transport,
+)
+
+
+class Alerts(EventProcessor):
+    """Overrides every method."""
+
+    async def open(self, context: PartitionContext) -> None:
+        assert_type(context.partition_id, str)
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            assert_type(event.sequence_number, int)
+        await context.checkpoint()
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        assert_type(context.lag, int | None)
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        assert reason is not CloseReason.FAILED
+
+
+class OddRouter:
+    """A router of the user's own."""
+
+    def __init__(self) -> None:
+        self._others = HashRouter()
+
+    def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+        return self._others.route(event, partition_key, partition_ids[1::2])
+
+
+def log(report: HostReport) -> None:
+    """A hook."""
+    if isinstance(report, DataLost):
+        assert_type(report.loss.first_missing, int)
+    logging.info(report.describe())
+
+
+async def consume(connection_string: str, level: int | None) -> None:
+    """Receives."""
+    store: LeaseStore = SqliteLeaseStore("leases.db")
+    settings: HostOptions = {
+        "prefetch_events": 1000,
+        "checkpoint_policy": CheckpointPolicy(every_seconds=5.0),
+        "initial_position": {"0": EventPosition.latest(), "1": datetime(2024, 1, 1, tzinfo=UTC), "2": 17},
+        "handler_retry": RetryOptions(max_retries=5),
+        "renew_interval": None,
+    }
+    host = EventProcessorHost(
+        connection_string,
+        "telemetry",
+        processor=Alerts,
+        lease_store=store,
+        hooks=[log],
+        **settings,
+    )
+    async with host:
+        await host.run(handle_signals=True)
+    assert_type(host.hub, str)
+    assert_type(host.fully_qualified_namespace, str)
+    assert_type(host.is_closed, bool)
+    async with PartitionReader(connection_string, partition_id="0", end="@latest", owner_level=level) as reader:
+        async for event in reader:
+            assert_type(event, ReceivedEvent)
+
+
+async def publish(connection_string: str) -> None:
+    """Sends."""
+    connection: ConnectionOptions = {"transport_type": "websocket", "idle_timeout": 30.0}
+    async with EventProducer(
+        connection_string,
+        idempotent=True,
+        name="meter",
+        state_store=SqlitePublisherStateStore("states.db"),
+        mode="exclusive",
+        **connection,
+    ) as producer:
+        batch = await producer.create_batch(partition_id="0")
+        if not batch.try_add(EventData(b"one", properties={"unit": "W"})):
+            raise ValueError("too large")
+        await producer.send(batch)
+    router: PartitionRouter = OddRouter()
+    async with BufferedProducer(connection_string, router=router, max_wait_time=0.1) as buffered:
+        receipt = await buffered.send(EventData("21.5"), partition_key="sensor-7")
+        assert_type(await receipt, SendResult)
+
+
+async def share(connection_string: str) -> None:
+    """Two clients on one connection."""
+    transport: Transport = make_transport(connection_settings(connection_string, "telemetry"))
+    try:
+        async with (
+            EventProducer(hub="telemetry", transport=transport, owns_transport=False) as producer,
+            PartitionReader(hub="telemetry", partition_id="0", transport=transport, owns_transport=False) as reader,
+        ):
+            await producer.send(EventData(b"one"))
+            assert_type(await reader.read(), list[ReceivedEvent])
+    finally:
+        await transport.aclose()
+
+
+def own_store(connection_string: str) -> EventProcessorHost:
+    """A store in memory, for tests."""
+    assert_type(Checkpoint("0", "512", 12).sequence_number, int)
+    return EventProcessorHost(connection_string, processor=Alerts(), lease_store=MemoryLeaseStore(MemoryLeases()))

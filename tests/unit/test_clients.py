@@ -1,0 +1,337 @@
+"""The public classes: what they show of their options, and what of an option's definition they repeat."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import pydoc
+import typing
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+import eventpump
+from docs.options import FILE, documented, shown, written
+from eventpump import (
+    BufferedProducer,
+    CheckpointPolicy,
+    ConfigurationError,
+    EventData,
+    EventPosition,
+    EventProcessor,
+    EventProcessorHost,
+    EventProducer,
+    MemoryLeases,
+    MemoryLeaseStore,
+    PartitionReader,
+    RetryOptions,
+    clients,
+)
+from eventpump.options.connection import ConnectionSettings, ProxySettings, connection_settings
+from eventpump.options.consumer import FeedSettings, HostSettings, ReaderSettings, start_position
+from eventpump.options.producer import BufferSettings
+from eventpump.producer.producer import HubProducer
+from eventpump.testing.transport import FakeHub, FakeTransport
+
+NS = "example.servicebus.windows.net"
+TEXT = f"Endpoint=sb://{NS}/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0;EntityPath=telemetry"
+KNOWN: dict[type, type] = {
+    EventProcessorHost: clients.HostOptions,
+    PartitionReader: clients.ReaderOptions,
+    EventProducer: clients.ProducerOptions,
+    BufferedProducer: clients.BufferedOptions,
+}
+CLASSES = tuple(KNOWN)
+
+WIDER: dict[str, tuple[object, ...]] = {
+    "position": ("-1", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.latest()),
+    "end": ("@latest", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.at_sequence_number(5), None),
+    "initial_position": ("-1", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.latest(), {"0": "-1", "1": 5}),
+}
+"""Options that take more than their models hold: a value of each kind that the typed dictionaries name."""
+
+
+class Nothing(EventProcessor):
+    async def process_events(self, context: Any, events: Any) -> None:
+        """Do nothing."""
+
+
+def make(made: type, **options: Any) -> Any:
+    """Make a client of a class, with what the class requires."""
+    required: dict[type, dict[str, Any]] = {
+        EventProcessorHost: {"processor": Nothing, "lease_store": MemoryLeaseStore(MemoryLeases())},
+        PartitionReader: {"partition_id": "0"},
+    }
+    return made(**{**required.get(made, {}), **options})
+
+
+def test_the_docstrings_of_options_are_those_of_their_models() -> None:
+    """clients.py is what the script writes from the models."""
+    text = FILE.read_text(encoding="utf-8")
+    assert written(text) == text, "run python docs/options.py"
+
+
+@pytest.mark.parametrize(
+    ("known", "base", "model"),
+    [
+        (clients.FeedOptions, clients.ClientOptions, FeedSettings),
+        (clients.ReaderOptions, clients.ClientOptions, ReaderSettings),
+        (clients.HostOptions, clients.ClientOptions, HostSettings),
+        (clients.BufferedOptions, clients.ProducerOptions, BufferSettings),
+    ],
+)
+def test_typed_dictionaries_have_the_fields_of_their_models(known: type, base: type, model: type[BaseModel]) -> None:
+    """Each option has the name and the type of its model's field."""
+    given = typing.get_type_hints(known)
+    of_base = set(typing.get_type_hints(base)) - {"max_in_flight"}
+    explicit = {"hub", "partition_id"}
+    assert given.keys() - of_base == model.model_fields.keys() - explicit
+    kinds = typing.get_type_hints(model)
+    for name in given.keys() - of_base - {"max_in_flight", *WIDER}:
+        assert given[name] == kinds[name], name
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_options_take_each_kind_that_is_named(name: str) -> None:
+    """Where the model holds something else than what is given, each kind of value that may be given is accepted."""
+    made = EventProcessorHost if name == "initial_position" else PartitionReader
+    for value in WIDER[name]:
+        make(made, connection_string=TEXT, **{name: value})
+    for value in WIDER["position"]:
+        assert isinstance(start_position(value), EventPosition)
+
+
+def test_the_options_of_a_connection_are_those_of_its_function_and_model() -> None:
+    """A connection's options are those of the function that checks them, with the model's defaults."""
+    function = inspect.signature(connection_settings, eval_str=True).parameters
+    options = typing.get_type_hints(clients.ConnectionOptions)
+    assert options.keys() == function.keys() - {"connection_string", "hub", "transport"}
+    assert all(options[name] == function[name].annotation for name in options)
+    fields = ConnectionSettings.model_fields
+    for name in options.keys() & fields.keys() - {"fully_qualified_namespace", "credential"}:
+        assert function[name].default == fields[name].default, name
+
+
+def test_the_options_of_a_producer_are_those_of_its_engine() -> None:
+    """A producer's own options are the keyword arguments of `HubProducer`, with their types."""
+    function = inspect.signature(HubProducer.__init__, eval_str=True).parameters
+    options = typing.get_type_hints(clients.ProducerOptions)
+    own = options.keys() - typing.get_type_hints(clients.ClientOptions).keys()
+    assert own == function.keys() - {"self", "transport", "hub", "retry", "rng", "owns_transport"}
+    assert all(options[name] == function[name].annotation for name in own)
+
+
+@pytest.mark.parametrize("made", CLASSES)
+def test_signature_and_docstring_show_every_option(made: type) -> None:
+    """`help` and `inspect.signature` show each option with type, default and meaning; an own default is the model's."""
+    parameters = inspect.signature(made).parameters
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    documents = {name.partition(" (")[0]: (name, text) for name, text in documented(made).items()}
+    assert documents.keys() == parameters.keys()
+    page = pydoc.plain(pydoc.render_doc(made))
+    known = typing.get_type_hints(KNOWN[made])
+    for name, each in parameters.items():
+        head, text = documents[name]
+        assert each.annotation is not each.empty, name
+        assert text[0].isupper(), name
+        assert text.endswith("."), name
+        if name in known:
+            assert head.startswith(f"{name} ("), "its type is missing"
+            assert text.endswith(f" Default: {shown(each.default)}."), name
+            assert each.annotation == known[name]
+        assert f"{name}: " in page, "the signature lacks it"
+        assert f"\n |      {head}: " in page, "the docstring lacks it"
+
+
+@pytest.mark.parametrize("made", [RetryOptions, ProxySettings, ConnectionSettings, ReaderSettings, HostSettings])
+def test_every_field_of_a_model_is_documented(made: type[BaseModel]) -> None:
+    """A field without a meaning, or a meaning without its field, is found."""
+    assert documented(made).keys() == made.model_fields.keys()
+
+
+def test_the_defaults_in_the_docstring_of_retry_options_are_right() -> None:
+    """They are written by hand, because users make this model themselves."""
+    documents = documented(RetryOptions)
+    for name, field in RetryOptions.model_fields.items():
+        assert documents[name].endswith(f"Default: {field.default}."), name
+
+
+@pytest.mark.parametrize("name", eventpump.__all__)
+def test_public_classes_show_their_public_name(name: str) -> None:
+    """A class or function that is public says so, is pickled under that name, and its annotations can be evaluated."""
+    public = getattr(eventpump, name)
+    if not isinstance(public, type):
+        return
+    assert (public.__module__, public.__qualname__) == ("eventpump", name)
+    assert pickle.loads(pickle.dumps(public)) is public
+    kinds = vars(public).get("__annotations__", {})
+    if name not in {"ReceiveLinkSpec", "PublishOutcomeUnknownError"}:  # types of theirs are for checkers only
+        assert not [each for each, kind in kinds.items() if isinstance(kind, str)]
+
+
+def test_public_values_may_be_fields_of_models() -> None:
+    """pydantic looks up the types of a dataclass's fields in the module that the class names, if they are text."""
+
+    class Configured(BaseModel):
+        start: EventPosition
+        policy: CheckpointPolicy
+        options: RetryOptions
+
+    made = Configured(start=EventPosition.latest(), policy=CheckpointPolicy.manual(), options=RetryOptions())
+    assert made.start == EventPosition.latest()
+
+
+@pytest.mark.parametrize("made", CLASSES)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("idle_timout", "; did you mean idle_timeout?"),
+        ("conection_string", "; did you mean connection_string?"),
+        ("owns_transports", "; did you mean owns_transport?"),
+        ("xyzzy", ""),
+    ],
+)
+def test_an_unknown_option_is_an_error_that_names_the_nearest(made: type, name: str, hint: str) -> None:
+    """Options of the connection, too; the value is not shown."""
+    with pytest.raises(ConfigurationError) as raised:
+        make(made, connection_string=TEXT, **{name: "SECRET"})
+    assert str(raised.value) == f"{name}: there is no such option{hint}"
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "nearest"),
+    [
+        (EventProcessorHost, "max_batchsize", "max_batch_size"),
+        (EventProcessorHost, "hook", "hooks"),
+        (PartitionReader, "prefetch_event", "prefetch_events"),
+        (EventProducer, "idempotnet", "idempotent"),
+        (BufferedProducer, "max_batch_byte", "max_batch_bytes"),
+        (BufferedProducer, "on_succes", "on_success"),
+        (HostSettings, "prefetch_event", "prefetch_events"),
+    ],
+)
+def test_an_unknown_option_of_a_class_is_an_error_that_names_the_nearest(made: type, name: str, nearest: str) -> None:
+    """The options of a class and its explicit parameters are suggested."""
+    where = {"hub": "telemetry"} if made is HostSettings else {"connection_string": TEXT}
+    with pytest.raises(ConfigurationError, match=f"^{name}: there is no such option; did you mean {nearest}"):
+        make(made, **where, **{name: 1})
+
+
+@pytest.mark.parametrize("made", CLASSES)
+async def test_clients_say_where_they_connect_and_whether_they_are_closed(made: type) -> None:
+    """Before anything is connected, and after closing."""
+    client = make(made, connection_string=TEXT)
+    assert (client.hub, client.fully_qualified_namespace, client.is_closed) == ("telemetry", NS, False)
+    await client.aclose()
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("made", CLASSES)
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"connection_string": TEXT}, "connection_string"),
+        ({"hub": "telemetry", "idle_timeout": 5.0}, "idle_timeout"),
+        ({"hub": "telemetry", "fully_qualified_namespace": NS}, "fully_qualified_namespace"),
+        ({}, "hub"),
+        ({"hub": "not a hub"}, "hub"),
+        ({"hub": 5}, "hub"),
+        ({"hub": "telemetry", "transport": None}, "transport"),
+        ({"hub": "telemetry", "transport": object()}, "transport"),
+        ({"hub": "telemetry", "transport": FakeTransport}, "transport"),
+        ({"hub": "telemetry", "connection_string": TEXT, "transport": "native", "owns_transport": False}, "owns_trans"),
+    ],
+)
+def test_a_transport_object_goes_with_a_hub_and_retries_only(made: type, options: dict[str, Any], field: str) -> None:
+    """What the transport decides already cannot be given beside it."""
+    with pytest.raises(ConfigurationError, match=f"^{field}"):
+        make(made, **{"transport": FakeTransport(FakeHub(partitions=2)), **options})
+
+
+class Watched(FakeTransport):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        await super().aclose()
+
+
+@pytest.mark.parametrize("owns", [True, False])
+async def test_clients_share_a_transport_that_they_do_not_own(owns: bool) -> None:
+    """A producer and a reader detach their links, and close the transport only if it is theirs."""
+    hub = FakeHub(partitions=2)
+    transport = Watched(hub)
+    options: dict[str, Any] = {"hub": hub.name, "transport": transport, "owns_transport": owns}
+    links: list[Any] = []
+    opened = transport.open_send_link
+
+    async def open_send_link(spec: Any) -> Any:
+        links.append(await opened(spec))
+        return links[-1]
+
+    transport.open_send_link = open_send_link  # type: ignore[method-assign]  # to look at the links
+    async with EventProducer(**options) as producer:
+        assert producer.fully_qualified_namespace == transport.fully_qualified_namespace
+        await producer.send(EventData(b"one"), partition_id="0")
+    assert [link.is_attached for link in links] == [False]
+    assert transport.closed == owns
+    if owns:
+        return
+    async with PartitionReader(partition_id="0", **options) as reader:
+        assert [event.body for event in await reader.read()] == [b"one"]
+    async with BufferedProducer(**options) as buffered:
+        await buffered.send_and_wait(EventData(b"two"), partition_id="0")
+    assert transport.closed == 0
+    await transport.aclose()
+
+
+async def test_a_host_leaves_a_transport_that_it_does_not_own_open() -> None:
+    """The lease store is the host's in any case."""
+    hub = FakeHub(partitions=2)
+    transport = Watched(hub)
+    host: EventProcessorHost
+
+    class Stops(EventProcessor):
+        async def open(self, context: Any) -> None:
+            host.stop()
+
+        async def process_events(self, context: Any, events: Any) -> None:
+            """Do nothing."""
+
+    host = make(EventProcessorHost, hub=hub.name, transport=transport, owns_transport=False, processor=Stops)
+    await host.run()
+    assert host.is_closed
+    assert transport.closed == 0
+    await transport.aclose()
+
+
+def test_a_subclass_has_its_own_signature() -> None:
+    """The signature that lists the options belongs to the constructor, not to the class."""
+
+    class Mine(EventProducer):
+        def __init__(self, name: str) -> None:
+            super().__init__(TEXT)
+            self.mine = name
+
+    assert list(inspect.signature(Mine).parameters) == ["name"]
+
+
+def test_secrets_are_not_shown_by_a_signature() -> None:
+    """Passwords and credentials have no default that could hold one."""
+    given = inspect.signature(EventProducer).parameters
+    assert given["client_key_password"].default is None
+    assert given["client_key_password"].annotation == str | SecretStr | None
+    assert given["ca_file"].annotation == str | Path | None
+    assert isinstance(given["retry"].default, RetryOptions)
+
+
+def test_the_router_that_is_the_default_can_be_made_by_users() -> None:
+    """`HashRouter` assigns keys as the service does, without an argument."""
+    make_router: Callable[[], eventpump.PartitionRouter] = eventpump.HashRouter
+    assert make_router().route(EventData(b""), "sensor-7", ["0", "1"]) in {"0", "1"}
