@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
@@ -24,7 +24,7 @@ from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
-from eventpump.options.consumer import HostSettings, SubscriptionSettings
+from eventpump.options.consumer import HostSettings, SubscriptionOptions, SubscriptionSettings
 from eventpump.reports import Hook, Reporter
 
 _log = logging.getLogger("eventpump.consumer")
@@ -177,7 +177,7 @@ class PartitionHost:
         elif not self._main.done():
             await asyncio.wait({self._main})
 
-    async def subscribe(self, name: str, processor: object, **options: Any) -> None:
+    async def subscribe(self, name: str, processor: object, **options: Unpack[SubscriptionOptions]) -> None:
         """Deliver the events of the hub to another processor, beside the others, over the same receive links.
 
         Each subscription has a pace and checkpoints of its own. What is published after this has returned is delivered
@@ -190,7 +190,7 @@ class PartitionHost:
         Args:
             name: The subscription: 1 to 64 letters, digits, "_" and "-"; not "default".
             processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
-            options: See `SubscriptionSettings`: where it begins and how it catches up, what to do if it is slow, and
+            options: See `SubscriptionOptions`: where it begins and how it catches up, what to do if it is slow, and
                 its own checkpoint policy, batch size, failure policy and time-outs.
 
         Raises:

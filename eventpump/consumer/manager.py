@@ -473,13 +473,18 @@ class PartitionManager:
         if self._is_ending or not self._is_running_partitions:
             return
         wanted = {each.name: each for each in self._subscriptions.runnable}
-        now = self._clock.monotonic()
         for slot in self._slots.values():
             for pump in list(slot.pumps.values()):
                 if not pump.is_of(wanted.get(pump.subscription)):
                     pump.stop(CloseReason.SHUTDOWN)
-            if slot.lease is not None and slot.pumps and slot.stolen is None and now >= slot.avoid_until:
-                self._start_pumps(slot, slot.lease)
+            if slot.pumps:
+                self._start_missing(slot)
+
+    def _start_missing(self, slot: _Slot) -> None:
+        """Start the pumps that a partition has none of, if it is to be kept."""
+        is_kept = slot.stolen is None and self._clock.monotonic() >= slot.avoid_until and not self._is_ending
+        if slot.lease is not None and is_kept:
+            self._start_pumps(slot, slot.lease)
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -761,9 +766,13 @@ class PartitionManager:
             self._pump_broke(slot, pump, escaped)
         elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
+        elif slot.lease is not None and any(pump.is_of(each) for each in self._subscriptions.runnable):
+            # Its subscription was ended, which the next listing shows.
+            slot.failed_until[pump.subscription] = self._clock.monotonic() + self._renew_interval
         if not slot.pumps and slot.shared is not None:
             await slot.shared.aclose()
         self._attempt_ended(pump)
+        self._start_missing(slot)
         if not slot.is_in_use:
             await self._release(slot)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
@@ -203,6 +203,35 @@ class SubscriptionSettings(SettingsModel):
         """Raise `ConfigurationError` if `start` names a partition that the hub does not have."""
         if not isinstance(self.start, EventPosition) and (unknown := sorted(set(self.start) - set(partition_ids))):
             raise ConfigurationError("start", f"the hub has no partition {unknown[0]}")
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """Keyword arguments of `EventProcessorHost.subscribe`; see `SubscriptionSettings`. Absent ones are the host's."""
+
+    start: SubscriptionPosition | Mapping[str, SubscriptionPosition]
+    """Where its partitions begin, recorded when the subscription is made. Default: "latest"."""
+    catch_up: Literal["shared"] | None
+    """How it reads events before the end: "shared" over the link that it shares with the others. Default: None."""
+    slow_after: float
+    """Seconds after which it is reported if it holds the other subscriptions back. Default: 60.0."""
+    on_slow: Literal["hold", "suspend"]
+    """What to do then: "hold" the others back, or "suspend" it at its checkpoint. Default: "hold"."""
+    checkpoint_policy: CheckpointPolicy | None
+    """When checkpoints are written without a call of `context.checkpoint()`. Default: None, as the host."""
+    max_batch_size: int | None
+    """The most events that `process_events` receives in one call. Default: None, as the host."""
+    call_when_idle: bool | None
+    """Whether `process_events` is called with an empty sequence after `max_wait_time`. Default: None, as the host."""
+    failure_policy: Literal["retry", "stop"] | None
+    """What to do if the processor raises: "retry", or "stop" the host. Default: None, as the host."""
+    handler_retry: RetryOptions | None
+    """The delays before a failed batch is given to the processor again. Default: None, as the host."""
+    handler_timeout: float | None
+    """Seconds after which a method that has not returned is reported. Default: None, as the host."""
+    on_handler_timeout: Literal["report", "cancel"] | None
+    """What to do beyond that: nothing, or "cancel" the method. Default: None, as the host."""
+    on_data_loss: OnDataLoss | None
+    """What to do if events that were to be read are gone. Default: None, as the host."""
 
 
 def _is_end(position: EventPosition) -> bool:

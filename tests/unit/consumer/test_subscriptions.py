@@ -151,7 +151,7 @@ async def test_one_that_needs_the_past_has_the_link_opened_again() -> None:
 
 
 @pytest.mark.parametrize("catch_up", [None, "shared"])
-async def test_one_that_begins_in_the_cache_needs_no_other_link(catch_up: str | None) -> None:
+async def test_one_that_begins_in_the_cache_needs_no_other_link(catch_up: Any) -> None:
     """A subscription that begins at the end, while others read, reads on from the cache of the link that there is."""
     got = Record()
     async with _fleet() as fleet:
