@@ -35,6 +35,7 @@ from eventpump.amqp.performatives import (
 )
 from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of
 from eventpump.amqp.session import Session, SessionState
+from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol
 from eventpump.errors import ClosedError, ProtocolError
 
@@ -244,6 +245,7 @@ class Connection:
         limits: At first those of the config; the shell may put others here at any time.
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
         kept: What the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
+        trace: Called with each frame sent or received; None for no trace.
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -266,6 +268,7 @@ class Connection:
         self.limits = config.limits
         self.unfinished_bytes = UnfinishedBytes()
         self.kept = 0
+        self.trace: Trace | None = None
 
     @property
     def is_open(self) -> bool:
@@ -295,6 +298,8 @@ class Connection:
         """Queue an empty frame (2.4.5)."""
         if self.state is ConnectionState.OPENED:
             self.output.append(EMPTY_FRAME)
+            if self.trace is not None:
+                self.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
         """The peer was silent for too long: close.
@@ -384,6 +389,8 @@ class Connection:
             body = shortened.encode()
             if len(body) > room:
                 return False
+        if self.trace is not None:
+            self.trace.frame(channel, performative, is_sent=True)
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
         return True
 
@@ -391,6 +398,8 @@ class Connection:
         body = performative.encode()
         if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
             raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")
+        if self.trace is not None:
+            self.trace.frame(0, performative, is_sent=True)
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
 
     def _send_open(self) -> None:
@@ -609,6 +618,8 @@ class Connection:
                 pos = after
                 continue
             if link is not None:
+                if self.trace is not None:
+                    self.trace.transfers(link, run, sum(map(len, inbox[-run:])), is_sent=False)
                 link.received_run(run)
                 turn -= run
                 link = None
@@ -638,6 +649,8 @@ class Connection:
                 break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
+            if self.trace is not None:
+                self.trace.transfers(link, run, sum(map(len, inbox[-run:])), is_sent=False)
             link.received_run(run)
             turn -= run
         self._turn = turn
@@ -674,8 +687,12 @@ class Connection:
         if body == after:
             if kind == 1:
                 raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
+            if self.trace is not None:
+                self.trace.frame(channel, None, is_sent=False)
             return
         performative, payload = decode_performative(data, body, after)
+        if self.trace is not None:
+            self.trace.frame(channel, performative, after - payload, is_sent=False)
         if payload != after and not isinstance(performative, Transfer):
             raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         if kind == 1:

@@ -459,6 +459,8 @@ class Link:
         if sent == 0:
             self.send(payloads[start], settled=True)
             return 1
+        if session.connection.trace is not None:
+            session.connection.trace.transfers(self, sent, written, is_sent=True)
         return sent
 
     def drained(self) -> None:

@@ -295,6 +295,8 @@ class Session:
         self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
         self.connection.output.append(header)
         self.connection.output.append(payload)
+        if self.connection.trace is not None:
+            self.connection.trace.transfers(link, 1, len(payload), is_sent=True)
 
     def unblock(self, link: Link) -> None:
         """Forget what is held back for a link that is over: on its handle it would be another link's, or nobody's."""
@@ -388,6 +390,8 @@ class Session:
         while self._blocked and self.remote_incoming_window > 0:
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
+            if self.connection.trace is not None:
+                self.connection.trace.transfers(self._blocked[0][0], 1, len(self._blocked[0][2]), is_sent=True)
             self.connection.output.extend(self._blocked.popleft()[1:])
             self.is_starved = True  # a drain may wait for it
         ready: list[Link] = []

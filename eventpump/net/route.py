@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
 from eventpump.options.connection import ProxySettings
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
+
+_log = logging.getLogger("eventpump.net")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +91,22 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     proxy = route.proxy
     if proxy is None:
         with _converted(f"{route.host}:{route.port}"):
-            connected = await connect(route.host, route.port)
-            _, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
+            connected = await _connect(route.host, route.port)
+            stream, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
+            _log_tls(stream, f"{route.host}:{route.port}")
             return protocol
     handshake = TunnelHandshake(proxy, route.host, route.port)
     with _converted(f"the proxy {proxy.host}:{proxy.port}"):
-        connected = await connect(proxy.host, proxy.port)
-        _, tunnel = await loop.create_connection(
+        connected = await _connect(proxy.host, proxy.port)
+        to_proxy, tunnel = await loop.create_connection(
             lambda: TunnelProtocol(handshake),
             sock=connected,
             ssl=route.proxy_tls if proxy.use_tls else None,
             server_hostname=proxy.host if proxy.use_tls else None,
         )
+    _log_tls(to_proxy, f"the proxy {proxy.host}:{proxy.port}")
     stream = await tunnel.opened()
+    _log.debug("the proxy %s:%d opened a tunnel to %s:%d", proxy.host, proxy.port, route.host, route.port)
     protocol = make()
     if route.tls is None:
         stream.set_protocol(protocol)
@@ -110,8 +117,24 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
         secured = await loop.start_tls(stream, protocol, route.tls, server_hostname=name)
     if secured is None:
         raise ConnectionLostError(f"cannot connect to {route}: the tunnel ended")
+    _log_tls(secured, str(route))
     protocol.connection_made(secured)
     return protocol
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    _log.debug("connecting to %s:%d", host, port)
+    connected = await connect(host, port)
+    if _log.isEnabledFor(logging.DEBUG):
+        with contextlib.suppress(OSError):  # the peer may have reset it already
+            _log.debug("connected to %s:%d at %s", host, port, connected.getpeername()[0])
+    return connected
+
+
+def _log_tls(stream: asyncio.BaseTransport, where: str) -> None:
+    secured = stream.get_extra_info("ssl_object")
+    if secured is not None and _log.isEnabledFor(logging.DEBUG):
+        _log.debug("TLS established with %s: %s, %s", where, secured.version(), secured.cipher()[0])
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import ssl
 from typing import Protocol, cast
 
 from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, SaslRequested
+from eventpump.net.trace import trace_frames
 from eventpump.texts import excerpt
 
 CLOSE_TIMEOUT = 5.0
@@ -69,6 +70,7 @@ class ConnectionProtocol(asyncio.Protocol):
         self._received_at = self._sent_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
+        trace_frames(connection)
 
     # -------------------------------------------------------------------------------- for the handler
 

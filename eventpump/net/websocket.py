@@ -7,6 +7,7 @@ own idle time-out: the WebSocket's pings are answered, and none are sent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
+
+_log = logging.getLogger("eventpump.net")
 
 PATH: Final = "/$servicebus/websocket"
 SUBPROTOCOL: Final = "AMQPWSB10"
@@ -117,6 +120,7 @@ class WebSocketTransport(asyncio.Transport):
                     return
 
     def _fail(self, text: str) -> None:
+        _log.debug("the WebSocket has ended: %s", text)
         if not self._is_closing:
             self._error = ConnectionError(text)
 
@@ -272,6 +276,7 @@ async def connect(make: Callable[[], _P], route: Route, *, max_message: int = _L
             raise _no_websocket(route, error) from error
         if socket.protocol != SUBPROTOCOL:
             raise ConnectionLostError(f"{route} has WebSockets, but not for AMQP", recovery=Recovery.GIVE_UP)
+        _log.debug("WebSocket to %s is open: %s", route, SUBPROTOCOL)
         protocol = make()
     except BaseException:
         connector.abort()
