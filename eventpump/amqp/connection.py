@@ -11,6 +11,7 @@ import enum
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
@@ -222,8 +223,11 @@ class ConnectionState(enum.Enum):
     """Where the connection is (2.4.6), with the SASL exchange before it (5.3)."""
 
     START = "start"
+    """Client: nothing is sent yet."""
     SASL_HEADER = "waiting for the SASL header"
-    SASL = "SASL exchange"
+    SASL = "waiting for the SASL mechanisms or the choice of one"
+    SASL_OUTCOME = "waiting for the SASL outcome"
+    """Client: the mechanism is chosen."""
     SASL_ANSWER = "SASL answer due"
     """Server: the mechanism is chosen and the shell has not answered; what came after it waits."""
     AMQP_HEADER = "waiting for the AMQP header"
@@ -233,7 +237,106 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-_FRAMED = frozenset({ConnectionState.SASL, ConnectionState.OPENING, ConnectionState.OPENED, ConnectionState.CLOSE_SENT})
+class ConnectionInput(enum.Enum):
+    """What can happen to a connection."""
+
+    START = "this end starts"
+    RECEIVE_SASL_HEADER = "the SASL header arrives"
+    RECEIVE_MECHANISMS = "the server offers SASL mechanisms, one of them ours"
+    RECEIVE_INIT = "the client chooses a SASL mechanism that was offered"
+    ACCEPT = "this end accepts the client's credential"
+    REFUSE = "this end refuses the client's credential"
+    RECEIVE_OUTCOME = "the server accepts the credential"
+    RECEIVE_AMQP_HEADER = "the AMQP header arrives"
+    RECEIVE_OPEN = "the peer's open arrives"
+    CLOSE = "this end closes"
+    RECEIVE_CLOSE = "the peer's close arrives"
+    FAIL = "the peer breaks a rule or is silent for too long"
+    RECEIVE_EOF = "the byte stream ends"
+
+
+class ConnectionAction(enum.Enum):
+    """What a connection does then."""
+
+    NOTHING = "nothing"
+    SEND_SASL_HEADER = "send the SASL header"
+    SEND_MECHANISMS = "send the SASL header and the mechanisms"
+    SEND_INIT = "send the chosen mechanism and its response"
+    SEND_ACCEPTANCE = "send a SASL outcome that accepts"
+    SEND_REFUSAL = "send a SASL outcome that refuses"
+    SEND_AMQP_HEADER = "send the AMQP header"
+    SEND_OPEN = "send an open"
+    SEND_CLOSE = "send a close"
+    SEND_OPEN_AND_CLOSE = "send an open, which must come first, and a close"
+    REPORT_LOSS = "report that the connection was lost"
+
+
+_Steps = Mapping[tuple[ConnectionState, ConnectionInput], tuple[ConnectionAction, ConnectionState]]
+
+_S, _I, _A = ConnectionState, ConnectionInput, ConnectionAction
+_BEFORE_OPENING = (_S.SASL_HEADER, _S.SASL, _S.AMQP_HEADER)
+
+# What clients and servers do alike.
+_STEPS: _Steps = {
+    **{(state, _I.CLOSE): (_A.NOTHING, _S.CLOSED) for state in (*_BEFORE_OPENING, _S.OPENING)},
+    **{(state, _I.FAIL): (_A.NOTHING, _S.CLOSED) for state in _BEFORE_OPENING},
+    **{(state, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED) for state in (*_BEFORE_OPENING, _S.OPENING, _S.OPENED)},
+    (_S.OPENED, _I.CLOSE): (_A.SEND_CLOSE, _S.CLOSE_SENT),
+    (_S.OPENED, _I.RECEIVE_CLOSE): (_A.SEND_CLOSE, _S.CLOSED),
+    (_S.OPENED, _I.FAIL): (_A.SEND_CLOSE, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.RECEIVE_CLOSE): (_A.NOTHING, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.RECEIVE_EOF): (_A.NOTHING, _S.CLOSED),
+}
+
+CONNECTION_STEPS: Mapping[Role, _Steps] = MappingProxyType(
+    {
+        Role.CLIENT: {
+            **_STEPS,
+            (_S.START, _I.START): (_A.SEND_SASL_HEADER, _S.SASL_HEADER),
+            (_S.START, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.START, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.START, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.SASL_HEADER, _I.RECEIVE_SASL_HEADER): (_A.NOTHING, _S.SASL),
+            (_S.SASL, _I.RECEIVE_MECHANISMS): (_A.SEND_INIT, _S.SASL_OUTCOME),
+            (_S.SASL_OUTCOME, _I.RECEIVE_OUTCOME): (_A.SEND_AMQP_HEADER, _S.AMQP_HEADER),
+            (_S.SASL_OUTCOME, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_OUTCOME, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_OUTCOME, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.AMQP_HEADER, _I.RECEIVE_AMQP_HEADER): (_A.SEND_OPEN, _S.OPENING),
+            (_S.OPENING, _I.RECEIVE_OPEN): (_A.NOTHING, _S.OPENED),
+            (_S.OPENING, _I.RECEIVE_CLOSE): (_A.SEND_CLOSE, _S.CLOSED),
+            (_S.OPENING, _I.FAIL): (_A.SEND_CLOSE, _S.CLOSED),
+        },
+        Role.SERVER: {
+            **_STEPS,
+            (_S.SASL_HEADER, _I.RECEIVE_SASL_HEADER): (_A.SEND_MECHANISMS, _S.SASL),
+            (_S.SASL, _I.RECEIVE_INIT): (_A.NOTHING, _S.SASL_ANSWER),
+            (_S.SASL_ANSWER, _I.ACCEPT): (_A.SEND_ACCEPTANCE, _S.AMQP_HEADER),
+            (_S.SASL_ANSWER, _I.REFUSE): (_A.SEND_REFUSAL, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.AMQP_HEADER, _I.RECEIVE_AMQP_HEADER): (_A.SEND_AMQP_HEADER, _S.OPENING),
+            (_S.OPENING, _I.RECEIVE_OPEN): (_A.SEND_OPEN, _S.OPENED),
+            (_S.OPENING, _I.RECEIVE_CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.OPENING, _I.FAIL): (_A.SEND_OPEN_AND_CLOSE, _S.CLOSED),
+        },
+    }
+)
+"""Every change of a connection's state, per role: what it does, and the state after it.
+
+Where there is no entry, a call does nothing, and what the peer sent breaks a rule (`FAIL`). A client begins in `START`,
+a server in `SASL_HEADER`.
+"""
+
+_SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
+    SaslMechanisms: ConnectionInput.RECEIVE_MECHANISMS,
+    SaslInit: ConnectionInput.RECEIVE_INIT,
+    SaslOutcome: ConnectionInput.RECEIVE_OUTCOME,
+}
+_IN_SASL = frozenset({_S.SASL, _S.SASL_OUTCOME})
+_FRAMED = _IN_SASL | {_S.OPENING, _S.OPENED, _S.CLOSE_SENT}
 
 
 class Connection:
@@ -261,7 +364,6 @@ class Connection:
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0
         self._turn = _UNLIMITED
-        self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
         self._forms: dict[bytes, Form] = {}
@@ -317,8 +419,7 @@ class Connection:
         """Client: queue the first bytes. The rest of the opening follows the server's answers."""
         assert self.role is Role.CLIENT
         assert self.state is ConnectionState.START
-        self.state = ConnectionState.SASL_HEADER
-        self.output.append(SASL_HEADER)
+        self._step(ConnectionInput.START)
 
     def sasl_outcome(self, *, ok: bool) -> None:
         """Server: answer `SaslRequested`; code 0, or 1 for a refused credential (5.3.3.6).
@@ -326,13 +427,9 @@ class Connection:
         A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on; after a
         refusal that gives `Closed`. Does nothing where the connection was lost meanwhile.
         """
-        if self.state is ConnectionState.CLOSED:
-            return
-        assert self.state is ConnectionState.SASL_ANSWER
-        self._send_sasl(SaslOutcome(code=0 if ok else 1))
-        self.state = ConnectionState.AMQP_HEADER if ok else ConnectionState.CLOSED
-        if not ok:
-            self._pending = []
+        assert self.state in (ConnectionState.SASL_ANSWER, ConnectionState.CLOSED)
+        action = self._step(ConnectionInput.ACCEPT if ok else ConnectionInput.REFUSE)
+        if action is ConnectionAction.SEND_REFUSAL:
             error = AmqpError("amqp:unauthorized-access", "the credential was refused")
             self._events.append(Closed(error, is_local=True))
 
@@ -350,19 +447,48 @@ class Connection:
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close in order (2.4.3): the peer's close is told as `Closed`. Does nothing on one already closing."""
-        if self.state is ConnectionState.OPENED:
-            self.send_frame(0, Close(error=error))
-            self._stop(ConnectionState.CLOSE_SENT)
-        elif self.state is not ConnectionState.CLOSE_SENT:
-            self._stop(ConnectionState.CLOSED)
+        self._step(ConnectionInput.CLOSE, error)
 
-    def _stop(self, state: ConnectionState) -> None:
-        """Go to a state in which nothing more is sent on any link, and drop what was held for them."""
+    def _step(self, happened: ConnectionInput, error: AmqpError | None = None) -> ConnectionAction | None:
+        """Go to the next state, and send what is due.
+
+        Args:
+            happened: What happened.
+            error: For the close, where one is due.
+
+        Returns:
+            What was done; None where nothing happens in this state.
+        """
+        action, state = CONNECTION_STEPS[self.role].get((self.state, happened), (None, self.state))
+        match action:
+            case ConnectionAction.SEND_SASL_HEADER:
+                self.output.append(SASL_HEADER)
+            case ConnectionAction.SEND_MECHANISMS:
+                self.output.append(SASL_HEADER)
+                self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
+            case ConnectionAction.SEND_INIT:
+                config = self.config
+                self._send_sasl(SaslInit(config.mechanism, config.initial_response, config.hostname))
+            case ConnectionAction.SEND_ACCEPTANCE | ConnectionAction.SEND_REFUSAL:
+                self._send_sasl(SaslOutcome(code=0 if action is ConnectionAction.SEND_ACCEPTANCE else 1))
+            case ConnectionAction.SEND_AMQP_HEADER:
+                self.output.append(AMQP_HEADER)
+            case ConnectionAction.SEND_OPEN:
+                if not self._send_open():
+                    raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
+            case ConnectionAction.SEND_OPEN_AND_CLOSE:
+                if self._send_open():
+                    self.send_frame(0, Close(error=error))
+            case ConnectionAction.SEND_CLOSE:
+                self.send_frame(0, Close(error=error))
         self.state = state
-        for session in self.sessions.values():
-            session.stop()
-        if state is ConnectionState.CLOSED:
-            self._pending = []
+        if action is not None and state in (ConnectionState.CLOSE_SENT, ConnectionState.CLOSED):
+            # Nothing more is sent on any link: what was held for them goes.
+            for session in self.sessions.values():
+                session.stop()
+            if state is ConnectionState.CLOSED:
+                self._pending = []
+        return action
 
     def data_to_send(self) -> bytes:
         """Take what is to be sent now; empty when there is nothing."""
@@ -402,13 +528,14 @@ class Connection:
             self.trace.frame(0, performative, is_sent=True)
         self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
 
-    def _send_open(self) -> None:
+    def _send_open(self) -> bool:
+        """Queue this end's open. Return False, and queue nothing, where it is larger than the peer's max-frame-size."""
         config = self.config
         idle: int | None = None
         if config.idle_timeout is not None:
             # Peers need not support one below a second (2.4.5): then less time is left for heartbeats that are late.
             idle = int(max(config.idle_timeout * 500, min(config.idle_timeout * 1000, 1000)))
-        is_sent = self.send_frame(
+        return self.send_frame(
             0,
             Open(
                 container_id=config.container_id,
@@ -419,8 +546,6 @@ class Connection:
                 properties=dict(config.properties) or None,
             ),
         )
-        if not is_sent:
-            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
 
     def _new_session(self, *, is_remote_initiated: bool) -> Session:
         assert self.remote is not None
@@ -522,12 +647,11 @@ class Connection:
             `Closed`, unless that was told already.
         """
         self.output.clear()
-        if self.state is ConnectionState.CLOSED:
-            return self._take_events()
-        is_orderly = self.state is ConnectionState.CLOSE_SENT
-        self._stop(ConnectionState.CLOSED)
-        error = None if is_orderly else AmqpError("amqp:connection:forced", reason)
-        self._events.append(Closed(error, is_local=True))
+        action = self._step(ConnectionInput.RECEIVE_EOF)
+        if action is not None:
+            is_lost = action is ConnectionAction.REPORT_LOSS
+            error = AmqpError("amqp:connection:forced", reason) if is_lost else None
+            self._events.append(Closed(error, is_local=True))
         return self._take_events()
 
     def release(self) -> None:
@@ -551,11 +675,7 @@ class Connection:
             What was told before it, and `Closed`.
         """
         error = AmqpError(condition, description)
-        if self.state in (ConnectionState.OPENED, ConnectionState.OPENING):
-            if self.state is ConnectionState.OPENING and self.role is Role.SERVER:
-                self._send_open()
-            self.send_frame(0, Close(error=error))
-        self._stop(ConnectionState.CLOSED)
+        self._step(ConnectionInput.FAIL, error)
         self._events.append(Closed(error, is_local=True))
         return self._take_events()
 
@@ -572,17 +692,8 @@ class Connection:
             raise ProtocolError("amqp:connection:framing-error", f"the server speaks {what}: it sent {header!r}")
         if len(header) < 8:
             return pos
-        if self.state is ConnectionState.SASL_HEADER:
-            self.state = ConnectionState.SASL
-            if self.role is Role.SERVER:
-                self.output.append(SASL_HEADER)
-                self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
-        else:
-            if self.role is Role.SERVER:
-                self.output.append(AMQP_HEADER)
-            else:
-                self._send_open()
-            self.state = ConnectionState.OPENING
+        is_sasl = expected is SASL_HEADER
+        self._step(ConnectionInput.RECEIVE_SASL_HEADER if is_sasl else ConnectionInput.RECEIVE_AMQP_HEADER)
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
@@ -593,7 +704,7 @@ class Connection:
         """
         end = len(data)
         is_opened = self.state is ConnectionState.OPENED
-        limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
+        limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
         forms = self._forms
         turn = self._turn
         # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
@@ -682,7 +793,7 @@ class Connection:
         body = pos + offset * 4
         if offset < 2 or body > after:
             raise ProtocolError("amqp:connection:framing-error", f"a frame with a data offset of {offset}")
-        if (kind == 1) is not (self.state is ConnectionState.SASL) or kind > 1:
+        if (kind == 1) is not (self.state in _IN_SASL) or kind > 1:
             raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} does not belong here")
         if body == after:
             if kind == 1:
@@ -723,34 +834,28 @@ class Connection:
     # ------------------------------------------------------------------------------------- SASL (part 5.3)
 
     def _on_sasl(self, performative: Any) -> None:
+        happened = _SASL_INPUTS.get(type(performative))
+        if happened is None or (self.state, happened) not in CONNECTION_STEPS[self.role]:
+            raise ProtocolError("amqp:illegal-state", "a SASL frame out of turn")
+        config = self.config
         match performative:
-            case SaslMechanisms(offered) if self.role is Role.CLIENT and not self._is_init_sent:
-                if self.config.mechanism not in offered:
-                    raise ProtocolError(
-                        "amqp:unauthorized-access",
-                        f"the server does not offer SASL {self.config.mechanism}",
-                    )
-                self._is_init_sent = True
-                self._send_sasl(
-                    SaslInit(self.config.mechanism, self.config.initial_response, self.config.hostname),
+            case SaslMechanisms(offered) if config.mechanism not in offered:
+                raise ProtocolError(
+                    "amqp:unauthorized-access",
+                    f"the server does not offer SASL {config.mechanism}",
                 )
-            case SaslOutcome(code) if self.role is Role.CLIENT and self._is_init_sent:
-                if code != 0:
-                    # 5.3.3.6: 1 is about the credential, the rest about the server.
-                    raise ProtocolError(
-                        "amqp:unauthorized-access" if code == 1 else "amqp:internal-error",
-                        f"SASL {self.config.mechanism} was refused, code {code}",
-                    )
-                self.state = ConnectionState.AMQP_HEADER
-                self.output.append(AMQP_HEADER)
-            case SaslInit(mechanism, response, hostname) if self.role is Role.SERVER:
-                self.state = ConnectionState.SASL_ANSWER
-                if mechanism not in self.config.mechanisms:
-                    self._send_sasl(SaslOutcome(code=1))
-                    raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
+            case SaslOutcome(code) if code != 0:
+                # 5.3.3.6: 1 is about the credential, the rest about the server.
+                raise ProtocolError(
+                    "amqp:unauthorized-access" if code == 1 else "amqp:internal-error",
+                    f"SASL {config.mechanism} was refused, code {code}",
+                )
+            case SaslInit(mechanism) if mechanism not in config.mechanisms:
+                self._send_sasl(SaslOutcome(code=1))
+                raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
+            case SaslInit(mechanism, response, hostname):
                 self._events.append(SaslRequested(str(mechanism), response or b"", hostname))
-            case _:
-                raise ProtocolError("amqp:illegal-state", "a SASL frame out of turn")
+        self._step(happened)
 
     # --------------------------------------------------------------------------------- performatives (2.7)
 
@@ -764,9 +869,7 @@ class Connection:
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
         self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
-        self.state = ConnectionState.OPENED
-        if self.role is Role.SERVER:
-            self._send_open()
+        self._step(ConnectionInput.RECEIVE_OPEN)
         self._events.append(Opened(open_))
 
     def _on_performative(self, performative: Any, channel: int, cost: int) -> None:
@@ -813,11 +916,7 @@ class Connection:
         return session
 
     def _on_close(self, close: Close) -> None:
-        if self.state is ConnectionState.OPENED or (
-            self.state is ConnectionState.OPENING and self.role is Role.CLIENT  # its open is out already
-        ):
-            self.send_frame(0, Close())
-        self._stop(ConnectionState.CLOSED)
+        self._step(ConnectionInput.RECEIVE_CLOSE)
         self._events.append(Closed(close.error))
 
     def _on_begin(self, begin: Begin, channel: int, kept: int) -> None:
