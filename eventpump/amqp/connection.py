@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
-from eventpump.amqp.limits import LINK_COST, SESSION_COST, ConnectionLimits, cost_of
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
+from eventpump.amqp.flow import SessionState
+from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE, FrameWriter
+from eventpump.amqp.limits import LINK_COST, SESSION_COST, cost_of
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -35,7 +38,7 @@ from eventpump.amqp.performatives import (
     decode_performative,
 )
 from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of
-from eventpump.amqp.session import Session, SessionState
+from eventpump.amqp.session import Session
 from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol
 from eventpump.errors import ClosedError, ProtocolError
@@ -43,9 +46,6 @@ from eventpump.errors import ClosedError, ProtocolError
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-MIN_MAX_FRAME_SIZE = 512
-MIN_IDLE_TIME_OUT = 20
-"""Milliseconds; a peer that asks for more heartbeats than this gives is refused: more than a hundred a second."""
 FRAME_COST = 32
 """What a frame that takes the general decoder, and perhaps an answer, counts in a turn; a plain transfer counts 1."""
 SASL_FRAME_LIMIT = 4096
@@ -63,40 +63,6 @@ class Role(enum.Enum):
 
     CLIENT = "client"
     SERVER = "server"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionConfig:
-    """What this end offers and allows.
-
-    Args:
-        idle_timeout: Seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
-        max_message_size: Bytes; bounds arriving messages on links that advertise no limit of their own.
-        min_idle_time_out: Milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
-            bounds how often a peer can make this end send heartbeats: every half of it.
-        limits: How much of what the peer sends is held for it, over all links.
-        enforce_credit: Detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
-        mechanism: Client: the SASL mechanism to use.
-        initial_response: Client: its initial response; never shown.
-        mechanisms: Server: the SASL mechanisms to offer, in order.
-    """
-
-    container_id: str
-    hostname: str | None = None
-    max_frame_size: int = 1024 * 1024
-    channel_max: int = 255
-    handle_max: int = 1023
-    incoming_window: int = 65_535
-    outgoing_window: int = 65_535
-    idle_timeout: float | None = 60.0
-    min_idle_time_out: int = MIN_IDLE_TIME_OUT
-    max_message_size: int = 64 * 1024 * 1024
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    enforce_credit: bool = True
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    mechanism: str = "ANONYMOUS"
-    initial_response: bytes = field(default=b"", repr=False)
-    mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
 
 
 # ------------------------------------------------------------------------------------------------ events
@@ -335,20 +301,27 @@ _SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
     SaslInit: ConnectionInput.RECEIVE_INIT,
     SaslOutcome: ConnectionInput.RECEIVE_OUTCOME,
 }
-_IN_SASL = frozenset({_S.SASL, _S.SASL_OUTCOME})
-_FRAMED = _IN_SASL | {_S.OPENING, _S.OPENED, _S.CLOSE_SENT}
+# Tuples, with the state of most frames first: a set would call a Python function at each frame, for the state's hash.
+_IN_SASL = (_S.SASL, _S.SASL_OUTCOME)
+_FRAMED = (_S.OPENED, _S.OPENING, _S.CLOSE_SENT, *_IN_SASL)
+
+
+def _trace_run(trace: Trace, link: Link, payloads: list[bytes]) -> None:
+    channel, handle = link.session.remote_channel, link.remote_handle
+    assert channel is not None
+    assert handle is not None
+    trace.transfers(channel, handle, len(payloads), sum(map(len, payloads)), is_sent=False)
 
 
 class Connection:
     """One end of a connection, in either role.
 
     Attributes:
-        output: What waits to be sent; links and sessions append to it.
+        output: What waits to be sent, by sessions and links too.
         links: The links that both ends have attached, by name and whether this end receives (2.6.1).
         limits: At first those of the config; the shell may put others here at any time.
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
         kept: What the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
-        trace: Called with each frame sent or received; None for no trace.
     """
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
@@ -356,10 +329,10 @@ class Connection:
         self.role = role
         self.state = ConnectionState.START if role is Role.CLIENT else ConnectionState.SASL_HEADER
         self.remote: Open | None = None
-        self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.sessions: dict[int, Session] = {}
         self.links: dict[tuple[str, bool], Link] = {}
-        self.output: list[bytes | memoryview] = []
+        self._frames = FrameWriter()
+        self.output = self._frames.output
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0
@@ -370,7 +343,15 @@ class Connection:
         self.limits = config.limits
         self.unfinished_bytes = UnfinishedBytes()
         self.kept = 0
-        self.trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace | None:
+        """Called with each frame sent or received; None for no trace."""
+        return self._frames.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._frames.trace = trace
 
     @property
     def is_open(self) -> bool:
@@ -400,8 +381,8 @@ class Connection:
         """Queue an empty frame (2.4.5)."""
         if self.state is ConnectionState.OPENED:
             self.output.append(EMPTY_FRAME)
-            if self.trace is not None:
-                self.trace.frame(0, None, is_sent=True)
+            if self._frames.trace is not None:
+                self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
         """The peer was silent for too long: close.
@@ -465,12 +446,12 @@ class Connection:
                 self.output.append(SASL_HEADER)
             case ConnectionAction.SEND_MECHANISMS:
                 self.output.append(SASL_HEADER)
-                self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
+                self._frames.send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
             case ConnectionAction.SEND_INIT:
                 config = self.config
-                self._send_sasl(SaslInit(config.mechanism, config.initial_response, config.hostname))
+                self._frames.send_sasl(SaslInit(config.mechanism, config.initial_response, config.hostname))
             case ConnectionAction.SEND_ACCEPTANCE | ConnectionAction.SEND_REFUSAL:
-                self._send_sasl(SaslOutcome(code=0 if action is ConnectionAction.SEND_ACCEPTANCE else 1))
+                self._frames.send_sasl(SaslOutcome(code=0 if action is ConnectionAction.SEND_ACCEPTANCE else 1))
             case ConnectionAction.SEND_AMQP_HEADER:
                 self.output.append(AMQP_HEADER)
             case ConnectionAction.SEND_OPEN:
@@ -478,10 +459,11 @@ class Connection:
                     raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
             case ConnectionAction.SEND_OPEN_AND_CLOSE:
                 if self._send_open():
-                    self.send_frame(0, Close(error=error))
+                    self._frames.send(0, Close(error=error))
             case ConnectionAction.SEND_CLOSE:
-                self.send_frame(0, Close(error=error))
+                self._frames.send(0, Close(error=error))
         self.state = state
+        self._frames.is_open = state is ConnectionState.OPENED
         if action is not None and state in (ConnectionState.CLOSE_SENT, ConnectionState.CLOSED):
             # Nothing more is sent on any link: what was held for them goes.
             for session in self.sessions.values():
@@ -498,36 +480,6 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send_frame(self, channel: int, performative: Composite) -> bool:
-        """Queue one performative as a frame that the peer takes (2.4.1).
-
-        One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
-
-        Returns:
-            False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
-        """
-        body = performative.encode()
-        if isinstance(performative, End | Close) and performative.error is None:
-            assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (protocol.md 13)
-        room = self.remote_max_frame_size - 8
-        if len(body) > room:
-            shortened = shorten(performative, len(body) - room)
-            body = shortened.encode()
-            if len(body) > room:
-                return False
-        if self.trace is not None:
-            self.trace.frame(channel, performative, is_sent=True)
-        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
-        return True
-
-    def _send_sasl(self, performative: Composite) -> None:
-        body = performative.encode()
-        if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
-            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")
-        if self.trace is not None:
-            self.trace.frame(0, performative, is_sent=True)
-        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
-
     def _send_open(self) -> bool:
         """Queue this end's open. Return False, and queue nothing, where it is larger than the peer's max-frame-size."""
         config = self.config
@@ -535,7 +487,7 @@ class Connection:
         if config.idle_timeout is not None:
             # Peers need not support one below a second (2.4.5): then less time is left for heartbeats that are late.
             idle = int(max(config.idle_timeout * 500, min(config.idle_timeout * 1000, 1000)))
-        return self.send_frame(
+        return self._frames.send(
             0,
             Open(
                 container_id=config.container_id,
@@ -552,7 +504,9 @@ class Connection:
         highest = min(self.config.channel_max, self.remote.channel_max)
         for channel in range(highest + 1):
             if channel not in self.sessions:
-                session = Session(self, channel, is_remote_initiated=is_remote_initiated)
+                session = Session(
+                    self._frames, self.config, self.unfinished_bytes, channel, is_remote_initiated=is_remote_initiated
+                )
                 self.sessions[channel] = session
                 return session
         raise ProtocolError("amqp:not-allowed", "every channel is in use")
@@ -707,6 +661,7 @@ class Connection:
         limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
         forms = self._forms
         turn = self._turn
+        trace = self._frames.trace
         # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
         # no decoding, and the link's counters move once, when the run ends.
         link: Link | None = None
@@ -729,8 +684,8 @@ class Connection:
                 pos = after
                 continue
             if link is not None:
-                if self.trace is not None:
-                    self.trace.transfers(link, run, sum(map(len, inbox[-run:])), is_sent=False)
+                if trace is not None:
+                    _trace_run(trace, link, inbox[-run:])
                 link.received_run(run)
                 turn -= run
                 link = None
@@ -760,8 +715,8 @@ class Connection:
                 break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
-            if self.trace is not None:
-                self.trace.transfers(link, run, sum(map(len, inbox[-run:])), is_sent=False)
+            if trace is not None:
+                _trace_run(trace, link, inbox[-run:])
             link.received_run(run)
             turn -= run
         self._turn = turn
@@ -789,6 +744,7 @@ class Connection:
 
     def _receive_frame(self, data: bytes, pos: int, after: int) -> None:
         """Read one frame by the general decoder."""
+        trace = self._frames.trace
         _, offset, kind, channel = _FRAME.unpack_from(data, pos)
         body = pos + offset * 4
         if offset < 2 or body > after:
@@ -798,12 +754,12 @@ class Connection:
         if body == after:
             if kind == 1:
                 raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
-            if self.trace is not None:
-                self.trace.frame(channel, None, is_sent=False)
+            if trace is not None:
+                trace.frame(channel, None, is_sent=False)
             return
         performative, payload = decode_performative(data, body, after)
-        if self.trace is not None:
-            self.trace.frame(channel, performative, after - payload, is_sent=False)
+        if trace is not None:
+            trace.frame(channel, performative, after - payload, is_sent=False)
         if payload != after and not isinstance(performative, Transfer):
             raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         if kind == 1:
@@ -851,7 +807,7 @@ class Connection:
                     f"SASL {config.mechanism} was refused, code {code}",
                 )
             case SaslInit(mechanism) if mechanism not in config.mechanisms:
-                self._send_sasl(SaslOutcome(code=1))
+                self._frames.send_sasl(SaslOutcome(code=1))
                 raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
             case SaslInit(mechanism, response, hostname):
                 self._events.append(SaslRequested(str(mechanism), response or b"", hostname))
@@ -868,7 +824,7 @@ class Connection:
             raise ProtocolError("amqp:not-allowed", f"an idle-time-out of {open_.idle_time_out} ms, below {least}")
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
-        self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
+        self._frames.max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
         self._step(ConnectionInput.RECEIVE_OPEN)
         self._events.append(Opened(open_))
 
@@ -903,7 +859,7 @@ class Connection:
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
-                self.kept -= link.kept
+                self._forget(link)
                 if not link.is_detach_told:
                     self._events.append(LinkDetached(link, performative.error, performative.closed))
             case _:
@@ -942,7 +898,9 @@ class Connection:
         del self._sessions_by_remote_channel[session.remote_channel]
         del self.sessions[session.channel]
         links = session.on_end()
-        self.kept -= session.kept + sum(link.kept for link in links)
+        self.kept -= session.kept
+        for link in links:
+            self._forget(link)
         self._events.append(SessionEnded(session, links, end.error))
 
     def _on_transfer(self, transfer: Transfer, payload: bytes, channel: int) -> None:
@@ -951,7 +909,7 @@ class Connection:
         session = self._session_on(channel)
         if session.state is SessionState.END_SENT:
             return  # 2.5.5: what was on its way is discarded
-        link, found = session.on_transfer(transfer, payload)
+        link, found = session.on_transfer(transfer, payload, self.limits.unfinished)
         if isinstance(found, Delivery):
             self._report_message(link, found)
         elif found is not None:
@@ -971,12 +929,13 @@ class Connection:
         """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
         key = link.name, link.is_receiver
         first = self.links.get(key)
-        if first is not None and link.is_remote_initiated:
+        if first is not None and first.is_live and link.is_remote_initiated:
             self._detach(first, "amqp:link:stolen", "the link was attached again under its name")
         self.links[key] = link
 
-    def release_name(self, link: Link) -> None:
-        """Forget the name of a link that is over, unless another link has it by now."""
+    def _forget(self, link: Link) -> None:
+        """Forget what is kept for a link that both ends have ended, and its name, unless another link has it by now."""
+        self.kept -= link.kept
         if self.links.get((link.name, link.is_receiver)) is link:
             del self.links[link.name, link.is_receiver]
 

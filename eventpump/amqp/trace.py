@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from eventpump.amqp import performatives as p
 from eventpump.amqp.types import Described
 from eventpump.texts import excerpt
-
-if TYPE_CHECKING:
-    from eventpump.amqp.link import Link
 
 
 class Trace(Protocol):
@@ -26,11 +23,12 @@ class Trace(Protocol):
             is_sent: Whether this end sends the frame.
         """
 
-    def transfers(self, link: Link, count: int, size: int, *, is_sent: bool) -> None:
+    def transfers(self, channel: int, handle: int, count: int, size: int, *, is_sent: bool) -> None:
         """Called with transfer frames of one link that were handled together.
 
         Args:
-            link: The link.
+            channel: The frames' channel, as their sender numbers it.
+            handle: The link's handle, as their sender numbers it.
             count: The number of frames.
             size: The bytes of their payloads.
             is_sent: Whether this end sends them.

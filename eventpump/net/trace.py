@@ -7,7 +7,6 @@ import logging
 from typing import Final
 
 from eventpump.amqp.connection import Connection, Role
-from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Attach, Composite, Detach, End
 from eventpump.amqp.trace import describe
 from eventpump.texts import excerpt
@@ -47,13 +46,11 @@ class FrameLog:
         size = f" payload={payload_size}" if payload_size else ""
         self._line(f"channel={channel} {text}{size}", name, is_sent)
 
-    def transfers(self, link: Link, count: int, size: int, *, is_sent: bool) -> None:
+    def transfers(self, channel: int, handle: int, count: int, size: int, *, is_sent: bool) -> None:
         """See `Trace`."""
-        channel = link.session.channel if is_sent else link.session.remote_channel
-        handle = link.handle if is_sent else link.remote_handle
-        name = excerpt(link.name)
-        text = f"channel={channel} transfer handle={handle} count={count} payload={size} link='{name}'"
-        self._line(text, name, is_sent)
+        name = self._names.get((is_sent, channel, handle))
+        text = f"channel={channel} transfer handle={handle} count={count} payload={size}"
+        self._line(text if name is None else f"{text} link='{name}'", name, is_sent)
 
     def _line(self, text: str, link: str | None, is_sent: bool) -> None:
         fields: dict[str, object] = {"connection": self._number}

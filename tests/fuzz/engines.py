@@ -7,10 +7,10 @@ from random import Random
 from typing import Any, Final
 
 from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     CreditChanged,
     Event,
     LinkAttached,
@@ -94,7 +94,7 @@ class _Shell:
         return [
             ("events", self.rest),
             ("messages", self.messages),
-            ("state", engine.state, repr(engine.remote), engine.remote_max_frame_size),
+            ("state", engine.state, repr(engine.remote), engine._frames.max_frame_size),
             ("sessions", sessions),
             ("pending", pending),
             ("output", b"".join(self.output)),

@@ -20,6 +20,7 @@ from eventpump.amqp.connection import (
     Role,
     SaslRequested,
 )
+from eventpump.amqp.flow import SessionState
 from eventpump.amqp.link import LINK_STEPS, Link, LinkAction, LinkInput, LinkState
 from eventpump.amqp.performatives import (
     Attach,
@@ -34,7 +35,7 @@ from eventpump.amqp.performatives import (
     Target,
     decode_performative,
 )
-from eventpump.amqp.session import SESSION_STEPS, Session, SessionAction, SessionInput, SessionState
+from eventpump.amqp.session import SESSION_STEPS, Session, SessionAction, SessionInput
 from eventpump.amqp.types import Symbol
 from tests.unit.amqp.pair import Pair, condition, config, frame, opened
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp import performatives as p
-from eventpump.amqp.link import Link
 from eventpump.amqp.trace import describe
 from eventpump.amqp.types import Described, Symbol, UInt
 from tests.unit.amqp.pair import Pair, opened
@@ -22,14 +21,14 @@ class Recorded:
 
     def __init__(self) -> None:
         self.frames: list[tuple[bool, str]] = []
-        self.runs: list[tuple[bool, str, int, int]] = []
+        self.runs: list[tuple[bool, int, int, int]] = []
 
     def frame(self, channel: int, performative: p.Composite | None, payload_size: int = 0, *, is_sent: bool) -> None:
         name = "heartbeat" if performative is None else type(performative).__name__
         self.frames.append((is_sent, f"{name}+{payload_size}" if payload_size else name))
 
-    def transfers(self, link: Link, count: int, size: int, *, is_sent: bool) -> None:
-        self.runs.append((is_sent, link.name, count, size))
+    def transfers(self, channel: int, handle: int, count: int, size: int, *, is_sent: bool) -> None:
+        self.runs.append((is_sent, handle, count, size))
 
 
 def traced() -> tuple[Pair, Recorded]:
@@ -70,10 +69,10 @@ def test_trace_of_transfers_sent() -> None:
     mine.session.remote_incoming_window = 0
     mine.send(b"12")
     pair.run()
-    assert recorded.runs == [(True, "link", 7, 35), (True, "link", 1, 3)]
+    assert recorded.runs == [(True, 0, 7, 35), (True, 0, 1, 3)]
     theirs.session.send_flow()
     pair.run()
-    assert recorded.runs[2:] == [(True, "link", 1, 2)]
+    assert recorded.runs[2:] == [(True, 0, 1, 2)]
 
 
 def test_trace_of_transfers_received() -> None:
@@ -89,7 +88,7 @@ def test_trace_of_transfers_received() -> None:
     theirs.send(b"123")  # unsettled: another form
     pair.run()
     assert recorded.frames[-2:] == [(False, "Transfer+5"), (False, "Transfer+3")]
-    assert recorded.runs == [(False, "link", 6, 30), (False, "link", 3, 15)]
+    assert recorded.runs == [(False, 0, 6, 30), (False, 0, 3, 15)]
 
 
 def test_no_trace_by_default() -> None:
