@@ -387,7 +387,7 @@ def _decode_char(data: bytes, pos: int, end: int, _depth: int) -> tuple[Any, int
         raise _short_of_bytes()
     point = int.from_bytes(data[pos : pos + 4], "big")
     if point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
-        raise DecodeError("a char is no Unicode scalar value")
+        raise DecodeError("a char is not a Unicode scalar value")
     return Char(chr(point)), pos + 4
 
 
@@ -622,7 +622,7 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     """Count the values in a run of encoded values, those inside lists, maps, arrays and descriptions included.
 
     To be called before :func:`decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
-    binary, and stops at the first count that is over the limit. That the values can be decoded it does not check.
+    binary, and stops at the first count that is over the limit. It does not check that the values can be decoded.
 
     Args:
         pos: Where the first value's constructor stands.
@@ -699,7 +699,7 @@ def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth
 
 
 def _too_many() -> DecodeError:
-    return DecodeError("a value holds more values than are taken here")
+    return DecodeError("a value holds more values than are accepted")
 
 
 def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
@@ -734,7 +734,7 @@ def skip_plain(data: bytes, pos: int, end: int) -> int:
         raise _short_of_bytes()
     kind = data[pos] >> 4
     pos += 1
-    # Part 1.2.1: the upper half of a constructor tells the width of what follows.
+    # Part 1.2.1: the upper half of a constructor determines the width of what follows.
     if kind <= 9:
         if kind < 4:
             raise DecodeError("an unknown AMQP type code")

@@ -1,8 +1,8 @@
 """An AMQP 1.0 connection without I/O (part 2.4): bytes in, events out, bytes to send drained by the shell.
 
-It cannot tell the time: it states its deadlines (`heartbeat_interval`, `idle_timeout`) and the shell keeps them.
-Whatever the peer sends, :meth:`Connection.receive` raises nothing: a broken rule closes the connection with the
-matching condition, and is told as `Closed`. The shell that drives it is its only caller.
+It has no clock: it states its deadlines (`heartbeat_interval`, `idle_timeout`) and the shell keeps them. Whatever the
+peer sends, `Connection.receive` raises nothing: a broken rule closes the connection with the matching condition, and is
+reported as `Closed`. The shell that drives it is its only caller.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Role(enum.Enum):
 
 @dataclass(slots=True)
 class SaslRequested:
-    """Server: the client chose a mechanism. Answer with :meth:`Connection.sasl_outcome`."""
+    """Server: the client chose a mechanism. Answer with `Connection.sasl_outcome`."""
 
     mechanism: str
     response: bytes = field(repr=False)
@@ -93,7 +93,7 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """A session ended, and its links with it; no `LinkDetached` is told for them."""
+    """A session ended, and its links with it; there is no `LinkDetached` for them."""
 
     session: Session
     links: list[Link]
@@ -102,7 +102,7 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer attached: it answered ours, or its own (`link.is_remote_initiated`) waits for accept or refuse."""
+    """The peer attached: an answer to ours, or (`link.is_remote_initiated`) a link that waits for accept or refuse."""
 
     link: Link
     attach: Attach
@@ -110,7 +110,7 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The peer detached; a link of ours that it refused is told the same way."""
+    """The peer detached a link, or refused one of ours."""
 
     link: Link
     error: AmqpError | None
@@ -159,10 +159,10 @@ class Outcomes:
 
 @dataclass(slots=True)
 class Closed:
-    """The connection is over. Nothing more comes; what is left to send should still be sent.
+    """The connection has ended. Nothing more is received; what is left to send should still be sent.
 
     Args:
-        error: Why, None for an orderly close.
+        error: The reason; None for an orderly close.
         is_local: Whether the reason was found here: a broken rule or the end of the stream.
     """
 
@@ -360,19 +360,19 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more can come of it."""
+        """Whether the connection has ended."""
         return self.state is ConnectionState.CLOSED
 
     # ----------------------------------------------------------------------------------------- deadlines
 
     @property
     def idle_timeout(self) -> float | None:
-        """Seconds without a byte from the peer after which to call :meth:`time_out`; None for never."""
+        """Seconds without a byte from the peer after which to call `time_out`; None for never."""
         return self.config.idle_timeout
 
     @property
     def heartbeat_interval(self) -> float | None:
-        """Seconds without a byte sent after which to call :meth:`heartbeat`; None where the peer asks for none."""
+        """Seconds without a byte sent after which to call `heartbeat`; None where the peer asks for none."""
         if self.remote is None or not self.remote.idle_time_out:
             return None
         return self.remote.idle_time_out / 2000
@@ -385,14 +385,16 @@ class Connection:
                 self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
-        """The peer was silent for too long: close.
+        """Close, as the peer was silent for too long.
 
         Returns:
             Events, as `receive`.
         """
         if self.state is ConnectionState.CLOSED:
             return []
-        return self._fail("amqp:resource-limit-exceeded", f"silent for {self.config.idle_timeout} seconds")
+        return self._fail(
+            "amqp:resource-limit-exceeded", f"the peer sent nothing for {self.config.idle_timeout} seconds"
+        )
 
     # ------------------------------------------------------------------------------------------ the verbs
 
@@ -405,8 +407,8 @@ class Connection:
     def sasl_outcome(self, *, ok: bool) -> None:
         """Server: answer `SaslRequested`; code 0, or 1 for a refused credential (5.3.3.6).
 
-        A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on; after a
-        refusal that gives `Closed`. Does nothing where the connection was lost meanwhile.
+        A client that did not wait for it may have sent more: call `receive` with no bytes to go on; after a
+        refusal that returns `Closed`. Does nothing where the connection was lost meanwhile.
         """
         assert self.state in (ConnectionState.SASL_ANSWER, ConnectionState.CLOSED)
         action = self._step(ConnectionInput.ACCEPT if ok else ConnectionInput.REFUSE)
@@ -415,7 +417,7 @@ class Connection:
             self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
-        """Begin a session; `SessionBegun` tells when it is mapped.
+        """Begin a session; `SessionBegun` reports that it is mapped.
 
         Raises:
             ClosedError: The connection is not open.
@@ -427,7 +429,7 @@ class Connection:
         return session
 
     def close(self, error: AmqpError | None = None) -> None:
-        """Close in order (2.4.3): the peer's close is told as `Closed`. Does nothing on one already closing."""
+        """Close in order (2.4.3). The peer's close is reported as `Closed`. Does nothing where close was sent."""
         self._step(ConnectionInput.CLOSE, error)
 
     def _step(self, happened: ConnectionInput, error: AmqpError | None = None) -> ConnectionAction | None:
@@ -456,7 +458,7 @@ class Connection:
                 self.output.append(AMQP_HEADER)
             case ConnectionAction.SEND_OPEN:
                 if not self._send_open():
-                    raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
+                    raise ProtocolError(FRAME_SIZE_TOO_SMALL, "this end's open fits into no frame that the peer takes")
             case ConnectionAction.SEND_OPEN_AND_CLOSE:
                 if self._send_open():
                     self._frames.send(0, Close(error=error))
@@ -517,22 +519,22 @@ class Connection:
     def is_behind(self) -> bool:
         """Whether bytes wait here that could be read by now, so that further ones would only pile up.
 
-        They wait for the end of a turn (call :meth:`receive` with no bytes), or for :meth:`sasl_outcome`. A caller that
-        reads nothing meanwhile bounds what waits here by what one `receive` was given and less than a frame before it.
+        They wait for the end of a turn (call `receive` with no bytes), or for `sasl_outcome`. A caller that reads
+        nothing meanwhile bounds what waits here: by what it passed to one `receive`, and less than a frame before it.
         """
         if not self._pending or self.state is ConnectionState.CLOSED:
             return False
         return self._turn <= 0 or self.state is ConnectionState.SASL_ANSWER
 
     def receive(self, data: bytes, turn: int = _UNLIMITED) -> list[Event]:
-        """Take bytes from the peer, split anywhere.
+        """Handle bytes from the peer, split anywhere.
 
         Args:
             turn: How many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
                 them. What is left waits for the next call: see `is_behind`.
 
         Returns:
-            What they mean, in order. Raises nothing.
+            The events, in order. Raises nothing.
         """
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
             return self._take_events()
@@ -592,13 +594,13 @@ class Connection:
         return self._receive_header(data, pos)
 
     def receive_eof(self, reason: str = "the peer closed the byte stream") -> list[Event]:
-        """The byte stream ended.
+        """Handle the end of the byte stream.
 
         Args:
-            reason: Why, for whoever is told of it.
+            reason: Why it ended, for the error of `Closed`.
 
         Returns:
-            `Closed`, unless that was told already.
+            `Closed`, unless that was reported before.
         """
         self.output.clear()
         action = self._step(ConnectionInput.RECEIVE_EOF)
@@ -626,7 +628,7 @@ class Connection:
         """Close because of what the peer did.
 
         Returns:
-            What was told before it, and `Closed`.
+            The events before it, and `Closed`.
         """
         error = AmqpError(condition, description)
         self._step(ConnectionInput.FAIL, error)
@@ -639,9 +641,9 @@ class Connection:
         expected = AMQP_HEADER if self.state is ConnectionState.AMQP_HEADER else SASL_HEADER
         if header != expected[: len(header)]:
             if self.role is Role.SERVER:
-                # 2.2: answer with what is spoken here, then close.
+                # 2.2: answer with the header that is expected here, then close.
                 self.output.append(expected)
-                raise ProtocolError("amqp:connection:framing-error", "the client began with another header")
+                raise ProtocolError("amqp:connection:framing-error", "the client sent an unexpected protocol header")
             what = "another protocol" if header[:4] != b"AMQP" else "another version or layer of AMQP"
             raise ProtocolError("amqp:connection:framing-error", f"the server speaks {what}: it sent {header!r}")
         if len(header) < 8:
@@ -693,7 +695,9 @@ class Connection:
                 if turn <= 0:
                     break
             if size < 8 or size > limit:
-                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
+                raise ProtocolError(
+                    "amqp:connection:framing-error", f"a frame of {size} bytes, where {limit} are allowed"
+                )
             if after > end:
                 break
             if is_opened:
@@ -750,7 +754,7 @@ class Connection:
         if offset < 2 or body > after:
             raise ProtocolError("amqp:connection:framing-error", f"a frame with a data offset of {offset}")
         if (kind == 1) is not (self.state in _IN_SASL) or kind > 1:
-            raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} does not belong here")
+            raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} is not expected here")
         if body == after:
             if kind == 1:
                 raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
@@ -792,7 +796,7 @@ class Connection:
     def _on_sasl(self, performative: Any) -> None:
         happened = _SASL_INPUTS.get(type(performative))
         if happened is None or (self.state, happened) not in CONNECTION_STEPS[self.role]:
-            raise ProtocolError("amqp:illegal-state", "a SASL frame out of turn")
+            raise ProtocolError("amqp:illegal-state", "an unexpected SASL frame")
         config = self.config
         match performative:
             case SaslMechanisms(offered) if config.mechanism not in offered:
@@ -849,21 +853,21 @@ class Connection:
                 if (probed := session.answered(performative)) is not None:
                     self._events.append(FlowAnswered(probed))
             case Disposition():
-                told = session.on_disposition(performative)
-                self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())
+                settled = session.on_disposition(performative)
+                self._events.extend(Outcomes(link, outcomes) for link, outcomes in settled.items())
             case Attach():
-                link, is_told = session.on_attach(performative, LINK_COST + cost)
+                link, is_reported = session.on_attach(performative, LINK_COST + cost)
                 self._count_kept(link.kept)
-                if is_told:
+                if is_reported:
                     self._take_name(link)
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
                 self._forget(link)
-                if not link.is_detach_told:
+                if not link.is_detach_reported:
                     self._events.append(LinkDetached(link, performative.error, performative.closed))
             case _:
-                raise ProtocolError("amqp:illegal-state", "a performative out of turn")
+                raise ProtocolError("amqp:illegal-state", "an unexpected performative")
 
     def _session_on(self, channel: int) -> Session:
         session = self._sessions_by_remote_channel.get(channel)
@@ -926,7 +930,7 @@ class Connection:
         inbox.payloads.append(delivery.payload)
 
     def _take_name(self, link: Link) -> None:
-        """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
+        """Give a link its name: an earlier link of the name, in any session, is detached as stolen (2.6.1)."""
         key = link.name, link.is_receiver
         first = self.links.get(key)
         if first is not None and first.is_live and link.is_remote_initiated:
@@ -946,7 +950,7 @@ class Connection:
         self._events.append(LinkDetached(link, error, closed=True))
 
     def _learn_form(self, transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> None:
-        """Remember how the transfer at `pos` is written where it is plain: the next ones need no decoding then."""
+        """Keep the form of the transfer at `pos` where it is plain: the next ones that have it need no decoding."""
         form = form_of(transfer, data, pos, payload, channel)
         if form is None:
             return

@@ -78,8 +78,8 @@ class SessionFlow(ABC):
     def send(self, performative: Composite) -> None:
         """Queue one performative on this session's channel; after an end or close nothing more may follow.
 
-        Where it does not fit into the peer's max-frame-size, the session is ended: without it, the two ends would not
-        agree any more.
+        Where it does not fit into the peer's max-frame-size, the session is ended: the two ends would no longer agree
+        on its state.
         """
         if self.state not in (SessionState.BEGIN_SENT, SessionState.MAPPED) or not self.frames.is_open:
             return
@@ -165,7 +165,7 @@ class SessionFlow(ABC):
             self.send_flow()
 
     def open_window(self, flow: Flow) -> bool:
-        """Take over the peer's window (2.5.6), and send what was held back for it.
+        """Handle the window of a flow of the peer (2.5.6), and send what was held back for it.
 
         Returns:
             Whether senders that were held back may go on.

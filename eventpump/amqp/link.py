@@ -93,20 +93,20 @@ def _serial_difference(first: int, second: int) -> int:
 
 
 class Link:
-    """One end of a link. Made by :meth:`Session.attach`, or for the peer's attach by the engine.
+    """One end of a link. Made by `Session.attach`, or for the peer's attach by the engine.
 
     Attributes:
         name: Its name, unique in the session per direction.
         is_receiver: Whether this end receives.
         remote: The peer's attach, once received.
         credit: Sender: messages the peer takes now; receiver: messages it may still send.
-        allowance: Receiver: messages the peer may rightly still send; above the credit after that was lowered, as what
-            was on its way then still comes.
+        allowance: Receiver: messages that the peer may send without exceeding what it was granted. More than the credit
+            after the credit was lowered, as messages may have been on their way.
         is_probed: Receiver: whether a flow of the peer is awaited in answer to `probe`.
-        answers_echo: Whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
+        answers_echo: Whether a flow of the peer that asks for an answer gets one (2.7.4); False simulates a dead link.
         largest_message: Receiver: the largest message it takes, in bytes.
         incoming: Receiver: the delivery that is arriving.
-        is_detach_told: Whether the end of the link was reported when this end detached it (`fail`).
+        is_detach_reported: Whether the end of the link was reported when this end detached it (`fail`).
         kept: What the peer's attach takes here, in bytes, as `Connection.kept` counts it.
         context: Free for the shell that owns the link.
     """
@@ -128,7 +128,7 @@ class Link:
         self.drain = False
         self.largest_message = session.config.max_message_size
         self.context: Any = None
-        self.is_detach_told = False
+        self.is_detach_reported = False
         self.is_probed = False
         self.answers_echo = True
         self.incoming = Reassembly(session.unfinished_bytes)
@@ -235,13 +235,13 @@ class Link:
     # ---------------------------------------------------------------------------------------- detaching
 
     def detach(self, error: AmqpError | None = None) -> None:
-        """Close the link (2.6.6). The peer's answer is told as `LinkDetached`. Closing twice is fine."""
+        """Close the link (2.6.6). The peer's answer is reported as `LinkDetached`. Does nothing the second time."""
         self._end(LinkInput.DETACH, Detach(handle=self.handle, closed=True, error=error))
 
     def fail(self, error: AmqpError) -> None:
         """Detach because of what the peer did. It is reported at once, and not again when the peer answers."""
         self.detach(error)
-        self.is_detach_told = True
+        self.is_detach_reported = True
 
     def on_detach(self, detach: Detach) -> None:
         """Handle the peer's detach: answer it, unless it is the answer."""
@@ -271,7 +271,7 @@ class Link:
             self.session.send(detach)
 
     def stop(self) -> None:
-        """Send nothing more, and drop the delivery that is arriving: the session or connection is ending."""
+        """Send nothing more, and drop the delivery that is arriving: session or connection is ending."""
         self.credit = 0
         self.incoming.drop()
 
@@ -281,7 +281,7 @@ class Link:
         """Let the peer send `credit` messages from now on (2.6.7). Does nothing on a link that has ended.
 
         Args:
-            drain: Ask the peer to use it up at once; `CreditChanged` tells when it has, with a credit of 0.
+            drain: Ask the peer to use it up at once; `CreditChanged` reports when it has, with a credit of 0.
 
         Raises:
             ClosedError: The link is not attached yet.
@@ -296,7 +296,7 @@ class Link:
         self.session.send_flow(self.handle, delivery_count=self.delivery_count, credit=credit, drain=drain)
 
     def probe(self) -> bool:
-        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` tells that it came.
+        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` reports it.
 
         Credit stays as it is.
 
@@ -373,10 +373,10 @@ class Link:
     def send(self, payload: bytes, *, message_format: int = 0, settled: bool = False) -> int:
         """Send one message in as many frames as it takes.
 
-        What the session window holds back goes out when the peer opens it. Whoever calls looks at `credit` first.
+        What the session window holds back is sent when the peer opens it. The caller checks `credit` first.
 
         Returns:
-            Its delivery id, by which `Outcomes` tells its outcome.
+            Its delivery id, by which `Outcomes` reports its outcome.
 
         Raises:
             ClosedError: The link is not attached.
@@ -474,9 +474,9 @@ class Link:
         return sent
 
     def drained(self) -> None:
-        """Use up all credit, as the peer asked by `drain`, and tell it (2.6.7).
+        """Use up all credit, as the peer asked by `drain`, and send it a flow that says so (2.6.7).
 
-        Behind messages that the session window holds back it does nothing: `CreditChanged` tells when they are out.
+        Does nothing while the session window holds messages back: `CreditChanged` reports when they are sent.
         """
         if not self.is_attached or self.session.is_blocked:
             return
@@ -485,7 +485,7 @@ class Link:
         self.drain = False
         self.session.send_flow(self.handle, delivery_count=self.delivery_count, credit=0, drain=True)
 
-    # ------------------------------------------------------------------------ what the session hands over
+    # ------------------------------------------------------------------------------------- the peer's flows
 
     def answer_probe(self) -> bool:
         """Return whether a flow of the peer answers a probe; once per probe."""
@@ -495,10 +495,10 @@ class Link:
         return is_answer
 
     def on_flow(self, flow: Flow) -> bool:
-        """Take over a flow for this link.
+        """Handle a flow for this link.
 
         Returns:
-            Whether to tell: a sender's credit, or the end of a drain.
+            Whether to report it: it changes a sender's credit, or ends a drain.
         """
         if not self.is_live:
             return False
@@ -512,7 +512,7 @@ class Link:
         return True
 
     def _on_sender_flow(self, flow: Flow) -> bool:
-        """Follow a sender that used up credit without messages (2.6.7); its word on credit itself means nothing."""
+        """Follow a sender that used up credit without messages (2.6.7). The link-credit in its flow is ignored."""
         if flow.delivery_count is None:
             return False
         used = _serial_difference(flow.delivery_count, self.delivery_count)

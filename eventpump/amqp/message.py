@@ -1,6 +1,6 @@
 """The bare and annotated message (AMQP 1.0, part 3.2), as an object.
 
-It is for requests, replies and whatever is read of an event beyond the common fields. The event path works on encoded
+It is for requests, replies and what is read of an event beyond the common fields. The event path works on encoded
 sections (`sections`), and builds no dictionary.
 """
 
@@ -205,7 +205,7 @@ class Message:
         """Decode a message, its sections in any order.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: It is not a message.
         """
         made = cls()
         data: list[bytes] = []

@@ -70,7 +70,7 @@ _WIDE: Final = frozenset((0xB0, 0xD0, 0xD1))
 
 
 _IS_WIDE: Final = 0x10
-"""The bit of a constructor that tells them apart."""
+"""The bit of a constructor in which they differ."""
 _rank_of: Final = {
     MARKER + bytes((code, constructor)): rule.rank
     for code, rule in _GRAMMAR.items()
@@ -123,7 +123,7 @@ def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
         DecodeError: There is no descriptor.
     """
     if raw[pos] != 0:
-        raise DecodeError("a message is not a run of sections")
+        raise DecodeError("a message does not consist of sections")
     value = skip(raw, pos + 1, end)
     descriptor = decode(raw, pos + 1, value)[0] if value - pos <= _LONGEST_DESCRIPTOR else None
     code = _CODES.get(descriptor, 0) if isinstance(descriptor, Symbol) else descriptor
@@ -185,7 +185,7 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
         code, value, after = section_at(raw, pos, end)
         rule = _GRAMMAR[code]
         if rule.constructors and raw[value] not in rule.constructors:
-            raise DecodeError("a section holds a value of another type than it may")
+            raise DecodeError("a section holds a value of a type that is not allowed there")
         if code in seen and not rule.repeats:
             raise DecodeError("a message has a section twice")
         seen.add(code)
@@ -328,7 +328,7 @@ _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 def scan_event(raw: bytes, names: EventFields) -> Scan:
     """Read the three known annotations and a single data section, without a dictionary.
 
-    What is missing, of another type, or (the body) of another kind is None: the general decoder then tells more.
+    What is missing, of another type, or (the body) of another kind is None: the general decoder has the details.
 
     Raises:
         DecodeError: The bytes are not a run of sections.
@@ -361,7 +361,7 @@ def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
 
 def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
     """Describe a sound message whose annotations, a small map, begin at `pos`. None where one of the three is missing,
-    or where a value has a size that a struct cannot tell.
+    or where a value has a size that no struct format has.
     """
     item, end = pos, pos - 1 + raw[pos - 2]
     kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
@@ -422,10 +422,10 @@ def _walk_event(
             constructor = raw[pos + 3]
             if raw[pos] or raw[pos + 1] != 0x53 or constructor < 0xA0:
                 if raw[pos]:
-                    raise DecodeError("a message is not a run of sections")
+                    raise DecodeError("a message does not consist of sections")
                 code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
                 if code in (DATA, MESSAGE_ANNOTATIONS):
-                    raise DecodeError("a data section holds no binary, or the message annotations are no map")
+                    raise DecodeError("a data section does not hold binary, or the message annotations are not a map")
                 # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
                 pos = skip(raw, pos, end)
                 bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0
@@ -441,12 +441,12 @@ def _walk_event(
             code = raw[pos + 2]
             if code == 0x75:
                 if constructor & 0xEF != 0xA0:
-                    raise DecodeError("a data section holds no binary")
+                    raise DecodeError("a data section does not hold binary")
                 body = raw[start:after]
                 bodies += 1
             elif code == 0x72:
                 if has_annotations or constructor & 0xEF != 0xC1:
-                    raise DecodeError("the message annotations are there twice, or are no map")
+                    raise DecodeError("the message annotations occur twice, or are not a map")
                 has_annotations = True
                 item = start + (4 if constructor & 0x10 else 1)
                 while item < after:

@@ -118,7 +118,7 @@ class Session(SessionFlow):
         properties: Mapping[str, Any] | None = None,
         desired_capabilities: Sequence[str] = (),
     ) -> Link:
-        """Attach a link (2.6.3). The answer is told as `LinkAttached`, or `LinkDetached` where it is refused.
+        """Attach a link (2.6.3). The answer is reported as `LinkAttached`, or `LinkDetached` if it is refused.
 
         Raises:
             ClosedError: The session is not mapped.
@@ -163,19 +163,19 @@ class Session(SessionFlow):
         return action
 
     def stop(self) -> None:
-        """Stop: what waits for the window goes nowhere any more, what comes is dropped, and no link has credit."""
+        """Stop: drop what waits for the window and what arrives, and take all credit from the links."""
         self._blocked.clear()
         self.unsettled.clear()
         for link in self.links.values():
             link.stop()
 
     def release(self) -> None:
-        """Drop the links, when the connection is over and nobody asks for them any more."""
+        """Drop the links: the connection has ended and its last event is handled."""
         self.links.clear()
         self.links_by_remote_handle.clear()
 
     def _new_link(self, name: str, *, is_receiver: bool, is_remote_initiated: bool) -> Link:
-        # Handles go round, so that a new link seldom gets one that was just given up; never above what the peer takes.
+        # Handles are given in turn, so that a new link seldom gets one that was just freed, up to the peer's limit.
         count = self._highest_handle + 1
         if len(self.links) >= count:
             raise ProtocolError("amqp:resource-limit-exceeded", f"more than {count} links in a session")
@@ -257,7 +257,7 @@ class Session(SessionFlow):
         return link, link.on_attach(attach, kept)
 
     def on_detach(self, detach: Detach) -> Link:
-        """Take over the peer's detach, and answer it."""
+        """Handle the peer's detach, and answer it."""
         link = self._link_of(detach.handle)
         del self.links_by_remote_handle[detach.handle]
         link.on_detach(detach)
@@ -271,10 +271,10 @@ class Session(SessionFlow):
                 del self.unsettled[delivery_id]
 
     def on_flow(self, flow: Flow) -> list[Link]:
-        """Take over a flow.
+        """Handle a flow.
 
         Returns:
-            The links to tell: senders that may send more, receivers that are drained.
+            The links to report: senders that may send more, receivers that are drained.
         """
         ready: list[Link] = []
         if self.open_window(flow):
@@ -295,10 +295,10 @@ class Session(SessionFlow):
         return link if link is not None and link.answer_probe() else None
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
-        """Take over a disposition.
+        """Handle a disposition.
 
         Returns:
-            For each sender link, the deliveries whose outcome it tells.
+            For each sender link, the deliveries that it settles, with their outcomes.
         """
         first = disposition.first
         last = first if disposition.last is None else disposition.last
@@ -311,7 +311,7 @@ class Session(SessionFlow):
         is_terminal = isinstance(state, _TERMINAL)
         if not is_terminal and not disposition.settled:
             return {}
-        told: dict[Link, list[tuple[int, Any]]] = {}
+        reported: dict[Link, list[tuple[int, Any]]] = {}
         if span < len(self.unsettled):
             ids = [each for each in ((first + step) & UINT for step in range(span + 1)) if each in self.unsettled]
         else:
@@ -322,11 +322,11 @@ class Session(SessionFlow):
         # 3.4: settled without a state leaves the sender to its default, which is released here: not taken.
         outcome = state if is_terminal else Released()
         for delivery_id in ids:
-            told.setdefault(self.links[self.unsettled.pop(delivery_id)], []).append((delivery_id, outcome))
+            reported.setdefault(self.links[self.unsettled.pop(delivery_id)], []).append((delivery_id, outcome))
         if not disposition.settled and ids:
             # 2.6.12, rcv-settle-mode second: the receiver settles once the sender has.
             self.send(Disposition(role=False, first=ids[0], last=ids[-1], settled=True, state=state))
-        return told
+        return reported
 
     def on_end(self) -> list[Link]:
         """Handle the peer's end, and answer it. Returns the links that ended with the session."""

@@ -1,4 +1,4 @@
-"""The way to a service: TCP, by way of an HTTP proxy or not, TLS on it or not, and AMQP on that or in a WebSocket."""
+"""Connects to a service: over TCP, directly or through an HTTP proxy, with or without TLS, in a WebSocket or not."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Route:
     Args:
         host: Of the service; its certificate must be for this name.
         port: Of the service.
-        tls: How the service is verified; None for a connection without TLS.
-        is_websocket: AMQP in a WebSocket (protocol.md 2.1).
-        proxy: Tunnels to the service; None for none.
-        proxy_tls: How a proxy is verified that is reached over TLS itself.
+        tls: TLS settings for the service; None for a connection without TLS.
+        is_websocket: Whether AMQP goes in a WebSocket (protocol.md 2.1).
+        proxy: The HTTP proxy to tunnel through; None to connect directly.
+        proxy_tls: TLS settings for a proxy that is itself reached over TLS.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Route:
     proxy_tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
-        way = "" if self.proxy is None else f" by way of the proxy {self.proxy.host}:{self.proxy.port}"
+        way = "" if self.proxy is None else f" through the proxy {self.proxy.host}:{self.proxy.port}"
         return f"{self.host}:{self.port}{way}"
 
 
@@ -66,7 +66,7 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
     """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
 
     Raises:
-        ServiceError: No connection.
+        ServiceError: It cannot connect.
     """
     if route.is_websocket:
         # Only this needs aiohttp, which takes long to import.
@@ -84,7 +84,7 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
 
     Raises:
-        ServiceError: No connection; it says which part of the way failed.
+        ServiceError: It cannot connect; the text says which step failed.
     """
     loop = asyncio.get_running_loop()
     name = route.host if route.tls is not None else None
@@ -139,7 +139,7 @@ def _log_tls(stream: asyncio.BaseTransport, where: str) -> None:
 
 @contextlib.contextmanager
 def _converted(where: str) -> Iterator[None]:
-    """Make what a stream fails with an error of ours."""
+    """Convert the errors of streams to `ConnectionLostError`."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -150,6 +150,6 @@ def _converted(where: str) -> Iterator[None]:
     except ssl.SSLError as error:
         raise ConnectionLostError(f"cannot connect to {where}: {reason_of(error)}") from error
     except OSError as error:
-        # asyncio says no more of a peer that hangs up in the handshake.
+        # asyncio gives no reason where the peer closes in the handshake.
         reason = "it was closed in the TLS handshake" if type(error) is ConnectionResetError and not error.args else ""
         raise ConnectionLostError(f"cannot connect to {where}: {reason or reason_of(error)}") from error
