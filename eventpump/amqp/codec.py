@@ -621,7 +621,7 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
 def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     """Count the values in a run of encoded values, those inside lists, maps, arrays and descriptions included.
 
-    To be called before :func:`decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
+    To be called before `decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
     binary, and stops at the first count that is over the limit. It does not check that the values can be decoded.
 
     Args:

@@ -341,7 +341,7 @@ class _Served(asyncio.Protocol):
 
 
 class WebSocketServer:
-    """Listens for WebSockets. Made by :meth:`start`.
+    """Listens for WebSockets. Made by `start`.
 
     Attributes:
         port: The port it listens on.

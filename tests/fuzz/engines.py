@@ -23,6 +23,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, Attach, Begin, SaslInit, Source, Target
 from eventpump.amqp.session import Session
+from eventpump.net.trace import FrameLog
 from tests.fuzz import captures
 from tests.fuzz.captures import Dialogue, performative_of, split_frames
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same, size_of
@@ -289,9 +290,10 @@ class _EngineEntry(Entry):
         return bytes((number,)), *phases_of(rng, frames)
 
     def run(self, string: tuple[bytes, ...], rng: Random) -> None:
-        """However the bytes are cut, and whether forms are kept: the same events, states and output; bounded memory."""
+        """However the bytes are cut, with forms and without, traced or not: the same events, states and output."""
         whole, split, plain = (self.shell_for(string) for _ in range(3))
         plain.engine._forms = _NoForms()
+        plain.engine.trace = FrameLog(plain.engine.role)
         read = 0
         for phase in string[1:]:
             read += len(phase)
