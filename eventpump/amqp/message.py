@@ -160,7 +160,7 @@ def _fill(made: Any, items: list[Any]) -> Any:
 
 @dataclass(slots=True)
 class Message:
-    """A message, whole. A `body` of None is no body section at all, as in management requests."""
+    """A whole message. A `body` of None means that there is no body section, as in management requests."""
 
     body: Body | None = None
     properties: Properties | None = None

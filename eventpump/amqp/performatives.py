@@ -39,7 +39,7 @@ _map = _check(dict, "map")
 
 
 def _number(kind: type[UByte | UShort | UInt | ULong]) -> Callable[[Any], int]:
-    """Take a number of any width that fits the field: what does not could not be sent back."""
+    """Read a number of any width that fits the field. One that does not fit could not be sent back."""
 
     def number(value: Any) -> int:
         whole = int(_whole(value))
@@ -82,7 +82,7 @@ def _symbol_map(value: Mapping[Any, Any]) -> Any:
 
 
 def _nested(*names: str) -> _Kind:
-    """Make the kind of a field that holds one of the composites of these names; they are defined further down."""
+    """Return the kind of a field that holds one of these composites, by name as they are defined further down."""
 
     def nested(value: Any) -> Any:
         if isinstance(value, Described):
@@ -140,7 +140,7 @@ class Composite:
         return Described(ULong(self.CODE), values)
 
     def encode(self) -> bytes:
-        """Encode. A composite without fields becomes a list of none, which the peers here understand."""
+        """Encode. A composite without fields becomes a list without items, which all tested peers accept."""
         return encode(self.described())
 
 

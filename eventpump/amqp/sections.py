@@ -34,13 +34,13 @@ _MAP: Final = frozenset((0xC1, 0xD1))
 
 
 class _Rule(NamedTuple):
-    """What the specification says of one section.
+    """The rule of the specification for one section.
 
     Attributes:
         symbol: Its descriptor in symbolic form.
         rank: Its place in the order of the sections; the three bodies share one.
         constructors: Those that its value may have; empty for any.
-        repeats: Whether a message may have several of it.
+        repeats: Whether a message may have several of them.
     """
 
     symbol: str
@@ -101,7 +101,7 @@ _pack_large_data = struct.Struct(">4sI").pack
 
 
 def data_head(size: int) -> bytes:
-    """Encode what stands before the payload of a data section (3.2.6), by its size in bytes."""
+    """Encode what comes before the payload of a data section (3.2.6), given the size of the payload in bytes."""
     return _DATA_HEADS[size] if size < 256 else _pack_large_data(WIDE_DATA, size)
 
 
@@ -155,7 +155,7 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
         For each its code, where its descriptor starts, and where it ends.
 
     Raises:
-        DecodeError: The bytes are not a run of sections.
+        DecodeError: The bytes do not consist of sections.
     """
     spans: list[tuple[int, int, int]] = []
     pos, end = 0, len(raw)
@@ -205,10 +205,10 @@ _SMALL_ANNOTATIONS: Final = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xC1))
 def prefix_end(raw: bytes) -> int:
     """Find where the header and annotations end that a message begins with.
 
-    What follows them is not looked at; where the last of them is cut off, the place lies behind the message's end.
+    What follows them is not checked. Where the last of them is cut off, the position is after the message's end.
 
     Raises:
-        DecodeError: One of them is broken.
+        DecodeError: One of them is malformed.
     """
     pos = 0
     end = len(raw) - 4
@@ -331,7 +331,7 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
     What is missing, of another type, or (the body) of another kind is None: the general decoder has the details.
 
     Raises:
-        DecodeError: The bytes are not a run of sections.
+        DecodeError: The bytes do not consist of sections.
     """
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
@@ -483,8 +483,8 @@ def _walk_event(
 def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str | None, int | None]:
     """Read the three known annotations of a message that cannot be decoded as a whole.
 
-    The service writes them, whatever it takes the rest of a message to be. What stands before them must be sections;
-    what stands behind them does not matter.
+    The service writes them, even where the rest of a message is malformed. What comes before them must be sections;
+    what comes after them does not matter.
 
     Returns:
         Sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
