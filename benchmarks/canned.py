@@ -48,7 +48,8 @@ from eventpump.amqp.connection import (
     SaslRequested,
     SessionEnded,
 )
-from eventpump.amqp.link import UINT, Link
+from eventpump.amqp.flow import UINT
+from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.amqp.types import Int, Short, UInt

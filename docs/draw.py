@@ -236,7 +236,7 @@ def _contracts() -> list[dict[str, Any]]:
 
 def layers() -> list[list[str]]:
     """Return the layers of the import contract, the highest first, each with its siblings."""
-    (contract,) = (each for each in _contracts() if each["type"] == "layers")
+    (contract,) = (each for each in _contracts() if each.get("containers") == ["eventpump"])
     return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
 
 

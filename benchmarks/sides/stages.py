@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from benchmarks.canned import CannedPartition
 from benchmarks.sides.common import BODY_SIZE
-from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Messages, Role, SaslRequested
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.connection import Connection, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext

@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     ConnectionState,
     CreditChanged,
     Event,
