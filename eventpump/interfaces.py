@@ -354,6 +354,55 @@ class StoredScopeRecord:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """What the hosts of one consumer group have agreed on about one subscription.
+
+    Args:
+        name: The name of the subscription.
+        incarnation: Random text, new for each subscription made. Its checkpoints lie under `key`, so that those of an
+            earlier subscription of that name are not taken for its own.
+        hub_created_at: When the hub that its starts and checkpoints belong to was created.
+        partition_count: How many partitions the hub had then. A partition whose number is not below it was added later,
+            and begins at its beginning.
+        starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
+            under "" for those not named.
+        is_active: False where it was ended with its checkpoints kept: no host delivers to it until it is made active
+            again.
+    """
+
+    name: str
+    incarnation: str
+    hub_created_at: datetime
+    partition_count: int
+    starts: Mapping[str, str] = field(default_factory=dict)
+    is_active: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name of its checkpoints in a `CheckpointStore`."""
+        return f"{self.name}.{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSubscription:
+    """A subscription's record as it was read or written.
+
+    Args:
+        version: Identifies this state of the record to its store; opaque.
+    """
+
+    record: SubscriptionRecord
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointClaim:
+    """A subscription's checkpoint, claimed by a new owner of the partition; None where there is none yet."""
+
+    checkpoint: Checkpoint | None
+
+
 class CheckpointStore(Protocol):
     """Stores, per partition and subscription, the position up to which events are processed."""
 
@@ -368,10 +417,23 @@ class CheckpointStore(Protocol):
             StoreError: The store failed.
         """
 
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        """Read a checkpoint under the lease, before the first event is delivered. None where the lease is lost.
+
+        From then on no earlier owner of the partition can store one. Failed or cancelled, it may be called again.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
         """Store a checkpoint, if the lease is still held.
+
+        Not claimed before, it is claimed by the first call. Of another subscription than "default" a store may notice
+        the loss only once the next owner has claimed the checkpoint; what is stored until then is what that owner
+        reads.
 
         A checkpoint with a lower sequence number than the stored one is not stored, and True is returned. A write that
         failed or was cancelled may have been stored; it is never stored later, over a newer one.
@@ -536,6 +598,45 @@ class LeaseStore(CheckpointStore, Protocol):
 
         Raises:
             StoreError: The store failed; the record may be stored.
+        """
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """List the records of the consumer group's subscriptions, active or not, by name.
+
+        Raises:
+            StoreError: The store failed, or holds a record that this version does not know.
+        """
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """Read the record of a subscription; None where there is none.
+
+        Raises:
+            StoreError: The store failed, or what it holds is no such record.
+        """
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again.
+
+        Args:
+            record: The record; its name says which subscription.
+            replaces: The record to replace; None to store the first one.
+
+        Raises:
+            StoreError: The store failed; whether it stored is not known.
+        """
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """Delete a subscription's record as it was read or written. False, and nothing deleted, where another is there.
+
+        Its checkpoints are deleted after it; of a call that failed or was cancelled in between some may stay, which
+        no later subscription of that name finds.
+
+        Raises:
+            StoreError: The store failed; whether the record is deleted is not known.
         """
 
     async def aclose(self) -> None:

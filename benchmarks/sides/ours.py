@@ -36,7 +36,15 @@ from eventpump import (
 )
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import (
+    CheckpointClaim,
+    ConsumerScope,
+    LeaseStore,
+    ScopeRecord,
+    StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
+)
 from eventpump.reports import HostReport, PumpStarted
 
 _T = TypeVar("_T")
@@ -385,6 +393,28 @@ class MeteredStore:
     ) -> StoredScopeRecord | None:
         """See the port."""
         return await _Metered(self._store.write_scope_record(record, replaces), self._spent)
+
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        """See the port."""
+        return await _Metered(self._store.claim_checkpoint(lease, subscription), self._spent)
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """See the port."""
+        return await _Metered(self._store.list_subscriptions(), self._spent)
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """See the port."""
+        return await _Metered(self._store.read_subscription(name), self._spent)
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """See the port."""
+        return await _Metered(self._store.write_subscription(record, replaces), self._spent)
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """See the port."""
+        return await _Metered(self._store.delete_subscription(stored), self._spent)
 
     async def aclose(self) -> None:
         """See the port."""

@@ -78,7 +78,7 @@ class PartitionFeed:
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
-        self._cache = EventCache()
+        self._cache: EventCache[bytes] = EventCache(lambda messages: messages)
         self._cursor = self._cache.cursor()
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit

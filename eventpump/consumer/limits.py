@@ -18,6 +18,7 @@ from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
+    CheckpointClaim,
     Clock,
     ConsumerScope,
     HubDirectory,
@@ -31,6 +32,8 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkSpec,
     StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
     Transport,
 )
 from eventpump.logs import present
@@ -194,6 +197,10 @@ class BoundedLeaseStore:
         self._debug(partition_id, "checkpoint read: %s", "none" if found is None else found.sequence_number)
         return found
 
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        """See `LeaseStore`."""
+        return await self._call(CHECKPOINT, lambda: self._store.claim_checkpoint(lease, subscription))
+
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
@@ -215,6 +222,24 @@ class BoundedLeaseStore:
     ) -> StoredScopeRecord | None:
         """See `LeaseStore`."""
         return await self._call(LISTING, lambda: self._store.write_scope_record(record, replaces))
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, self._store.list_subscriptions)
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.read_subscription(name))
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.write_subscription(record, replaces))
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """See `LeaseStore`."""
+        return await self._call(LISTING, lambda: self._store.delete_subscription(stored))
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""

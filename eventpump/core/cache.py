@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
 
 _COALESCE = 64
 """Chunks below this many messages are joined, so that a trickle does not make a chain of ones."""
 
+_SHARED_CHUNK = 256
+"""The most messages in a chunk that several cursors read: one that is read is freed in such steps."""
 
-class EventCache:
+
+class _Chunk(Generic[_T]):
+    """Messages that came together, and the items made of them where several cursors read them."""
+
+    __slots__ = ("items", "raw")
+
+    def __init__(self, raw: list[bytes]) -> None:
+        self.raw = raw
+        self.items: list[_T] | None = None
+
+
+class EventCache(Generic[_T]):
     """Encoded messages in order, kept until every cursor has passed them.
 
-    It takes what it is given: keeping within bounds is the credit's part (`CreditWindow`), dropping nobody's.
-    Positions count messages from the cache's first one on.
+    The cache does not bound itself and drops nothing: the link's credit keeps it within bounds (`CreditWindow`).
+    Positions count messages from the cache's first one on. Cursors read items that `wrap` makes of the messages; of
+    each message one item is made, which all cursors get, unless a sole cursor reads it.
+
+    Args:
+        wrap: Called with a list of messages; returns an item for each, in order, and may return the very list.
     """
 
-    __slots__ = ("_chunks", "_cursors", "_start", "count", "size")
+    __slots__ = ("_chunks", "_cursors", "_start", "_wrap", "count", "size")
 
-    def __init__(self) -> None:
-        self._chunks: deque[list[bytes]] = deque()
-        self._cursors: list[Cursor] = []
+    def __init__(self, wrap: Callable[[list[bytes]], list[_T]]) -> None:
+        self._wrap = wrap
+        self._chunks: deque[_Chunk[_T]] = deque()
+        self._cursors: list[Cursor[_T]] = []
         self._start = 0
         self.count = 0
         """Messages held."""
@@ -27,9 +49,19 @@ class EventCache:
         """Bytes held."""
 
     @property
+    def start(self) -> int:
+        """The position of the oldest message held, or `end` where there is none."""
+        return self._start
+
+    @property
     def end(self) -> int:
         """The position after the newest message."""
         return self._start + self.count
+
+    @property
+    def oldest(self) -> bytes | None:
+        """The oldest message held; None where there is none."""
+        return self._chunks[0].raw[0] if self._chunks else None
 
     def append(self, batch: list[bytes], size: int) -> None:
         """Take over a batch. The list is the cache's from now on.
@@ -42,15 +74,24 @@ class EventCache:
             return
         self.count += count
         self.size += size
-        if self._chunks and len(self._chunks[-1]) + count <= _COALESCE:
-            self._chunks[-1].extend(batch)
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and last.items is None and len(last.raw) + count <= _COALESCE:
+            last.raw.extend(batch)
+        elif len(self._cursors) > 1 and count > _SHARED_CHUNK:
+            for first in range(0, count, _SHARED_CHUNK):
+                self._chunks.append(_Chunk(batch[first : first + _SHARED_CHUNK]))
         else:
-            self._chunks.append(batch)
+            self._chunks.append(_Chunk(batch))
 
-    def cursor(self) -> Cursor:
-        """Make a cursor that stands at the oldest message held."""
-        cursor = Cursor(self, self._start)
+    def cursor(self, *, at_end: bool = False) -> Cursor[_T]:
+        """Make a cursor.
+
+        Args:
+            at_end: Place it after the newest message, instead of before the oldest one held.
+        """
+        cursor = Cursor(self, self.end if at_end else self._start)
         self._cursors.append(cursor)
+        self._purge()  # where it is the only one, what lies before it will not be read
         return cursor
 
     def clear(self) -> None:
@@ -62,20 +103,22 @@ class EventCache:
         for cursor in self._cursors:
             cursor.position = end
 
-    def _read(self, cursor: Cursor, limit: int) -> list[bytes]:
-        chunks = self._chunks
+    def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
         if len(self._cursors) == 1:
-            # Nobody else needs them: hand the chunk itself over where it fits.
+            # No other cursor needs them: the chunk itself is handed over where it fits.
             taken = self._take(limit)
             cursor.position += len(taken)
             return taken
-        found: list[bytes] = []
+        found: list[_T] = []
         skip = cursor.position - self._start
-        for chunk in chunks:
-            if skip >= len(chunk):
-                skip -= len(chunk)
+        for chunk in self._chunks:
+            if skip >= len(chunk.raw):
+                skip -= len(chunk.raw)
                 continue
-            found += chunk[skip : skip + limit - len(found)]
+            items = chunk.items
+            if items is None:
+                items = chunk.items = self._wrap(list(chunk.raw))
+            found += items[skip : skip + limit - len(found)]
             skip = 0
             if len(found) == limit:
                 break
@@ -83,42 +126,78 @@ class EventCache:
         self._purge()
         return found
 
-    def _take(self, limit: int) -> list[bytes]:
+    def _take(self, limit: int) -> list[_T]:
+        """Remove up to `limit` messages from the front, and return their items."""
         chunks = self._chunks
-        taken: list[bytes] = []
+        taken: list[_T] = []
         while chunks and len(taken) < limit:
             head = chunks[0]
             room = limit - len(taken)
-            if len(head) <= room:
+            items = head.items
+            if len(head.raw) <= room:
                 chunks.popleft()
-                taken = taken + head if taken else head
+                raw = head.raw
             else:
-                taken = taken + head[:room] if taken else head[:room]
-                del head[:room]
-        self._passed(taken)
+                raw = head.raw[:room]
+                del head.raw[:room]
+                if items is not None:
+                    head.items, items = items[room:], items[:room]
+            self._passed(raw)
+            if items is None:
+                items = self._wrap(raw)
+            taken = taken + items if taken else items
         return taken
 
     def _purge(self) -> None:
+        """Free what every cursor has passed."""
         passed = min((cursor.position for cursor in self._cursors), default=self._start) - self._start
-        if passed > 0:
-            self._take(passed)
+        chunks = self._chunks
+        while passed > 0:
+            head = chunks[0]
+            count = len(head.raw)
+            if count <= passed:
+                chunks.popleft()
+                self._passed(head.raw)
+            else:
+                count = passed
+                self._passed(head.raw[:count])
+                del head.raw[:count]
+                if head.items is not None:
+                    del head.items[:count]
+            passed -= count
 
     def _passed(self, messages: list[bytes]) -> None:
         self._start += len(messages)
         self.count -= len(messages)
         self.size -= sum(map(len, messages))
 
-    def _remove(self, cursor: Cursor) -> None:
+    def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
         self._purge()
 
+    def _held_by(self, cursor: Cursor[_T]) -> tuple[int, int]:
+        others = min((each.position for each in self._cursors if each is not cursor), default=self.end)
+        count = others - cursor.position
+        if count <= 0:
+            return 0, 0
+        # It is the last of them all, so what it holds is at the front.
+        size, left = 0, count
+        for chunk in self._chunks:
+            if left < len(chunk.raw):
+                return count, size + sum(map(len, chunk.raw[:left]))
+            size += sum(map(len, chunk.raw))
+            left -= len(chunk.raw)
+            if not left:
+                break
+        return count, size
 
-class Cursor:
+
+class Cursor(Generic[_T]):
     """One subscriber's place in a cache."""
 
     __slots__ = ("_cache", "_is_closed", "position")
 
-    def __init__(self, cache: EventCache, position: int) -> None:
+    def __init__(self, cache: EventCache[_T], position: int) -> None:
         self._cache = cache
         self._is_closed = False
         self.position = position
@@ -129,14 +208,19 @@ class Cursor:
         """How many messages there are to read."""
         return 0 if self._is_closed else self._cache.end - self.position
 
-    def read(self, limit: int) -> list[bytes]:
-        """Read the next messages, at most `limit` and at once; empty where there is none."""
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages, and their bytes, that the cache would free if this cursor were closed."""
+        return (0, 0) if self._is_closed else self._cache._held_by(self)  # noqa: SLF001 - the two are one object
+
+    def read(self, limit: int) -> list[_T]:
+        """Read the next items, at most `limit`; empty where there is none."""
         if self._is_closed:
             return []
-        return self._cache._read(self, limit)  # noqa: SLF001 - the two are one object with several places
+        return self._cache._read(self, limit)  # noqa: SLF001 - as above
 
     def close(self) -> None:
-        """Leave: the others alone decide what is kept. Closing twice is fine."""
+        """Leave: the other cursors alone decide what is kept. Closing twice is fine."""
         if not self._is_closed:
             self._is_closed = True
             self._cache._remove(self)  # noqa: SLF001 - as above

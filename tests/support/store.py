@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import (
+    CheckpointClaim,
+    ConsumerScope,
+    LeaseStore,
+    ScopeRecord,
+    StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
+)
 
 
 @dataclass(slots=True)
@@ -43,8 +51,9 @@ class FlakyLeaseStore:
         """The turns of the event loop that each call takes at the least, as those of a real store do."""
         self._healed = asyncio.Event()
 
-    # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record, close;
-    # "scope" reads the scope record, "record" writes it.
+    # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record,
+    # subscriptions, subscribe, unsubscribe, close; "scope" reads the scope record, "record" writes it, "read" is also a
+    # claim.
 
     def fail(
         self,
@@ -203,6 +212,43 @@ class FlakyLeaseStore:
         stored = await self._store.write_scope_record(record, replaces)
         _raise(after)
         return stored
+
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        """See `LeaseStore`."""
+        after = await self._before("read", lease.partition_id)
+        claim = await self._store.claim_checkpoint(lease, subscription)
+        _raise(after)
+        return claim
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """See `LeaseStore`."""
+        after = await self._before("subscriptions", None)
+        found = await self._store.list_subscriptions()
+        _raise(after)
+        return found
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        after = await self._before("subscriptions", None)
+        found = await self._store.read_subscription(name)
+        _raise(after)
+        return found
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """See `LeaseStore`."""
+        after = await self._before("subscribe", None)
+        stored = await self._store.write_subscription(record, replaces)
+        _raise(after)
+        return stored
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """See `LeaseStore`."""
+        after = await self._before("unsubscribe", None)
+        is_deleted = await self._store.delete_subscription(stored)
+        _raise(after)
+        return is_deleted
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""

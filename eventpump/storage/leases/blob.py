@@ -21,7 +21,7 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import StoredScopeRecord
+from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
 from eventpump.storage.blob_access import Answer, BlobContainer, RefusedError
 from eventpump.storage.leases.layout import (
     DEFAULT_SUBSCRIPTION,
@@ -29,18 +29,26 @@ from eventpump.storage.leases.layout import (
     CheckpointRecord,
     LeaseBody,
     checkpoint_blob,
+    checkpoint_directory,
     lease_blob,
     lease_directory,
     lease_metadata,
     owner_of,
     partition_of,
     scope_blob,
+    subscription_blob,
+    subscription_directory,
 )
-from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
+from eventpump.storage.leases.scope_form import (
+    encode_scope_record,
+    encode_subscription,
+    parse_scope_record,
+    parse_subscription,
+)
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
-    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
 
 T = TypeVar("T")
 
@@ -61,6 +69,15 @@ class _StoredLease:
 class _StoredRecord:
     record: CheckpointRecord
     etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ClaimedRecord:
+    """A checkpoint's record as this store wrote it, under the lease of a token."""
+
+    record: CheckpointRecord
+    etag: str
+    token: str
 
 
 class BlobLeaseStore:
@@ -107,7 +124,8 @@ class BlobLeaseStore:
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._held: dict[str, _StoredLease] = {}
-        self._records: dict[tuple[str, str], _StoredRecord] = {}
+        self._records: dict[tuple[str, str], _ClaimedRecord] = {}
+        self._subscriptions: dict[str, StoredSubscription] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
         self._clients: dict[str, BlobClient] = {}
 
@@ -215,6 +233,8 @@ class BlobLeaseStore:
             if written is False:
                 return False
             self._held.pop(lease.partition_id, None)
+            for key in [key for key in self._records if key[0] == lease.partition_id]:
+                del self._records[key]
             client = BlobLeaseClient(self._blob(lease.partition_id), lease_id=lease.token)
             try:
                 await self._call("release", lease.partition_id, client.release(**self._options))
@@ -233,6 +253,21 @@ class BlobLeaseStore:
             if refused.answer is not Answer.MISSING:
                 raise
             return None
+
+    async def claim_checkpoint(
+        self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> CheckpointClaim | None:
+        """Read a checkpoint under the lease, and keep earlier owners from storing one. None where the lease is lost.
+
+        The default subscription's lies in the lease's own blob, whose writes are fenced by the lease.
+        """
+        operation = "claim checkpoint"
+        async with self._locks[lease.partition_id]:
+            if subscription == DEFAULT_SUBSCRIPTION:
+                stored = await self._read(operation, lease.partition_id)
+                return CheckpointClaim(stored.body.checkpoint) if stored.body.token == lease.token else None
+            claimed = await self._claim(operation, lease, subscription)
+            return None if claimed is None else CheckpointClaim(claimed.record.checkpoint)
 
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
@@ -259,10 +294,8 @@ class BlobLeaseStore:
             StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
-        found = await self._blobs.download(
-            operation, None, self._scope_blob(operation), parse_scope_record, limit=_MAX_BODY
-        )
-        return None if found is None else StoredScopeRecord(found[0], str(found[1].etag))
+        found = await self._download(operation, self._scope_blob(operation), parse_scope_record)
+        return None if found is None else StoredScopeRecord(*found)
 
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
@@ -273,15 +306,77 @@ class BlobLeaseStore:
         """
         operation = "write scope record"
         version = None if replaces is None else replaces.version
-        blob = self._scope_blob(operation)
+        etag = await self._swap(operation, self._scope_blob(operation), encode_scope_record(record), version)
+        return None if etag is None else StoredScopeRecord(record, etag)
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """List the records of the consumer group's subscriptions, by name. One request, and one for each that changed.
+
+        Raises:
+            StoreError: The store failed, or holds a record that this version does not know.
+        """
+        operation = "list subscriptions"
+        directory = subscription_directory(self._prefix, self._group(operation))
+
+        async def names() -> dict[str, str]:
+            blobs = self._container.list_blobs(directory, **self._options)
+            return {blob.name: str(blob.etag).strip('"') async for blob in blobs}
+
+        listed = await self._call(operation, None, names())
+        known = self._subscriptions
+        self._subscriptions = {}
+        for name, etag in listed.items():
+            stored = known.get(name)
+            if stored is None or stored.version.strip('"') != etag:
+                stored = await self._read_subscription(operation, name)
+            if stored is not None:
+                self._subscriptions[name] = stored
+        return sorted(self._subscriptions.values(), key=lambda stored: stored.record.name)
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """Read the record of a subscription; None where there is none. One request.
+
+        Raises:
+            StoreError: The store failed, or what it holds is no record that this version knows.
+        """
+        operation = "read subscription"
+        return await self._read_subscription(operation, subscription_blob(self._prefix, self._group(operation), name))
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
+        """
+        operation = "write subscription"
+        blob = self._client(subscription_blob(self._prefix, self._group(operation), record.name))
+        etag = await self._swap(
+            operation, blob, encode_subscription(record), None if replaces is None else replaces.version
+        )
+        return None if etag is None else StoredSubscription(record, etag)
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """Delete a subscription's record, and then its checkpoints. False, and nothing deleted, where another is there.
+
+        Cancelled or failed, the record is deleted or not; checkpoints may stay, which no later subscription finds.
+        """
+        operation, record = "delete subscription", stored.record
+        group = self._group(operation)
+        blob = self._client(subscription_blob(self._prefix, group, record.name))
+        condition: dict[str, Any] = {"etag": stored.version, "match_condition": MatchConditions.IfNotModified}
         try:
-            etag = await self._blobs.swap(operation, None, blob, encode_scope_record(record).encode(), version)
-        except RefusedError as refused:
-            if refused.answer is Answer.TAKEN and replaces is not None:
-                # Not a lost race: another client holds a blob lease on the record.
-                raise StoreError(operation, "the record is leased by somebody: break that blob lease") from None
-            return None
-        return StoredScopeRecord(record, etag)
+            await self._call(operation, None, blob.delete_blob(**condition, **self._options))
+        except RefusedError:
+            return False
+        directory = checkpoint_directory(self._prefix, group, record.key)
+
+        async def names() -> list[str]:
+            return [blob.name async for blob in self._container.list_blobs(directory, **self._options)]
+
+        for name in await self._call(operation, None, names()):
+            await self._blobs.delete(operation, None, self._client(name))
+        return True
 
     async def aclose(self) -> None:
         """Finish releasing what cancelled calls acquired, and close a client of its own. Leases stay as they are."""
@@ -461,37 +556,98 @@ class BlobLeaseStore:
         body, properties = found
         return _StoredLease(body, str(properties.etag), properties.lease.state == _LEASED)
 
+    # ---- records of the consumer group and of its subscriptions
+
+    async def _read_subscription(self, operation: str, blob_name: str) -> StoredSubscription | None:
+        found = await self._download(operation, self._client(blob_name), parse_subscription)
+        return None if found is None else StoredSubscription(*found)
+
+    async def _download(self, operation: str, blob: BlobClient, parse: Callable[[bytes], T]) -> tuple[T, str] | None:
+        """Read a record; return it and its ETag, or None where there is none."""
+        found = await self._blobs.download(operation, None, blob, parse, limit=_MAX_BODY)
+        return None if found is None else (found[0], str(found[1].etag))
+
+    async def _swap(self, operation: str, blob: BlobClient, content: str, replaces: str | None) -> str | None:
+        """Write a record in place of the one with an ETag, or, with None, where there is none.
+
+        Returns:
+            The new ETag; None, and nothing is written, where another is there.
+        """
+        try:
+            return await self._blobs.swap(operation, None, blob, content.encode(), replaces)
+        except RefusedError as refused:
+            if refused.answer is Answer.TAKEN and replaces is not None:
+                # Not a lost race: another client holds a blob lease on the record.
+                problem = f"{blob.blob_name} is leased by somebody: break that blob lease"
+                raise StoreError(operation, problem) from None
+            return None
+
     # ---- checkpoints of other subscriptions
 
-    async def _write_record(
-        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
-    ) -> bool:
+    async def _claim(self, operation: str, lease: PartitionLease, subscription: str) -> _ClaimedRecord | None:
+        """Write an epoch into a checkpoint's record that no earlier owner knows. The partition's lock is held.
+
+        Returns:
+            The record as written; None where the lease is lost.
+        """
         partition_id = lease.partition_id
-        key = (partition_id, subscription)
-        record = CheckpointRecord(checkpoint, lease.epoch, lease.owner)
-        async with self._locks[partition_id]:
+        for _ in range(_WRITE_TRIES):
+            try:
+                stored: _StoredRecord | None = await self._read_record(operation, partition_id, subscription)
+            except RefusedError:
+                stored = None
+            # After the record was read: whoever takes the lease from now on claims the record after our write of it,
+            # or makes that fail.
             try:
                 await self._check_lease(operation, lease)
             except RefusedError:
                 if await self._renew(operation, partition_id, lease.token) is None:
-                    return False
+                    return None
+            record = CheckpointRecord(None, lease.epoch, lease.owner)
+            if stored is not None:
+                # The leases may have been deleted, and their epochs begun anew.
+                record = replace(stored.record, epoch=max(lease.epoch, stored.record.epoch + 1), owner=lease.owner)
+            try:
+                etag = await self._put_record(operation, partition_id, subscription, record, stored)
+            except RefusedError:
+                continue
+            claimed = self._records[partition_id, subscription] = _ClaimedRecord(record, etag, lease.token)
+            return claimed
+        raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
+
+    async def _write_record(
+        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
+    ) -> bool:
+        """Write a checkpoint into its record, which is fenced by the epoch and the ETag that the claim left there."""
+        partition_id = lease.partition_id
+        key = (partition_id, subscription)
+        async with self._locks[partition_id]:
             for _ in range(_WRITE_TRIES):
-                stored = self._records.pop(key, None)
-                try:
-                    if stored is None:
-                        stored = await self._read_record(operation, partition_id, subscription)
-                    if stored.record.epoch > lease.epoch:
+                claimed = self._records.get(key)
+                if claimed is None or claimed.token != lease.token:
+                    claimed = await self._claim(operation, lease, subscription)
+                    if claimed is None:
                         return False
-                    if not may_go_back and checkpoint.sequence_number < stored.record.checkpoint.sequence_number:
-                        self._records[key] = stored
-                        return True
-                except RefusedError:
-                    stored = None
+                before = claimed.record
+                stored = before.checkpoint
+                if not may_go_back and stored is not None and checkpoint.sequence_number < stored.sequence_number:
+                    try:
+                        await self._check_lease(operation, lease)
+                    except RefusedError:
+                        return await self._renew(operation, partition_id, lease.token) is not None
+                    return True
+                record = replace(
+                    before,
+                    checkpoint=checkpoint,
+                    generation=before.generation + 1 if may_go_back else before.generation,
+                )
+                # Kept only once it is known: what became of a write that failed is not, and the next one has to look.
+                del self._records[key]
                 try:
-                    etag = await self._put_record(operation, subscription, record, stored)
+                    etag = await self._put_record(operation, partition_id, subscription, record, claimed)
                 except RefusedError:
                     continue
-                self._records[key] = _StoredRecord(record, etag)
+                self._records[key] = _ClaimedRecord(record, etag, lease.token)
                 return True
         raise StoreError(
             operation,
@@ -500,9 +656,13 @@ class BlobLeaseStore:
         )
 
     async def _put_record(
-        self, operation: str, subscription: str, record: CheckpointRecord, stored: _StoredRecord | None
+        self,
+        operation: str,
+        partition_id: str,
+        subscription: str,
+        record: CheckpointRecord,
+        stored: _StoredRecord | _ClaimedRecord | None,
     ) -> str:
-        partition_id = record.checkpoint.partition_id
         blob = self._record_blob(partition_id, subscription)
         metadata = record.metadata()
         request: Awaitable[Any]

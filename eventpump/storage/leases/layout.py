@@ -4,7 +4,8 @@ A partition's lease and its `default` checkpoint are one blob, `{prefix}{consume
 PascalCase names, and the metadata `OWNINGHOST` while it is owned. Hosts of the .NET family list that directory.
 Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
 no consumer group's name holds a `~`, so no host ever lists them as leases. The group's scope record is the blob
-`{prefix}{consumer group}~scope.json`, for the same reason: hosts of the .NET family rewrite whatever lies in a lease.
+`{prefix}{consumer group}~scope.json`, and the record of a subscription `{prefix}{consumer group}~subscriptions/{name}`,
+for the same reason: hosts of the .NET family rewrite whatever lies in a lease.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _OFFSET: Final = "offset"
 _SEQUENCE_NUMBER: Final = "sequencenumber"
 _OWNER: Final = "clientidentifier"
 _EPOCH: Final = "epoch"
+_GENERATION: Final = "generation"
 
 # Writers: .NET uses PascalCase, Java camelCase, Python 1.x snake_case. All are read, PascalCase is written.
 _NAMES: Final = {
@@ -64,12 +66,27 @@ def partition_of(blob_name: str, directory: str) -> str | None:
 
 def checkpoint_blob(prefix: str, consumer_group: str, subscription: str, partition_id: str) -> str:
     """Name the checkpoint blob of a subscription other than the default one."""
-    return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/{partition_id}"
+    return checkpoint_directory(prefix, consumer_group, subscription) + partition_id
 
 
 def scope_blob(prefix: str, consumer_group: str) -> str:
     """Name the blob of a consumer group's scope record."""
     return f"{prefix}{consumer_group}~scope.json"
+
+
+def subscription_directory(prefix: str, consumer_group: str) -> str:
+    """Name the directory of the records of a consumer group's subscriptions."""
+    return f"{prefix}{consumer_group}~subscriptions/"
+
+
+def subscription_blob(prefix: str, consumer_group: str, name: str) -> str:
+    """Name the blob of a subscription's record."""
+    return f"{subscription_directory(prefix, consumer_group)}{quote(name, safe='')}.json"
+
+
+def checkpoint_directory(prefix: str, consumer_group: str, subscription: str) -> str:
+    """Name the directory of the checkpoints of a subscription other than the default one."""
+    return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,39 +175,44 @@ def owner_of(metadata: Mapping[str, str] | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint in a blob of its own.
+    """A checkpoint in a blob of its own, with its fence.
 
     Args:
-        epoch: Of the lease it was written under; a lower one may not overwrite it.
+        checkpoint: None where the record is only claimed.
+        epoch: Grows with every claim; only who claimed it last may write.
+        owner: Who claimed it.
+        generation: Grows with every reset; within a generation a checkpoint never goes backwards.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     epoch: int
     owner: str
+    generation: int = 0
 
     def metadata(self) -> dict[str, str]:
         """Encode as blob metadata."""
-        return {
-            _OFFSET: self.checkpoint.offset,
-            _SEQUENCE_NUMBER: str(self.checkpoint.sequence_number),
-            _EPOCH: str(self.epoch),
-            _OWNER: self.owner,
-        }
+        fence = {_EPOCH: str(self.epoch), _OWNER: self.owner, _GENERATION: str(self.generation)}
+        if self.checkpoint is None:
+            return fence
+        place = {_OFFSET: self.checkpoint.offset, _SEQUENCE_NUMBER: str(self.checkpoint.sequence_number)}
+        return place | fence
 
     @classmethod
     def parse(cls, metadata: Mapping[str, str] | None, partition_id: str) -> CheckpointRecord:
         """Parse blob metadata. Its keys may be in any case.
 
         Raises:
-            ValueError: It holds no checkpoint.
+            ValueError: It holds neither a checkpoint nor a claim.
         """
         offset = _lookup(metadata, _OFFSET)
-        if not offset:
+        if not offset and _lookup(metadata, _GENERATION) is None:
             raise ValueError("the checkpoint has no offset")
+        number = _integer(_lookup(metadata, _SEQUENCE_NUMBER), "sequence number")
         return cls(
-            Checkpoint(partition_id, offset, _integer(_lookup(metadata, _SEQUENCE_NUMBER), "sequence number")),
+            Checkpoint(partition_id, offset, number) if offset else None,
             _integer(_lookup(metadata, _EPOCH), "epoch"),
             _lookup(metadata, _OWNER) or "",
+            _integer(_lookup(metadata, _GENERATION), "generation"),
         )
 
 

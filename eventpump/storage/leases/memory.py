@@ -11,12 +11,12 @@ from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import StoredScopeRecord
+from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
 from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
-    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class MemoryLeases:
         self._leases: dict[ConsumerScope, dict[str, _Row]] = {}
         self._checkpoints: dict[ConsumerScope, dict[tuple[str, str], Checkpoint]] = {}
         self._scopes: dict[ConsumerScope, StoredScopeRecord] = {}
+        self._subscriptions: dict[ConsumerScope, dict[str, StoredSubscription]] = {}
         self._tokens = itertools.count(1)
 
     def leases(self, scope: ConsumerScope) -> dict[str, _Row]:
@@ -48,6 +49,10 @@ class MemoryLeases:
     def scopes(self) -> dict[ConsumerScope, StoredScopeRecord]:
         """The scope records, by consumer group."""
         return self._scopes
+
+    def subscriptions(self, scope: ConsumerScope) -> dict[str, StoredSubscription]:
+        """The subscriptions of a consumer group, by name."""
+        return self._subscriptions.setdefault(scope, {})
 
     def next_token(self) -> str:
         """Return a token that was not returned before."""
@@ -142,6 +147,15 @@ class MemoryLeaseStore:
         """Return a checkpoint, or None if there is none."""
         return self._shared.checkpoints(self._bound("read checkpoint")).get((partition_id, subscription))
 
+    async def claim_checkpoint(
+        self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> CheckpointClaim | None:
+        """Read a checkpoint under the lease. None where that is lost."""
+        if self._row("claim checkpoint", lease.partition_id).token != lease.token:
+            return None
+        stored = self._shared.checkpoints(self._bound("claim checkpoint"))
+        return CheckpointClaim(stored.get((lease.partition_id, subscription)))
+
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
@@ -178,6 +192,36 @@ class MemoryLeaseStore:
         records[scope] = StoredScopeRecord(record, self._shared.next_token())
         return records[scope]
 
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """List the records of the consumer group's subscriptions, by name."""
+        return [stored for _, stored in sorted(self._subscriptions("list subscriptions").items())]
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """Read the record of a subscription; None where there is none."""
+        return self._subscriptions("read subscription").get(name)
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there."""
+        records = self._subscriptions("write subscription")
+        if records.get(record.name) != replaces:
+            return None
+        stored = records[record.name] = StoredSubscription(record, self._shared.next_token())
+        return stored
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """Delete a subscription's record and checkpoints. False, and nothing deleted, where another is there."""
+        operation, record = "delete subscription", stored.record
+        records = self._subscriptions(operation)
+        if records.get(record.name) != stored:
+            return False
+        del records[record.name]
+        checkpoints = self._shared.checkpoints(self._bound(operation))
+        for key in [key for key in checkpoints if key[1] == record.key]:
+            del checkpoints[key]
+        return True
+
     async def aclose(self) -> None:
         """Close. Leases stay as they are."""
         self._is_closed = True
@@ -194,6 +238,9 @@ class MemoryLeaseStore:
         if self._scope is None:
             raise StoreError(operation, "the store is not open: call open() first")
         return self._scope
+
+    def _subscriptions(self, operation: str) -> dict[str, StoredSubscription]:
+        return self._shared.subscriptions(self._bound(operation))
 
     def _rows(self, operation: str) -> dict[str, _Row]:
         return self._shared.leases(self._bound(operation))

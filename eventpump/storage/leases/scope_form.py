@@ -1,4 +1,4 @@
-"""The stored form of a consumer group's scope record: one JSON object, the same in every store."""
+"""The stored forms of a consumer group's scope record and of its subscriptions: a JSON object each, in every store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from eventpump.interfaces import ScopeRecord
+from eventpump.interfaces import ScopeRecord, SubscriptionRecord
 
 _VERSION: Final = 1
 """Raised with every member added, dropped or changed: a version that does not know a member would drop it."""
@@ -18,6 +18,10 @@ _STARTS: Final = "starts"
 _RESET_FOR: Final = "resetFor"
 _RESET: Final = "resetPartitions"
 _MEMBERS: Final = frozenset({_VERSION_MEMBER, _CREATED, _COUNT, _STARTS, _RESET_FOR, _RESET})
+_NAME: Final = "name"
+_INCARNATION: Final = "incarnation"
+_ACTIVE: Final = "isActive"
+_SUBSCRIPTION_MEMBERS: Final = frozenset({_VERSION_MEMBER, _NAME, _INCARNATION, _CREATED, _COUNT, _STARTS, _ACTIVE})
 
 
 def encode_scope_record(record: ScopeRecord) -> str:
@@ -41,18 +45,7 @@ def parse_scope_record(raw: str | bytes) -> ScopeRecord:
     Raises:
         ValueError: It is not such a record, or one of another version of eventpump.
     """
-    try:
-        decoded = json.loads(raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise ValueError("the scope record is not JSON") from None
-    if not isinstance(decoded, dict):
-        raise ValueError("the scope record is not a JSON object")
-    version = decoded.get(_VERSION_MEMBER)
-    if version != _VERSION or isinstance(version, bool):
-        raise ValueError(f"the scope record has version {version!r}, and this version of eventpump knows {_VERSION}")
-    if decoded.keys() != _MEMBERS:
-        odd = ", ".join(sorted(decoded.keys() ^ _MEMBERS))
-        raise ValueError(f"the scope record lacks members, or has unknown ones: {odd}")
+    decoded = _decoded(raw, "scope record", _MEMBERS)
     reset_for = decoded[_RESET_FOR]
     return ScopeRecord(
         hub_created_at=_time(decoded[_CREATED], _CREATED),
@@ -63,9 +56,62 @@ def parse_scope_record(raw: str | bytes) -> ScopeRecord:
     )
 
 
+def encode_subscription(record: SubscriptionRecord) -> str:
+    """Encode a subscription's record as ASCII text. Its time carries a time zone."""
+    return json.dumps(
+        {
+            _VERSION_MEMBER: _VERSION,
+            _NAME: record.name,
+            _INCARNATION: record.incarnation,
+            _CREATED: _time_text(record.hub_created_at),
+            _COUNT: record.partition_count,
+            _STARTS: dict(record.starts),
+            _ACTIVE: record.is_active,
+        },
+        separators=(",", ":"),
+    )
+
+
+def parse_subscription(raw: str | bytes) -> SubscriptionRecord:
+    """Parse what `encode_subscription` makes.
+
+    Raises:
+        ValueError: It is no such record, or that of another version of eventpump.
+    """
+    decoded = _decoded(raw, "subscription", _SUBSCRIPTION_MEMBERS)
+    for member, kind in ((_NAME, str), (_INCARNATION, str), (_ACTIVE, bool)):
+        if not isinstance(decoded[member], kind):
+            raise ValueError(f"{member} in the subscription has the wrong type")
+    return SubscriptionRecord(
+        name=decoded[_NAME],
+        incarnation=decoded[_INCARNATION],
+        hub_created_at=_time(decoded[_CREATED], _CREATED),
+        partition_count=_count(decoded[_COUNT]),
+        starts=_starts(decoded[_STARTS]),
+        is_active=decoded[_ACTIVE],
+    )
+
+
+def _decoded(raw: str | bytes, what: str, members: frozenset[str]) -> dict[str, Any]:
+    """Decode a JSON object of this version, with the members it must have."""
+    try:
+        decoded = json.loads(raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise ValueError(f"the {what} is not JSON") from None
+    if not isinstance(decoded, dict):
+        raise ValueError(f"the {what} is not a JSON object")
+    version = decoded.get(_VERSION_MEMBER)
+    if version != _VERSION or isinstance(version, bool):
+        raise ValueError(f"the {what} has version {version!r}, and this version of eventpump knows {_VERSION}")
+    if decoded.keys() != members:
+        odd = ", ".join(sorted(decoded.keys() ^ members))
+        raise ValueError(f"the {what} lacks members, or has unknown ones: {odd}")
+    return decoded
+
+
 def _time_text(moment: datetime) -> str:
     if moment.tzinfo is None:
-        raise ValueError("a time in a scope record needs a time zone")
+        raise ValueError("a stored time needs a time zone")
     return moment.astimezone(UTC).isoformat()
 
 
@@ -73,25 +119,25 @@ def _time(value: Any, member: str) -> datetime:
     try:
         moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{member} in the scope record is not a time") from None
+        raise ValueError(f"{member} is not a time") from None
     if moment.tzinfo is None:
-        raise ValueError(f"{member} in the scope record has no time zone")
+        raise ValueError(f"{member} has no time zone")
     return moment
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{_COUNT} in the scope record is not a number of partitions")
+        raise ValueError(f"{_COUNT} is not a number of partitions")
     return value
 
 
 def _starts(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(start, str) for start in value.values()):
-        raise ValueError(f"{_STARTS} in the scope record is not an object of texts")
+        raise ValueError(f"{_STARTS} is not an object of texts")
     return value
 
 
 def _partitions(value: Any) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(partition_id, str) for partition_id in value):
-        raise ValueError(f"{_RESET} in the scope record is not a list of partition ids")
+        raise ValueError(f"{_RESET} is not a list of partition ids")
     return frozenset(value)

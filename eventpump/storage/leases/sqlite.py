@@ -34,13 +34,18 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import StoredScopeRecord
+from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
 from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
 from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
-from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
+from eventpump.storage.leases.scope_form import (
+    encode_scope_record,
+    encode_subscription,
+    parse_scope_record,
+    parse_subscription,
+)
 
 if TYPE_CHECKING:
-    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
 
 _SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = """
@@ -73,6 +78,13 @@ CREATE TABLE IF NOT EXISTS scope_record (
     version TEXT NOT NULL,
     record TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS subscription (
+    scope INTEGER NOT NULL REFERENCES scope (id),
+    name TEXT NOT NULL,
+    version TEXT NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
 """
 # Columns added after the first version, which ignores them: so both may use one file. They are valid only for the
 # token in `expiry_token`, as the first version changes the token and leaves them as they are.
@@ -83,7 +95,7 @@ _LATER_COLUMNS: Final = {
     "duration": "REAL",
 }
 _IS_COMPLETE: Final = (
-    "SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'scope_record')"
+    "SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('scope_record', 'subscription'))"
     " + (SELECT count(*) FROM pragma_table_info('lease') WHERE name = 'duration')"
 )
 _STORED_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
@@ -250,6 +262,28 @@ class SqliteLeaseStore:
         rows = await worker.read("read checkpoint", partition_id, query, (*self._key(partition_id), subscription))
         return Checkpoint(partition_id, rows[0][0], rows[0][1]) if rows else None
 
+    async def claim_checkpoint(
+        self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
+    ) -> CheckpointClaim | None:
+        """Read a checkpoint under the lease. None where that is lost.
+
+        Every write is fenced by the lease's token, so nothing is written.
+        """
+        operation, partition_id = "claim checkpoint", lease.partition_id
+        query = (
+            'SELECT lease.token, "offset", sequence_number FROM lease LEFT JOIN checkpoint'
+            " ON checkpoint.scope = lease.scope AND checkpoint.partition_id = lease.partition_id AND subscription = ?"
+            " WHERE lease.scope = ? AND lease.partition_id = ?"
+        )
+        worker = self._bound(operation, partition_id)
+        rows = await worker.read(operation, partition_id, query, (subscription, *self._key(partition_id)))
+        if not rows:
+            raise StoreError(operation, "there is no such lease", partition_id=partition_id)
+        token, offset, number = rows[0]
+        if token != lease.token:
+            return None
+        return CheckpointClaim(None if offset is None else Checkpoint(partition_id, offset, number))
+
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
@@ -297,6 +331,55 @@ class SqliteLeaseStore:
         is_stored = await worker.write(operation, None, statement, parameters)
         return StoredScopeRecord(record, version) if is_stored else None
 
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        """List the records of the consumer group's subscriptions, by name.
+
+        Raises:
+            StoreError: The store failed, or holds a record that this version does not know.
+        """
+        query = "SELECT record, version FROM subscription WHERE scope = ? ORDER BY name"
+        return await self._read_subscriptions("list subscriptions", query, (self._scope_id,))
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        """Read the record of a subscription; None where there is none.
+
+        Raises:
+            StoreError: The store failed, or what it holds is no record that this version knows.
+        """
+        query = "SELECT record, version FROM subscription WHERE scope = ? AND name = ?"
+        found = await self._read_subscriptions("read subscription", query, (self._scope_id, name))
+        return found[0] if found else None
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
+
+        Cancelled or failed, it is stored or not; read it again.
+        """
+        operation = "write subscription"
+        version = secrets.token_hex(16)
+        parameters: tuple[object, ...] = (encode_subscription(record), version, self._scope_id, record.name)
+        if replaces is None:
+            statement = "INSERT OR IGNORE INTO subscription (record, version, scope, name) VALUES (?, ?, ?, ?)"
+        else:
+            statement = "UPDATE subscription SET record = ?, version = ? WHERE scope = ? AND name = ? AND version = ?"
+            parameters = (*parameters, replaces.version)
+        is_stored = await self._bound(operation).write(operation, None, statement, parameters)
+        return StoredSubscription(record, version) if is_stored else None
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        """Delete a subscription's record and checkpoints. False, and nothing deleted, where another is there."""
+        operation, record = "delete subscription", stored.record
+        with self._calling(operation) as worker:
+            statement = "DELETE FROM subscription WHERE scope = ? AND name = ? AND version = ?"
+            parameters = (self._scope_id, record.name, stored.version)
+            if not await worker.write(operation, None, statement, parameters):
+                return False
+            statement = "DELETE FROM checkpoint WHERE scope = ? AND subscription = ?"
+            await worker.write(operation, None, statement, (self._scope_id, record.key))
+            return True
+
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Leases stay as they are."""
         self._is_closed = True
@@ -307,6 +390,15 @@ class SqliteLeaseStore:
         finally:
             self._worker.close()
         await self._worker.aclose()
+
+    async def _read_subscriptions(
+        self, operation: str, query: str, parameters: tuple[object, ...]
+    ) -> list[StoredSubscription]:
+        rows = await self._bound(operation).read(operation, None, query, parameters)
+        try:
+            return [StoredSubscription(parse_subscription(str(record)), version) for record, version in rows]
+        except ValueError as error:
+            raise StoreError(operation, str(error)) from None
 
     def _bound(self, operation: str, partition_id: str | None = None) -> _Worker:
         if self._is_closed:
@@ -598,7 +690,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise ForeignFileError(
             f"schema version {version} is not known to this version of eventpump; upgrade it, or use another file"
         )
-    if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 2:
+    if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 3:
         return
     with transaction(connection):
         for statement in _SCHEMA.split(";"):

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, ScopeRecord
+from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
 
 if TYPE_CHECKING:
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
-    from eventpump.interfaces import Clock, LeaseStore, StoredScopeRecord
+    from eventpump.interfaces import Clock, LeaseStore, StoredScopeRecord, StoredSubscription
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OTHER_SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "audit")
 RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC), 4, {"": "@latest"})
 PINNED = Checkpoint("0", "-1", -1)
+SUBSCRIPTION = SubscriptionRecord(
+    "archive", "0f3a", datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC), 2, {"0": "offset>-1", "1": "offset>77"}
+)
 
 
 class LeaseHarness(Protocol):
@@ -351,7 +354,7 @@ class LeaseStoreContract:
             assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "90", 9)
 
     async def test_a_former_owner_stores_no_checkpoint(self, harness: LeaseHarness) -> None:
-        """After a release or a steal, a write by the former owner returns False and changes nothing, whatever it is."""
+        """After a release or a claim by the next owner, a write by the former one returns False and changes nothing."""
         store, other = await _open(harness, "0", "1"), await _open(harness)
         released = await _acquire(store, "0", "a")
         stolen = await _acquire(store, "1", "a")
@@ -360,8 +363,11 @@ class LeaseStoreContract:
                 checkpoint = Checkpoint(lease.partition_id, "200", 20)
                 assert await store.write_checkpoint(lease, checkpoint, subscription)
         assert await store.release_lease(released)
-        await _steal(other, "1", "b")
+        thief = await _steal(other, "1", "b")
         for subscription in ("default", "audit"):
+            claim = await other.claim_checkpoint(thief, subscription)
+            assert claim is not None
+            assert claim.checkpoint == Checkpoint("1", "200", 20)
             for lease in (released, stolen):
                 for number in (10, 20, 30):
                     checkpoint = Checkpoint(lease.partition_id, str(number), number)
@@ -430,7 +436,7 @@ class LeaseStoreContract:
         assert await store.read_checkpoint("1") == Checkpoint("1", "9", 9)
 
     async def test_a_former_owner_resets_nothing(self, harness: LeaseHarness) -> None:
-        """After a release or a steal, a reset by the former owner returns False and changes nothing."""
+        """After a release or a claim by the next owner, a reset by the former one returns False and changes nothing."""
         store, other = await _open(harness, "0", "1"), await _open(harness)
         released, stolen = await _acquire(store, "0", "a"), await _acquire(store, "1", "a")
         for subscription in ("default", "audit"):
@@ -440,6 +446,7 @@ class LeaseStoreContract:
         assert await store.release_lease(released)
         thief = await _steal(other, "1", "b")
         for subscription in ("default", "audit"):
+            assert await other.claim_checkpoint(thief, subscription) is not None
             for lease in (released, stolen):
                 for number in (-1, 10, 30):
                     checkpoint = Checkpoint(lease.partition_id, str(number), number)
@@ -475,6 +482,148 @@ class LeaseStoreContract:
                     await attempt
                 assert await store.write_checkpoint(lease, newer, subscription)
                 assert await store.read_checkpoint("0", subscription) == newer, f"cancelled after {turns} turns"
+
+    # ---- checkpoints that a new owner claims
+
+    async def test_claim_returns_the_checkpoint(self, harness: LeaseHarness) -> None:
+        """A claim reads what is stored, and leaves it as it is; without a checkpoint it stores none."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            for _ in range(2):
+                claim = await store.claim_checkpoint(lease, subscription)
+                assert claim is not None
+                assert claim.checkpoint is None
+                assert await other.read_checkpoint("0", subscription) is None
+            assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+            claim = await store.claim_checkpoint(lease, subscription)
+            assert claim is not None
+            assert claim.checkpoint == Checkpoint("0", "200", 20)
+            assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+        assert [snapshot.partition_id for snapshot in await store.list_leases()] == ["0"]
+
+    async def test_claim_after_the_lease_is_lost_returns_none(self, harness: LeaseHarness) -> None:
+        """A former owner claims nothing, after a release and after a steal, and the new owner's claim holds."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        stolen = await _steal(other, "0", "b")
+        for subscription in ("default", "audit"):
+            assert await other.claim_checkpoint(stolen, subscription) is not None
+            assert await store.claim_checkpoint(lease, subscription) is None
+            assert await other.write_checkpoint(stolen, Checkpoint("0", "100", 10), subscription)
+        assert await other.release_lease(stolen)
+        for subscription in ("default", "audit"):
+            assert await other.claim_checkpoint(stolen, subscription) is None
+
+    async def test_claim_when_a_former_owner_writes_on_is_the_last_word(self, harness: LeaseHarness) -> None:
+        """Whatever a former owner writes before, during or after a claim, the new owner's claim read it or it fails."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1), subscription)
+        stolen = await _steal(other, "0", "b")
+        for number, subscription in enumerate(("default", "audit"), 10):
+            writes = [
+                asyncio.create_task(store.write_checkpoint(lease, Checkpoint("0", str(each), each), subscription))
+                for each in range(number, number + 5)
+            ]
+            claim = await other.claim_checkpoint(stolen, subscription)
+            assert claim is not None
+            await asyncio.gather(*writes)
+            assert await other.read_checkpoint("0", subscription) == claim.checkpoint
+            assert not await store.write_checkpoint(lease, Checkpoint("0", "900", 900), subscription)
+            assert await other.write_checkpoint(stolen, Checkpoint("0", "800", 800), subscription)
+            assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "800", 800)
+
+    async def test_claim_when_cancelled_may_be_made_again(self, harness: LeaseHarness) -> None:
+        """Wherever a claim is cancelled, the next one succeeds and writes work."""
+        store = await _open(harness, "0")
+        lease = await _acquire(store, "0", "a")
+        for subscription in ("default", "audit"):
+            for turns in range(8):
+                attempt = asyncio.create_task(store.claim_checkpoint(lease, subscription))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await attempt
+                assert await store.claim_checkpoint(lease, subscription) is not None
+                assert await store.write_checkpoint(lease, Checkpoint("0", str(turns), turns), subscription)
+
+    # ---- subscriptions
+
+    async def test_list_subscriptions_returns_what_every_host_wrote(self, harness: LeaseHarness) -> None:
+        """Records are listed by name, member by member as they were written, and none of them is a lease."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        assert await store.list_subscriptions() == []
+        assert await store.read_subscription("archive") is None
+        record = replace(
+            SUBSCRIPTION, name="b_2", starts={"": "offset>-1", "12": 'größe "\n;🜁'}, is_active=False, partition_count=0
+        )
+        second = await store.write_subscription(record, None)
+        first = await other.write_subscription(SUBSCRIPTION, None)
+        assert first is not None
+        assert second is not None
+        assert (first.record, second.record) == (SUBSCRIPTION, record)
+        for each in (store, other, store):
+            assert await each.list_subscriptions() == [first, second]
+            assert await each.read_subscription("archive") == first
+        assert [snapshot.partition_id for snapshot in await store.list_leases()] == ["0"]
+
+    async def test_write_subscription_by_many_at_once_stores_one(self, harness: LeaseHarness) -> None:
+        """Of hosts that make a subscription at once, or replace it as they read it, one succeeds."""
+        stores = [await _open(harness) for _ in range(4)]
+        current: StoredSubscription | None = None
+        for round_number in range(3):
+            records = [replace(SUBSCRIPTION, incarnation=f"{round_number}-{number}") for number in range(4)]
+            outcomes = await asyncio.gather(
+                *(store.write_subscription(record, current) for store, record in zip(stores, records, strict=True))
+            )
+            (won,) = [stored for stored in outcomes if stored is not None]
+            assert won.record == records[outcomes.index(won)]
+            for store in stores:
+                assert await store.read_subscription("archive") == won
+                assert await store.list_subscriptions() == [won]
+                if current is not None:
+                    assert await store.write_subscription(SUBSCRIPTION, current) is None
+            current = won
+
+    async def test_delete_subscription_deletes_its_checkpoints_only(self, harness: LeaseHarness) -> None:
+        """Record and checkpoints of one incarnation go; others, and the default subscription's, stay."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        lease = await _acquire(store, "0", "a")
+        first = await store.write_subscription(SUBSCRIPTION, None)
+        assert first is not None
+        later = replace(SUBSCRIPTION, incarnation="later")
+        keys = ("default", "archive", SUBSCRIPTION.key, later.key)
+        for key in keys:
+            assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1), key)
+        assert await other.delete_subscription(first)
+        assert not await other.delete_subscription(first)
+        assert await store.list_subscriptions() == []
+        assert await store.write_subscription(later, first) is None
+        found = [await other.read_checkpoint("0", key) is not None for key in keys]
+        assert found == [True, True, False, True]
+        assert await store.write_subscription(later, None) is not None
+
+    async def test_delete_subscription_that_has_changed_deletes_nothing(self, harness: LeaseHarness) -> None:
+        """A record is deleted only as it was read."""
+        store, other = await _open(harness), await _open(harness)
+        first = await store.write_subscription(SUBSCRIPTION, None)
+        second = await other.write_subscription(replace(SUBSCRIPTION, is_active=False), first)
+        assert first is not None
+        assert second is not None
+        assert not await store.delete_subscription(first)
+        assert await store.read_subscription("archive") == second
+        assert await store.delete_subscription(second)
+        assert await other.read_subscription("archive") is None
+
+    async def test_subscriptions_of_consumer_groups_are_apart(self, harness: LeaseHarness) -> None:
+        """Each consumer group has subscriptions of its own."""
+        store, other = await _open(harness), await _open(harness, scope=OTHER_SCOPE)
+        assert await store.write_subscription(SUBSCRIPTION, None) is not None
+        assert await other.list_subscriptions() == []
+        assert await other.read_subscription("archive") is None
 
     # ---- the consumer group's record
 

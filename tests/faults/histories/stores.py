@@ -16,7 +16,15 @@ from eventpump.aio.sqlite_thread import SqliteThread
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import (
+    CheckpointClaim,
+    ConsumerScope,
+    LeaseStore,
+    ScopeRecord,
+    StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
+)
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World
 
@@ -164,6 +172,23 @@ class HistoryStore:
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
         return await self._call("write scope record", lambda: self._store.write_scope_record(record, replaces))
+
+    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+        return await self._call("claim checkpoint", lambda: self._store.claim_checkpoint(lease, subscription))
+
+    async def list_subscriptions(self) -> list[StoredSubscription]:
+        return await self._call("list subscriptions", self._store.list_subscriptions)
+
+    async def read_subscription(self, name: str) -> StoredSubscription | None:
+        return await self._call("read subscription", lambda: self._store.read_subscription(name))
+
+    async def write_subscription(
+        self, record: SubscriptionRecord, replaces: StoredSubscription | None
+    ) -> StoredSubscription | None:
+        return await self._call("write subscription", lambda: self._store.write_subscription(record, replaces))
+
+    async def delete_subscription(self, stored: StoredSubscription) -> bool:
+        return await self._call("delete subscription", lambda: self._store.delete_subscription(stored))
 
     async def aclose(self) -> None:
         await self._store.aclose()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +15,22 @@ def _messages(*names: str) -> list[bytes]:
     return [name.encode() for name in names]
 
 
-def _append(cache: EventCache, batch: list[bytes]) -> None:
+class Item:
+    """What a cursor reads of a message."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
+def _items(raw: list[bytes]) -> list[Item]:
+    return [Item(each) for each in raw]
+
+
+def _plain() -> EventCache[bytes]:
+    return EventCache(lambda raw: raw)
+
+
+def _append(cache: EventCache[Any], batch: list[bytes]) -> None:
     cache.append(batch, sum(map(len, batch)))
 
 
@@ -22,13 +39,14 @@ class CacheAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = EventCache()
+        self.cache = EventCache(_items)
         self.everything: list[bytes] = []
         self.dropped = 0
-        self.cursors: dict[int, tuple[Cursor, int]] = {}
+        self.cursors: dict[int, tuple[Cursor[Item], int]] = {}
         self.made = 0
+        self.seen: dict[int, set[Item]] = {}
 
-    @rule(lengths=st.lists(st.integers(0, 9), max_size=90))
+    @rule(lengths=st.lists(st.integers(0, 9), max_size=400))
     def append(self, lengths: list[int]) -> None:
         batch = [b"x" * length for length in lengths]
         self.everything += [bytes(each) for each in batch]
@@ -40,6 +58,13 @@ class CacheAgainstModel(RuleBasedStateMachine):
         self.cursors[self.made] = (self.cache.cursor(), self.dropped)
         self.made += 1
 
+    @precondition(lambda self: len(self.cursors) < 4)
+    @rule()
+    def add_cursor_at_the_end(self) -> None:
+        self.cursors[self.made] = (self.cache.cursor(at_end=True), len(self.everything))
+        self.made += 1
+        self._drop_passed()
+
     @precondition(lambda self: self.cursors)
     @rule(data=st.data(), limit=st.integers(1, 120))
     def read(self, data: st.DataObject, limit: int) -> None:
@@ -47,7 +72,10 @@ class CacheAgainstModel(RuleBasedStateMachine):
         cursor, place = self.cursors[key]
         expected = self.everything[place : place + limit]
         assert cursor.available == len(self.everything) - place
-        assert cursor.read(limit) == expected
+        found = cursor.read(limit)
+        assert [item.raw for item in found] == expected
+        if len(self.cursors) > 1:
+            self._remember(place, found)
         self.cursors[key] = (cursor, place + len(expected))
         self._drop_passed()
 
@@ -59,7 +87,13 @@ class CacheAgainstModel(RuleBasedStateMachine):
         cursor.close()
         cursor.close()
         assert cursor.read(5) == []
+        assert cursor.held == (0, 0)
         self._drop_passed()
+
+    def _remember(self, place: int, found: list[Item]) -> None:
+        """Check that every cursor gets the same item of a message, while there are several."""
+        for position, item in enumerate(found, place):
+            assert self.seen.setdefault(position, {item}) == {item}
 
     @rule()
     def clear(self) -> None:
@@ -77,6 +111,15 @@ class CacheAgainstModel(RuleBasedStateMachine):
         assert self.cache.count == len(held)
         assert self.cache.size == sum(map(len, held))
         assert self.cache.end == len(self.everything)
+        assert self.cache.oldest == (held[0] if held else None)
+        assert self.cache.start == (self.dropped if self.cursors else self.cache.start)
+
+    @invariant()
+    def a_cursor_holds_what_it_alone_has_not_read(self) -> None:
+        for key, (cursor, place) in self.cursors.items():
+            others = [each for other, (_, each) in self.cursors.items() if other != key]
+            alone = self.everything[place : max(place, min(others, default=len(self.everything)))]
+            assert cursor.held == (len(alone), sum(map(len, alone)))
 
 
 TestCacheAgainstModel = CacheAgainstModel.TestCase
@@ -85,7 +128,7 @@ TestCacheAgainstModel.settings = settings(stateful_step_count=30)
 
 def test_a_batch_is_handed_over_without_a_copy() -> None:
     """A sole subscriber that takes a whole large batch gets the very list that came in."""
-    cache = EventCache()
+    cache = _plain()
     cursor = cache.cursor()
     batch = [b"m"] * 200
     _append(cache, batch)
@@ -94,7 +137,7 @@ def test_a_batch_is_handed_over_without_a_copy() -> None:
 
 def test_a_read_takes_what_is_there_across_batches() -> None:
     """One read joins small batches up to its limit, in order."""
-    cache = EventCache()
+    cache = _plain()
     cursor = cache.cursor()
     _append(cache, _messages("a"))
     _append(cache, _messages("b", "c"))
@@ -105,7 +148,7 @@ def test_a_read_takes_what_is_there_across_batches() -> None:
 
 def test_a_slow_subscriber_keeps_what_it_has_not_read() -> None:
     """What one of two subscribers has passed stays until the other has too."""
-    cache = EventCache()
+    cache = _plain()
     slow, fast = cache.cursor(), cache.cursor()
     _append(cache, _messages("a", "b"))
     assert fast.read(9) == _messages("a", "b")

@@ -15,11 +15,14 @@ from eventpump.storage.leases.layout import (
     CheckpointRecord,
     LeaseBody,
     checkpoint_blob,
+    checkpoint_directory,
     lease_blob,
     lease_directory,
     lease_metadata,
     owner_of,
     partition_of,
+    subscription_blob,
+    subscription_directory,
 )
 
 DOTNET = (
@@ -194,11 +197,29 @@ def test_a_token_is_not_shown() -> None:
 
 def test_checkpoint_records_round_trip() -> None:
     """A checkpoint in metadata reads back, whatever a service made of the case of its keys."""
-    record = CheckpointRecord(Checkpoint("3", "geo:17", 1201), 4, "host-a")
-    metadata = record.metadata()
-    assert metadata == {"offset": "geo:17", "sequencenumber": "1201", "epoch": "4", "clientidentifier": "host-a"}
-    assert CheckpointRecord.parse(metadata, "3") == record
-    assert CheckpointRecord.parse({key.upper(): value for key, value in metadata.items()}, "3") == record
+    fence = {"epoch": "4", "generation": "2", "clientidentifier": "host-a"}
+    place = {"offset": "geo:17", "sequencenumber": "1201"}
+    for checkpoint, expected in ((Checkpoint("3", "geo:17", 1201), place | fence), (None, fence)):
+        record = CheckpointRecord(checkpoint, 4, "host-a", 2)
+        metadata = record.metadata()
+        assert metadata == expected
+        assert CheckpointRecord.parse(metadata, "3") == record
+        assert CheckpointRecord.parse({key.upper(): value for key, value in metadata.items()}, "3") == record
+
+
+def test_checkpoint_record_without_a_generation_is_the_first() -> None:
+    """Records written before there were generations are read."""
+    earlier = {"offset": "geo:17", "sequencenumber": "1201", "epoch": "4", "clientidentifier": "host-a"}
+    assert CheckpointRecord.parse(earlier, "3") == CheckpointRecord(Checkpoint("3", "geo:17", 1201), 4, "host-a", 0)
+
+
+def test_subscription_blobs_lie_beside_the_leases() -> None:
+    """No record of a subscription, nor a checkpoint of one, is in the directory that hosts list as leases."""
+    assert subscription_blob("p/", "$Default", "archive") == "p/$Default~subscriptions/archive.json"
+    assert subscription_directory("p/", "$Default") == "p/$Default~subscriptions/"
+    assert checkpoint_directory("p/", "$Default", "archive.0f") == "p/$Default~checkpoints/archive.0f/"
+    for blob in (subscription_blob("p/", "$Default", "a"), checkpoint_blob("p/", "$Default", "a.0f", "0")):
+        assert partition_of(blob, lease_directory("p/", "$Default")) is None
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"offset": ""}, {"offset": "1", "sequencenumber": "x"}])

@@ -1,4 +1,4 @@
-"""The stored form of a consumer group's scope record."""
+"""The stored forms of a consumer group's scope record and of its subscriptions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.interfaces import ScopeRecord
-from eventpump.storage.leases.scope_form import encode_scope_record, parse_scope_record
+from eventpump.interfaces import ScopeRecord, SubscriptionRecord
+from eventpump.storage.leases.scope_form import (
+    encode_scope_record,
+    encode_subscription,
+    parse_scope_record,
+    parse_subscription,
+)
 
 RECORD = ScopeRecord(
     datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC),
@@ -65,10 +70,10 @@ def test_a_time_without_a_zone_is_refused() -> None:
         ("version", None, "version None"),
         ("version", True, "version True"),
         ("version", "1", "version '1'"),
-        ("hubCreatedAt", None, "hubCreatedAt in the scope record is not a time"),
-        ("hubCreatedAt", "yesterday", "hubCreatedAt in the scope record is not a time"),
-        ("hubCreatedAt", "2026-03-01T12:30:15", "hubCreatedAt in the scope record has no time zone"),
-        ("resetFor", 5, "resetFor in the scope record is not a time"),
+        ("hubCreatedAt", None, "hubCreatedAt is not a time"),
+        ("hubCreatedAt", "yesterday", "hubCreatedAt is not a time"),
+        ("hubCreatedAt", "2026-03-01T12:30:15", "hubCreatedAt has no time zone"),
+        ("resetFor", 5, "resetFor is not a time"),
         ("partitionCount", -1, "partitionCount"),
         ("partitionCount", 1.0, "partitionCount"),
         ("partitionCount", True, "partitionCount"),
@@ -102,3 +107,54 @@ def test_what_is_no_record_is_refused(raw: str | bytes) -> None:
     """Damage is a ValueError, nothing else, and never a record."""
     with pytest.raises(ValueError, match="the scope record"):
         parse_scope_record(raw)
+
+
+SUBSCRIPTION = SubscriptionRecord(
+    "archive", "0f3a", datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC), 2, {"0": "offset>-1", "1": "number>=7"}, True
+)
+WRITTEN_SUBSCRIPTION = (
+    '{"version":1,"name":"archive","incarnation":"0f3a","hubCreatedAt":"2026-03-01T12:30:15+00:00","partitionCount":2,'
+    '"starts":{"0":"offset>-1","1":"number>=7"},"isActive":true}'
+)
+
+
+def test_encode_subscription_writes_the_pinned_form() -> None:
+    """Other versions of eventpump read it."""
+    assert encode_subscription(SUBSCRIPTION) == WRITTEN_SUBSCRIPTION
+    assert SUBSCRIPTION.key == "archive.0f3a"
+
+
+@given(
+    st.builds(
+        SubscriptionRecord,
+        name=texts,
+        incarnation=texts,
+        hub_created_at=times,
+        partition_count=st.integers(0, 2**31),
+        starts=st.dictionaries(texts, texts),
+        is_active=st.booleans(),
+    )
+)
+def test_parse_subscription_returns_what_was_encoded(record: SubscriptionRecord) -> None:
+    """Every record comes back as it was."""
+    assert parse_subscription(encode_subscription(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "reason"),
+    [
+        ("version", 2, "version 2"),
+        ("name", 5, "name"),
+        ("incarnation", None, "incarnation"),
+        ("isActive", 1, "isActive"),
+        ("hubCreatedAt", "2026-03-01T12:30:15", "hubCreatedAt has no time zone"),
+        ("partitionCount", True, "partitionCount"),
+        ("starts", [], "starts"),
+        ("later", 1, "unknown ones: later"),
+    ],
+)
+def test_parse_subscription_with_an_odd_member_raises_its_name(member: str, value: Any, reason: str) -> None:
+    """A member of the wrong kind, an unknown one and another version are each refused, and named."""
+    odd = json.loads(WRITTEN_SUBSCRIPTION) | {member: value}
+    with pytest.raises(ValueError, match=reason):
+        parse_subscription(json.dumps(odd))
