@@ -840,7 +840,7 @@ def test_a_batch_with_fewer_rows_than_are_stored_is_refused() -> None:
         work = working(each, rows=4, last=last)
         assert step(work) is WorkStep.FAIL
         assert isinstance(work.error(), InvalidClientStateError)
-        assert "5 rows of the batch are stored, and now it has 4" in str(work.error())
+        assert "5 rows of the batch are stored, but it now has only 4" in str(work.error())
 
 
 def test_trouble_is_borne_a_few_times_in_a_row() -> None:
@@ -881,7 +881,7 @@ def test_rows_are_counted_from_the_take_over() -> None:
 def test_rows_are_not_sent_under_others_numbers() -> None:
     """A mistake in numbering is caught before it is believed."""
     work = working(entry(), last=20)
-    with pytest.raises(AssertionError, match="numbers of others"):
+    with pytest.raises(AssertionError, match="numbers of other rows"):
         work.published(22, 1)
 
 
