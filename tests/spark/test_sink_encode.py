@@ -149,8 +149,8 @@ def test_the_hash_spreads_and_depends_on_the_event_alone() -> None:
     ("column", "value", "problem"),
     [
         ("body", None, "body is null"),
-        ("partition", "4", "partition is '4'; the hub has the partitions 0 to 3"),
-        ("partition", "01", "partition is '01'; the hub has the partitions 0 to 3"),
+        ("partition", "4", "partition is '4'; it must be 0 to 3"),
+        ("partition", "01", "partition is '01'; it must be 0 to 3"),
         ("partition", "x" * 100, "partition is 'xxx"),
     ],
 )

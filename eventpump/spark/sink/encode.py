@@ -184,7 +184,7 @@ class EventEncoder:
         found = [ANYWHERE if each is None else ids.get(str(each), self._count) for each in given]
         if self._count in found:
             row = found.index(self._count)
-            raise self._error(row, f"{name} is {given[row]!r:.40}; the hub has the partitions 0 to {self._count - 1}")
+            raise self._error(row, f"{name} is {given[row]!r:.40}; it must be 0 to {self._count - 1}")
         return found
 
     def _check_sizes(self, events: Sequence[bytes]) -> None:
