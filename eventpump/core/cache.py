@@ -1,17 +1,17 @@
-"""What one partition received and its subscribers have not read yet."""
+"""Cache of a partition's received events that its subscribers have not read yet."""
 
 from __future__ import annotations
 
 from collections import deque
 
 _COALESCE = 64
-"""Chunks below this many messages are joined, so that a trickle does not make a chain of ones."""
+"""Chunks with fewer messages are joined, so that single messages do not form a long chain of chunks."""
 
 
 class EventCache:
     """Encoded messages in order, kept until every cursor has passed them.
 
-    It takes what it is given: keeping within bounds is the credit's part (`CreditWindow`), dropping nobody's.
+    It stores every message: the bounds are kept by link credit (`CreditWindow`), and nothing is dropped.
     Positions count messages from the cache's first one on.
     """
 
@@ -32,10 +32,10 @@ class EventCache:
         return self._start + self.count
 
     def append(self, batch: list[bytes], size: int) -> None:
-        """Take over a batch. The list is the cache's from now on.
+        """Add a batch. The cache owns the list from now on.
 
         Args:
-            size: The sum of its messages' lengths, in bytes.
+            size: The total size of its messages, in bytes.
         """
         count = len(batch)
         if not count:
@@ -48,7 +48,7 @@ class EventCache:
             self._chunks.append(batch)
 
     def cursor(self) -> Cursor:
-        """Make a cursor that stands at the oldest message held."""
+        """Return a new cursor at the oldest message held."""
         cursor = Cursor(self, self._start)
         self._cursors.append(cursor)
         return cursor
@@ -65,7 +65,7 @@ class EventCache:
     def _read(self, cursor: Cursor, limit: int) -> list[bytes]:
         chunks = self._chunks
         if len(self._cursors) == 1:
-            # Nobody else needs them: hand the chunk itself over where it fits.
+            # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
             cursor.position += len(taken)
             return taken
@@ -114,7 +114,7 @@ class EventCache:
 
 
 class Cursor:
-    """One subscriber's place in a cache."""
+    """One subscriber's position in a cache."""
 
     __slots__ = ("_cache", "_is_closed", "position")
 
@@ -130,13 +130,13 @@ class Cursor:
         return 0 if self._is_closed else self._cache.end - self.position
 
     def read(self, limit: int) -> list[bytes]:
-        """Read the next messages, at most `limit` and at once; empty where there is none."""
+        """Return the next messages, at most `limit`, without waiting; empty if there is none."""
         if self._is_closed:
             return []
-        return self._cache._read(self, limit)  # noqa: SLF001 - the two are one object with several places
+        return self._cache._read(self, limit)  # noqa: SLF001 - a cursor is part of its cache
 
     def close(self) -> None:
-        """Leave: the others alone decide what is kept. Closing twice is fine."""
+        """Remove the cursor: only the others decide what is kept. May be called twice."""
         if not self._is_closed:
             self._is_closed = True
             self._cache._remove(self)  # noqa: SLF001 - as above
