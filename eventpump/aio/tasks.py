@@ -134,7 +134,7 @@ class SingleFlight(Generic[_T]):
             self._is_cancelled = False
             task = self._task = asyncio.create_task(work(), name=self._name)
             task.add_done_callback(self._ended)
-        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
+        await asyncio.wait({task})  # no shield: closing cancels the task, which must not cancel the caller
         if task.cancelled():
             raise ClosedError(self._of)
         return task.result()

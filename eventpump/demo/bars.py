@@ -64,7 +64,7 @@ class ExpectedBars:
     def __init__(self, window: int) -> None:
         self._window = window
         self._bars: dict[BarKey, Bar] = {}
-        # Trades come symbol by symbol: the first and the last of a window are told by their numbers.
+        # Trades arrive symbol by symbol: the first and the last of a window are found by their numbers.
         self._ends: dict[BarKey, tuple[int, int]] = {}
         self.last_time = _EPOCH
         """Of the latest trade."""

@@ -70,7 +70,7 @@ class SparkJob:
         return "running" if self.is_started else "starting"
 
     async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
-        """Take in its lines until all its processes ended: the JVM holds the same pipe.
+        """Read its lines until all its processes have ended: the JVM holds the same pipe.
 
         Args:
             said: Is called with what each line says, and with nothing at the end.
@@ -251,10 +251,10 @@ class Pipeline:
         return self.scene.jobs[-1]
 
     async def play(self, view: View) -> BarsVerdict:
-        """Play it.
+        """Run the demo.
 
         Returns:
-            What came of it.
+            The verdict.
 
         Raises:
             EventPumpError: It could not be played.

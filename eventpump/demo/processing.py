@@ -42,10 +42,10 @@ class Processing:
         self._is_joined = False
 
     async def play(self, view: View) -> Verdict:
-        """Play it.
+        """Run the demo.
 
         Returns:
-            What came of it.
+            The verdict.
 
         Raises:
             EventPumpError: It could not be played.

@@ -307,7 +307,7 @@ class Emulator:
         """Drop a partition's oldest events, as retention does: those with sequence numbers below `before`.
 
         Raises:
-            ConfigurationError: There is no such hub or partition.
+            ConfigurationError: The hub or partition does not exist.
         """
         self._running().drop_events(hub, partition_id, before)
 

@@ -760,7 +760,7 @@ class FakeSendLink:
     def _arrived(self, arriving: asyncio.Task[None]) -> None:
         self._on_the_wire.discard(arriving)
         if not arriving.cancelled():
-            arriving.exception()  # whoever waits gets it; if nobody does, that is no fault
+            arriving.exception()  # retrieved here, in case no caller is waiting for it
 
     def end(self, error: EventPumpError) -> None:
         """Detach with an error, with which the sends that wait fail."""
@@ -876,7 +876,7 @@ async def _unless_ended(
 
 
 def _offset(number: int) -> str:
-    """Offsets are opaque text: nobody may take them for numbers."""
+    """Offsets are opaque text, and must not be treated as numbers."""
     return f"fake:{number}"
 
 

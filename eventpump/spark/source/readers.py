@@ -44,7 +44,7 @@ try:
     )
 except ImportError:  # Spark before 4.2 has no limits: it calls latestOffset without arguments
 
-    class ReadLimit:  # type: ignore[no-redef] # stands in for the missing one
+    class ReadLimit:  # type: ignore[no-redef] # replaces the missing one
         """How much a trigger requests."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef] # as above
