@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 1000
 """The most events in one write."""
 _CACHE: Final = 64 * 1024 * 1024
-"""Bytes received ahead over all partitions."""
+"""Bytes read ahead over all partitions."""
 _CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for detaching, after reading has ended."""
+"""Seconds to detach in, once nothing is read any more."""
 _SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
 
 
@@ -162,7 +162,7 @@ class _Tail:
             finally:
                 for task in (finding, *tasks, *ends):
                     task.cancel()
-                # Detaching may take arbitrarily long; closing the connection ends the links as well.
+                # Detaching may take as long as the service likes; the connection's end is an end too.
                 await asyncio.wait({finding, *tasks, *ends}, timeout=_CLOSE_TIMEOUT)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -235,7 +235,7 @@ class _Tail:
 
 
 class SharedTransport:
-    """A transport shared by several readers, each of which would close its own transport."""
+    """A transport that several readers use, each of which would close one of its own."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -262,7 +262,7 @@ class SharedTransport:
         return await self._transport.open_send_link(spec)
 
     async def aclose(self) -> None:
-        """Do nothing: the owner closes the transport."""
+        """Leave it to who shares it."""
 
 
 # ------------------------------------------------------------------------------------------------------ lines

@@ -179,9 +179,9 @@ class LossKind(enum.Enum):
     """Why events are gone."""
 
     RETENTION = "retention"
-    """Retention removed them before they were read."""
+    """The hub has dropped them before they were read."""
     RECREATED = "hub recreated"
-    """The hub was deleted and recreated; the position belongs to the former hub."""
+    """The hub was deleted and recreated; the position is one of the previous hub."""
     BEYOND_END = "beyond the end"
     """The position is after the partition's newest event."""
 

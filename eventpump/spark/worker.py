@@ -23,7 +23,7 @@ from eventpump.spark.connection import SparkConnection
 _T = TypeVar("_T")
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that interrupted calls may take to end, and connections to close."""
+"""Seconds that what was interrupted may take to end, and connections to close."""
 
 
 class _Worker:
@@ -133,8 +133,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
     """Run a coroutine on the process's loop, from any other thread, and wait for its result.
 
-    If the caller is interrupted (KeyboardInterrupt, an exception from a signal handler), the coroutine is cancelled,
-    and the caller waits for its end, within :data:`CLOSE_TIMEOUT`.
+    A caller that is interrupted (KeyboardInterrupt, an exception from a signal handler) cancels it and waits for its
+    end, within :data:`CLOSE_TIMEOUT`.
 
     Args:
         timeout: Seconds; None for no limit.

@@ -94,7 +94,7 @@ def test_a_query_appends(spark: SparkSession, sink: SinkHub, checkpoint: str) ->
         (("id AS n",), "append", {}, "body: the DataFrame must have this column"),
         (("id AS body",), "append", {}, "body: the column must be string or binary, not bigint"),
         (("'' AS body",), "overwrite", {}, "mode: must be append: a hub cannot be overwritten"),
-        (("'' AS body",), "append", {"idempotnet": "true"}, "idempotnet: unknown option; did you mean idem"),
+        (("'' AS body",), "append", {"idempotnet": "true"}, "idempotnet: there is no such option; did you mean idem"),
         (("'' AS body",), "append", {"idempotent": "often"}, "idempotent: Input should be a valid boolean"),
         (("'' AS body",), "append", {"hub": "nowhere"}, "nowhere"),
     ],

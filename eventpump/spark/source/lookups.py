@@ -132,7 +132,7 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
     """
 
     def log(error: Exception, delay: float) -> None:
-        _logger.warning("%s; retrying in %.1f s", error, delay)
+        _logger.warning("%s; asking again in %.1f s", error, delay)
 
     until = asyncio.get_running_loop().time() + timeout
     try:

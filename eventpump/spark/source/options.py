@@ -385,9 +385,9 @@ def without_effect(options: Iterable[str]) -> list[str]:
 
 
 def unknown_option(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for an unknown option. It suggests the nearest known one, and shows no value."""
+    """Make the error for an option that there is not. It names the nearest that there is, and shows no value."""
     spelling = {each.lower(): each for each in known}
     plain = name.lower().removeprefix(CONNECTOR_PREFIX)
     nearest = difflib.get_close_matches(plain, spelling, n=1)
     hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
-    return ConfigurationError(name, f"unknown option{hint}")
+    return ConfigurationError(name, f"there is no such option{hint}")

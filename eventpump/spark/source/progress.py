@@ -33,8 +33,8 @@ class LagListener(StreamingQueryListener):
     reports the latest offsets in the query's progress. Queries without an eventpump source are ignored.
 
     Args:
-        on_lag: Called with each `QueryLag`, on Spark's listener thread. Its exceptions are logged.
-        level: The level of the log line; the logger is `eventpump.spark.source.progress`.
+        on_lag: Is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
+        level: Of the log line; the logger is `eventpump.spark.source.progress`.
     """
 
     def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:
@@ -60,7 +60,7 @@ class LagListener(StreamingQueryListener):
             try:
                 self._on_lag(lag)
             except Exception:
-                _logger.exception("the lag of a query could not be reported")
+                _logger.exception("a lag could not be told")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Record that there was nothing new."""

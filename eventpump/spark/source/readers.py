@@ -134,7 +134,7 @@ class _Reader:
         for loss in losses:
             if self._options.fail_on_data_loss:
                 raise loss.error()
-            _logger.warning("hub %s, partition %s: %s; continuing", loss.hub, loss.partition_id, loss.problem)
+            _logger.warning("hub %s, partition %s: %s; going on", loss.hub, loss.partition_id, loss.problem)
 
 
 class BatchReader(_Reader, DataSourceReader):

@@ -180,7 +180,7 @@ def test_a_query_begins_at_the_newest_event_and_a_batch_at_the_oldest() -> None:
 )
 def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
     """A slip is not passed over, and its value is not shown."""
-    assert problem(**{name: SECRET}) == f"{name}: unknown option{hint}"
+    assert problem(**{name: SECRET}) == f"{name}: there is no such option{hint}"
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
