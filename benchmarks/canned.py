@@ -224,7 +224,7 @@ class CannedConnection:
 
     def __init__(self, canned: Canned) -> None:
         self.engine = Connection(service_config(MAX_MESSAGE_SIZE), Role.SERVER)
-        self.engine.limits = with_token(MAX_MESSAGE_SIZE)  # it asks nobody for a token
+        self.engine.limits = with_token(MAX_MESSAGE_SIZE)  # it does not require a token
         self._canned = canned
         self._protocol: ConnectionProtocol | None = None
         self._loop = asyncio.get_running_loop()
@@ -237,7 +237,7 @@ class CannedConnection:
     # ------------------------------------------------------------------------------------ the shell's calls
 
     def on_connected(self, protocol: ConnectionProtocol) -> None:
-        """Take over the shell that carries the bytes."""
+        """Store the shell that transfers the bytes."""
         self._protocol = protocol
 
     def on_events(self, events: list[Event]) -> None:
