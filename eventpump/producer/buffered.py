@@ -29,6 +29,7 @@ from eventpump.eventhubs.hashing import check_key_length, partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
+from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
@@ -39,8 +40,6 @@ OnSuccess = Callable[[Sequence[EventData], str], None]
 OnError = Callable[[Sequence[EventData], str, Exception], None]
 
 _NAME = "buffered producer"
-_CLOSE_GRACE = 5.0
-"""Seconds for sends to learn that their producer was closed."""
 
 _log = logging.getLogger("eventpump.producer")
 
@@ -461,7 +460,7 @@ class HubBufferedProducer:
             await self._producer.aclose(left)
         finally:
             try:
-                await self._outbox.aclose(_CLOSE_GRACE if left is None else LAST_SECOND)
+                await self._outbox.aclose(stream.CLOSE_TIMEOUT if left is None else LAST_SECOND)
             finally:
                 self._has_ended.set()
 
