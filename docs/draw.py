@@ -122,7 +122,7 @@ SENT: Final[Sequence[Row]] = (
         Node(
             "producer/buffered.py",
             "acts",
-            "core/router.py chooses the partition, BufferRoom gives room, core/accumulator.py the batch; "
+            "core/router.py chooses the partition, BufferRoom gives room, producer/accumulator.py the batch; "
             "a full, due or flushed batch goes on",
             1,
         ),
