@@ -381,6 +381,9 @@ class SharedPartition:
         feed = self._feed
         if feed is None:
             self._open_when_ready()
+        elif feed.is_stopped:
+            # Its last reader has just left, and it is about to be closed.
+            self._begin_opening()
         elif self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
