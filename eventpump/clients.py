@@ -395,7 +395,7 @@ class EventProcessorHost(PartitionHost):
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
         processor: An `EventProcessor` (shared by all partitions), a subclass of it (one object per ownership of a
-            partition), or a function that returns one.
+            partition), or a function that returns one. None if all are given to `subscribe`.
         lease_store: The store of leases and checkpoints, such as `SqliteLeaseStore` or `BlobLeaseStore`; one object per
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
@@ -500,7 +500,7 @@ class EventProcessorHost(PartitionHost):
         connection_string: str | None = None,
         hub: str | None = None,
         *,
-        processor: object,
+        processor: object | None = None,
         lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
         rng: random.Random | None = None,

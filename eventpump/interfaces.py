@@ -431,12 +431,11 @@ class CheckpointStore(Protocol):
     ) -> bool:
         """Store a checkpoint, if the lease is still held.
 
-        Not claimed before, it is claimed by the first call. Of another subscription than "default" a store may notice
-        the loss only once the next owner has claimed the checkpoint; what is stored until then is what that owner
-        reads.
-
         A checkpoint with a lower sequence number than the stored one is not stored, and True is returned. A write that
-        failed or was cancelled may have been stored; it is never stored later, over a newer one.
+        failed or was cancelled may have been stored; it is never stored later, over a newer one. If the checkpoint was
+        not claimed before, the first call claims it. Of another subscription than "default", a store may notice the
+        loss of the lease only once the next owner has claimed the checkpoint; what is stored until then is what that
+        owner reads.
 
         Args:
             lease: The lease of the partition.

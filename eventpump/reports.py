@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.eventhubs.events import Checkpoint
@@ -21,6 +22,7 @@ class HostReport:
     Args:
         host: The name (`owner_id`) of the host.
         partition_id: The partition; None if the report is about the host.
+        subscription: The subscription; None if the report is about the partition or the host as a whole.
 
     Attributes:
         level: The log level of reports of this class.
@@ -29,6 +31,7 @@ class HostReport:
     level: ClassVar[int] = logging.INFO
     host: str
     partition_id: str | None
+    subscription: str | None = field(default=None, kw_only=True)
 
     def describe(self) -> str:
         """Return the report as one line of text."""
@@ -394,6 +397,67 @@ class StartIgnored(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriptionWithoutProcessor(HostReport):
+    """A subscription of the consumer group has no processor on this host: others deliver to it, or none does."""
+
+    level: ClassVar[int] = logging.WARNING
+
+    def describe(self) -> str:
+        return "this host has no processor for the subscription, and does not deliver to it"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRewound(HostReport):
+    """The link that subscriptions share is opened again, further back, for one that needs earlier events.
+
+    The other subscriptions of the partition receive nothing until the link has reached their positions again.
+
+    Args:
+        sequence_number: The number of the first event that it needs; None if it is still to be found out.
+    """
+
+    sequence_number: int | None
+
+    def describe(self) -> str:
+        where = "its start" if self.sequence_number is None else f"sequence number {self.sequence_number}"
+        return f"the shared receive link is opened again at {where}; the other subscriptions wait meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLink(HostReport):
+    """A subscription that is behind has got a link of its own in its `catch_up_group`, or shares the others' again.
+
+    Args:
+        is_open: Whether it has a link of its own now.
+    """
+
+    is_open: bool
+
+    def describe(self) -> str:
+        return "reads over a link of its own" if self.is_open else "shares the link of the other subscriptions again"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSlow(HostReport):
+    """A subscription has held back the others of its partition for `slow_after`; reported again each time that doubles.
+
+    Args:
+        share: The part of the cache that only this subscription has not read, from 0 to 1.
+        slow_for: How long it has held the others back, in seconds.
+        is_suspended: Whether it is suspended now.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    share: float
+    slow_for: float
+    is_suspended: bool
+
+    def describe(self) -> str:
+        then = "; it is suspended at its checkpoint" if self.is_suspended else ""
+        return f"holds the other subscriptions back for {self.slow_for:.0f} s ({self.share:.0%} of the cache){then}"
+
+
+@dataclass(frozen=True, slots=True)
 class LinkStalled(HostReport):
     """A receive link was attached but silent, and is considered dead. It is opened again; no event is lost.
 
@@ -445,10 +509,15 @@ class Reporter:
         self._counts[type(report)] += 1
         if self._logger.isEnabledFor(report.level):
             where = "" if report.partition_id is None else f" partition {report.partition_id}:"
+            if report.subscription not in {None, DEFAULT_SUBSCRIPTION}:
+                where += f" {report.subscription}:"
             error = getattr(report, "error", None)
             # The user's own failures need their traceback; everything else says all in its line.
             trace = error if isinstance(report, ProcessorFailed | UnexpectedFailure) else None
-            extra = {**self._fields, **present(owner_id=report.host, partition_id=report.partition_id)}
+            extra = {
+                **self._fields,
+                **present(owner_id=report.host, partition_id=report.partition_id, subscription=report.subscription),
+            }
             text = report.describe()
             self._logger.log(report.level, "host %s:%s %s", report.host, where, text, exc_info=trace, extra=extra)
         for hook in self._hooks:

@@ -26,6 +26,7 @@ class CheckpointWriter:
         store: Stores the checkpoints. A write that reaches its time-out has an unknown outcome, and is repeated.
         tracker: Decides which checkpoints to write.
         lease: Returns the lease to write under.
+        subscription: The name under which the store keeps the checkpoints.
         timeout: The time-out of one call of the store, in seconds.
         rng: Randomness, for delays.
         on_written: Called with every checkpoint stored.
@@ -39,6 +40,7 @@ class CheckpointWriter:
         store: CheckpointStore,
         tracker: CheckpointTracker,
         lease: Callable[[], PartitionLease],
+        subscription: str,
         *,
         timeout: float,
         rng: random.Random,
@@ -50,6 +52,7 @@ class CheckpointWriter:
         self._store = store
         self._tracker = tracker
         self._lease = lease
+        self._subscription = subscription
         self._timeout = timeout
         self._rng = rng
         self._backoff = Backoff(UNLIMITED.base_delay, UNLIMITED.max_delay)
@@ -112,7 +115,7 @@ class CheckpointWriter:
         tracker = self._tracker
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                is_stored = await self._store.write_checkpoint(self._lease(), checkpoint)
+                is_stored = await self._store.write_checkpoint(self._lease(), checkpoint, self._subscription)
             except BaseException as error:
                 tracker.write_failed()
                 if not is_failure(error):

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from eventpump.consumer.opening import Beginning, GroupStart, HubRecreatedError
+from eventpump.consumer.opening import Beginning, BeginningRecord, HubRecreatedError
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import Clock, HubDirectory, PartitionProperties
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed
@@ -38,7 +38,7 @@ class ContinuityCheck:
         settings: HostSettings,
         *,
         directory: HubDirectory,
-        group: GroupStart,
+        group: BeginningRecord,
         clock: Clock,
         step: Callable[[Coroutine[Any, Any, PartitionProperties]], Awaitable[PartitionProperties]],
         until_done: Callable[[Callable[[], Awaitable[PartitionProperties]]], Awaitable[PartitionProperties]],
@@ -54,7 +54,6 @@ class ContinuityCheck:
         self._step = step
         self._until_done = until_done
         self._report = report
-        self._was_located = False
 
     def follows(self, events: tuple[ReceivedEvent, ...]) -> bool:
         """Return whether no sequence number is missing before or in a batch. Reads only its first and last event."""
@@ -117,20 +116,6 @@ class ContinuityCheck:
         else:
             if loss is not None:
                 self._report(DataLost, loss, "earliest")
-
-    async def locate(self, position: EventPosition) -> EventPosition:
-        """Return the position at which to open the next link, which is the one given.
-
-        Args:
-            position: Where the feed goes on.
-
-        Raises:
-            HubRecreatedError: The hub was deleted and created again since the first link.
-        """
-        if self._was_located:
-            await self._check_hub()
-        self._was_located = True
-        return position
 
     async def _properties(self) -> PartitionProperties:
         """Read the partition's properties. Raises `HubRecreatedError` if they may be those of another hub."""

@@ -9,16 +9,17 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.core.backoff import Backoff, is_used_up, least_delay
-from eventpump.core.cache import EventCache
+from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
+    EventError,
     EventPumpError,
     Recovery,
     ServiceError,
@@ -30,8 +31,10 @@ from eventpump.options.consumer import FeedSettings
 
 _log = logging.getLogger("eventpump.consumer")
 
+_T = TypeVar("_T")
 
-class PartitionFeed:
+
+class PartitionFeed(Generic[_T]):
     """Receives one partition, as the `ReceiveSink` of its link.
 
     The error's `Recovery` decides what follows the end of a link: GIVE_UP ends the feed, any other value opens the link
@@ -41,6 +44,7 @@ class PartitionFeed:
 
     Args:
         spec: The link; its position is where the first one begins.
+        wrap: Called with received messages; returns what cursors read of them: an item for each, in order.
         startup_timeout: Seconds after which a feed that was never attached ends; None for no limit.
         limit: The number of messages to receive, until `resume` raises it; None for no limit.
         locate: Called before each link with the position where it would begin; returns where it begins. An error that
@@ -55,6 +59,7 @@ class PartitionFeed:
         spec: ReceiveLinkSpec,
         settings: FeedSettings,
         *,
+        wrap: Callable[[list[bytes]], list[_T]],
         rng: random.Random,
         startup_timeout: float | None = None,
         limit: int | None = None,
@@ -78,8 +83,8 @@ class PartitionFeed:
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
-        self._cache: EventCache[bytes] = EventCache(lambda messages: messages)
-        self._cursor = self._cache.cursor()
+        self._cache = EventCache(wrap)
+        self._cursors: tuple[FeedCursor[_T], ...] = ()
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
@@ -88,11 +93,8 @@ class PartitionFeed:
         self._is_stopped = False
         self._is_parked = False
         self._is_closing = False
-        self._waiter: asyncio.Future[bool] | None = None
-        self._wait_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
         self._tasks = TaskSet(self._keeper_failed)
+        self._keeper: asyncio.Task[None] | None = None
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
@@ -119,9 +121,40 @@ class PartitionFeed:
 
     @property
     def is_silent(self) -> bool:
-        """Whether messages could arrive and none is there: attached, with credit, and everything received was taken."""
+        """Whether messages could arrive and none is there: attached, with credit, and a cursor has read everything."""
         is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
-        return is_wanting and self._link is not None and self._credit.credit > 0 and self._cache.count == 0
+        could_come = is_wanting and self._link is not None and self._credit.credit > 0
+        return could_come and not all(cursor.available for cursor in self._cursors)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is received."""
+        return self._is_stopped
+
+    @property
+    def readers(self) -> int:
+        """How many cursors there are."""
+        return len(self._cursors)
+
+    @property
+    def first_held(self) -> int | None:
+        """The sequence number of the oldest message in the cache, or of the next one to come.
+
+        None if nothing was dropped from the cache yet; a number above all others if that number cannot be read.
+        """
+        oldest = self._cache.oldest or self.newest
+        if not self._cache.start or oldest is None:
+            return None
+        with suppress(EventError):
+            return ReceivedEvent(oldest).sequence_number + (self._cache.oldest is None)
+        return 2**63
+
+    @property
+    def next_number(self) -> int | None:
+        """The sequence number after that of the last message received; None if it is not known."""
+        with suppress(EventError):
+            return None if self.newest is None else ReceivedEvent(self.newest).sequence_number + 1
+        return None
 
     @property
     def position(self) -> EventPosition:
@@ -147,44 +180,17 @@ class PartitionFeed:
 
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
-        self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
+        self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
 
-    def take(self, limit: int) -> list[bytes]:
-        """Take what is there, at most `limit` messages; empty where nothing is."""
-        messages = self._cursor.read(limit)
-        if messages:
-            self._adjust_credit()
-        return messages
-
-    async def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
+    def cursor(self, *, at_end: bool = False) -> FeedCursor[_T]:
+        """Make a reader of what is received.
 
         Args:
-            timeout: Seconds; None for as long as it takes.
-
-        Returns:
-            False where the time ran out. Cancelled, nothing is lost.
+            at_end: Begin after the newest message received, instead of at the oldest one held.
         """
-        if self._cache.count or self.error is not None:
-            return True
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        if timeout is not None:
-            # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
-            self._wait_until = loop.time() + timeout
-            if self._timer is None or self._timer_at > self._wait_until:
-                self._set_timer()
-        else:
-            self._wait_until = float("inf")
-        try:
-            found: bool = await waiter
-            return found
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        """End a wait."""
-        self._wake(True)
+        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end))
+        self._cursors = (*self._cursors, cursor)
+        return cursor
 
     def stop(self) -> None:
         """Take no more: credit goes to 0."""
@@ -214,7 +220,7 @@ class PartitionFeed:
         assert self._is_parked
         self._is_parked = False
         self._credit.left = limit
-        self._adjust_credit()
+        self.adjust_credit()
 
     def reopen(self, error: ServiceError) -> None:
         """Close the link, as if it had ended with an error, and open another one. Does nothing if there is no link."""
@@ -222,6 +228,13 @@ class PartitionFeed:
             self._is_given_up = True
             self._link = None
             self._link_error.set_result(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error of ours, and detach. What is in the cache can still be taken."""
+        self.stop()
+        self._end(error)
+        if self._keeper is not None:
+            self._tasks.drop(self._keeper)
 
     async def until_reopened(self) -> Exception | None:
         """Wait for the next attempt to open a link, and return its error; None if the link is attached.
@@ -247,10 +260,8 @@ class PartitionFeed:
         if self.error is None:
             self.error = ClosedError("partition feed")
         self._attempted(self.error)
-        self._wake(True)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for cursor in self._cursors:
+            cursor.end()
         try:
             if self._is_closing:
                 await self._tasks.wait(timeout)
@@ -273,10 +284,9 @@ class PartitionFeed:
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
-        self._adjust_credit()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(True)
+        self.adjust_credit()
+        for cursor in self._cursors:
+            cursor.wake()
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
@@ -366,7 +376,7 @@ class PartitionFeed:
             self._credit.link_opened(link.max_message_size)
             if self._on_attached is not None:
                 self._on_attached()
-            self._adjust_credit()
+            self.adjust_credit()
             raise await ended
         finally:
             self._link = None
@@ -377,7 +387,8 @@ class PartitionFeed:
                     async with asyncio.timeout(CLOSE_TIMEOUT):
                         await link.aclose()
 
-    def _adjust_credit(self) -> None:
+    def adjust_credit(self) -> None:
+        """Let the service send what there is room for. Called when messages were received, taken or given up."""
         link = self._link
         if link is None or self._is_stopped:
             return
@@ -391,7 +402,8 @@ class PartitionFeed:
             if self._on_trouble is not None:
                 self._on_trouble(error, None)
         self._attempted(error)
-        self._wake(True)
+        for cursor in self._cursors:
+            cursor.wake()
 
     def _keeper_failed(self, _: str, error: BaseException) -> None:
         self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
@@ -400,11 +412,91 @@ class PartitionFeed:
         if self._reopening is not None:
             resolve(self._reopening, error)
 
-    # -------------------------------------------------------------------------------------------------- waiting
+    def forget(self, cursor: FeedCursor[_T]) -> None:
+        """Receive for the other cursors only."""
+        self._cursors = tuple(each for each in self._cursors if each is not cursor)
+        self.adjust_credit()
 
-    def _wake(self, found: bool) -> None:
-        if self._waiter is not None:
-            resolve(self._waiter, found)
+
+class FeedCursor(Generic[_T]):
+    """One reader's place in a feed.
+
+    Args:
+        feed: The feed.
+        cursor: The place in its cache.
+    """
+
+    __slots__ = ("_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
+
+    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T]) -> None:
+        self._feed = feed
+        self._cursor = cursor
+        self._waiter: asyncio.Future[bool] | None = None
+        self._wait_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
+
+    @property
+    def available(self) -> int:
+        """How many messages can be taken now."""
+        return self._cursor.available
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages, and their bytes, that only this cursor has not read yet."""
+        return self._cursor.held
+
+    def take(self, limit: int) -> list[_T]:
+        """Take what is there, at most `limit` messages; empty where nothing is."""
+        messages = self._cursor.read(limit)
+        if messages:
+            self._feed.adjust_credit()
+        return messages
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
+
+        Args:
+            timeout: Seconds; None for as long as it takes.
+
+        Returns:
+            False where the time ran out. Cancelled, nothing is lost.
+        """
+        if self._cursor.available or self._feed.error is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        if timeout is not None:
+            # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
+            self._wait_until = loop.time() + timeout
+            if self._timer is None or self._timer_at > self._wait_until:
+                self._set_timer()
+        else:
+            self._wait_until = float("inf")
+        try:
+            found: bool = await waiter
+            return found
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End a wait."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+
+    def end(self) -> None:
+        """End a wait, and its timer: the feed is closed, or the cursor."""
+        self.wake()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Read no more: what only this cursor has not read is dropped. Closing twice is fine."""
+        self._cursor.close()
+        self._feed.forget(self)
+        self.end()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -420,4 +512,9 @@ class PartitionFeed:
             if self._wait_until != float("inf"):
                 self._set_timer()
             return
-        self._wake(False)
+        resolve(self._waiter, False)
+
+
+def as_received(messages: list[bytes]) -> list[bytes]:
+    """Return the messages as they are, for cursors that read encoded messages."""
+    return messages

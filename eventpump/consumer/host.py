@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
@@ -24,7 +24,7 @@ from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
-from eventpump.options.consumer import HostSettings
+from eventpump.options.consumer import HostSettings, SubscriptionOptions, SubscriptionSettings
 from eventpump.reports import Hook, Reporter
 
 _log = logging.getLogger("eventpump.consumer")
@@ -49,7 +49,8 @@ class PartitionHost:
     Args:
         transport_factory: Creates the transport, when `run` is called.
         leases: The lease store; each host needs an object of its own.
-        processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
+        processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory: that of the subscription
+            "default". None if there are only others; see `subscribe`.
         hooks: Called with every report, on the event loop.
         clock: The clock by which the store's leases expire; None for the running loop's.
         rng: Randomness, for delays; None for an unseeded one.
@@ -64,7 +65,7 @@ class PartitionHost:
         transport_factory: Callable[[], Transport],
         leases: LeaseStore,
         settings: HostSettings,
-        processor: object,
+        processor: object | None = None,
         *,
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
@@ -75,7 +76,7 @@ class PartitionHost:
         self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
-        self._source = ProcessorSource.of(processor)
+        self._source = None if processor is None else ProcessorSource.of(processor)
         self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
         self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock
@@ -89,6 +90,7 @@ class PartitionHost:
             raise ConfigurationError("renew_interval", problem)
         self._owner_id = settings.owner_id or _make_name()
         self._main: asyncio.Task[None] | None = None
+        self._transport: Transport | None = None
         self._manager: PartitionManager | None = None
         self._is_closed = False
 
@@ -170,9 +172,48 @@ class PartitionHost:
                 leases, cancelling, and closing the connection and the store may each take one second more.
         """
         self.stop(deadline)
-        if self._main is None or self._main.done():
-            return
-        await asyncio.wait({self._main})
+        if self._main is None:
+            await self._disconnect()
+        elif not self._main.done():
+            await asyncio.wait({self._main})
+
+    async def subscribe(self, name: str, processor: object, **options: Unpack[SubscriptionOptions]) -> None:
+        """Deliver the events of the hub to another processor, beside the others, over the same receive links.
+
+        Each subscription has a pace and checkpoints of its own. What is published after this has returned is delivered
+        to it at least once, and in order per partition, by the hosts that have subscribed to it; each of them has to.
+        The first one records where it begins. A subscription that there is already is joined, and its record counts;
+        one that was ended with its checkpoints kept continues after these.
+
+        May be called before `run`, or while it runs.
+
+        Args:
+            name: The subscription: 1 to 64 letters, digits, "_" and "-"; not "default".
+            processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
+            options: See `SubscriptionOptions`: where it begins and how it catches up, what to do if it is slow, and
+                its own checkpoint policy, batch size, failure policy and time-outs.
+
+        Raises:
+            ConfigurationError: An option cannot work, or this host has subscribed already.
+            EventPumpError: The service or the store failed. Nothing is stored, or the subscription is: call it again.
+            ClosedError: The host is closed.
+        """
+        settings = SubscriptionSettings(name=name, **options)
+        await self._prepare().subscribe(settings, ProcessorSource.of(processor))
+
+    async def unsubscribe(self, name: str, *, keep_checkpoint: bool = False) -> None:
+        """End a subscription for all hosts. They finish the batches that they have in hand.
+
+        Args:
+            name: The subscription. Nothing happens if there is none of that name.
+            keep_checkpoint: Whether its checkpoints are kept, so that it continues there when it is subscribed to
+                again. Default: False.
+
+        Raises:
+            EventPumpError: The store failed; call it again.
+            ClosedError: The host is closed.
+        """
+        await self._prepare().unsubscribe(name, keep_checkpoint=keep_checkpoint)
 
     def stop(self, deadline: float | None = None) -> None:
         """Begin to close, without waiting: `run` returns when the host is closed. A processor may call this.
@@ -187,9 +228,26 @@ class PartitionHost:
         if self._manager is not None:
             self._manager.stop(max(0.0, within))
 
-    async def _run(self) -> None:
+    def resume(self, name: str) -> None:
+        """Deliver to a subscription again on the partitions where this host has suspended it (`on_slow="suspend"`).
+
+        Args:
+            name: The subscription.
+        """
+        if self._manager is not None:
+            self._manager.resume(name)
+
+    def _prepare(self) -> PartitionManager:
+        """Return the manager, made when it is first needed."""
+        if self._is_closed:
+            raise ClosedError("processor host")
+        if self._manager is None:
+            self._manager = self._make_manager()
+        return self._manager
+
+    def _make_manager(self) -> PartitionManager:
         settings = self._settings
-        transport = self._transport_factory()
+        transport = self._transport = self._transport_factory()
         store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
         turns = Turns(self._clock)
         around = PumpSurroundings(
@@ -197,7 +255,6 @@ class PartitionHost:
             directory=PacedDirectory(transport, transport.fully_qualified_namespace),
             store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, turns=turns),
             settings=settings,
-            source=self._source,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
             owner_id=self._owner_id,
             clock=self._clock,
@@ -208,23 +265,34 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
         )
-        fields = {**self._fields, "owner_id": self._owner_id}
+        return PartitionManager(around, self._source, renew_interval=self._renew_interval)
+
+    async def _run(self) -> None:
+        settings, fields = self._settings, {**self._fields, "owner_id": self._owner_id}
+        if self._manager is None:
+            self._manager = self._make_manager()
         _log.info("host %s: started on hub %s, %s", self._owner_id, settings.hub, settings.consumer_group, extra=fields)
-        manager = self._manager = PartitionManager(around, renew_interval=self._renew_interval)
         if self._is_closed:
-            manager.stop(0.0)
+            self._manager.stop(0.0)
         try:
-            await manager.run()
+            await self._manager.run()
         finally:
-            for close in (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,):
-                try:
-                    async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, manager.remaining))):
-                        await close()
-                except BaseException as error:
-                    if not is_failure(error):
-                        raise
-                    _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
+            await self._disconnect()
             _log.info("host %s: closed", self._owner_id, extra=fields)
+
+    async def _disconnect(self) -> None:
+        """Close the transport and the store. Does nothing if they were never used, or are closed."""
+        transport, self._transport = self._transport, None
+        if transport is None or self._manager is None:
+            return
+        for close in (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,):
+            try:
+                async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, self._manager.remaining))):
+                    await close()
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
 
     def _watch_signals(self) -> list[signal.Signals]:
         watched: list[signal.Signals] = []

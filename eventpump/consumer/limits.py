@@ -133,6 +133,8 @@ class BoundedLeaseStore:
         self._clock = clock
         self._gate = RequestGate(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
+        self._opening = asyncio.Lock()
+        self._is_open = False
         self._fields: dict[str, object] = {}
 
     @property
@@ -146,8 +148,11 @@ class BoundedLeaseStore:
         self._gate.withdraw(TAKING)
 
     async def open(self, scope: ConsumerScope) -> None:
-        """See `LeaseStore`."""
-        await self._store.open(scope)
+        """See `LeaseStore`. Opening again does nothing."""
+        async with self._opening:
+            if not self._is_open:
+                await self._store.open(scope)
+                self._is_open = True
         self._fields = {"hub": scope.hub, "consumer_group": scope.consumer_group}
         self._debug(None, "the lease store is open")
 

@@ -14,10 +14,14 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
+from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PartitionPump, PumpSurroundings
+from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch
+from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
 from eventpump.core.schedule import Schedule
@@ -31,6 +35,9 @@ from eventpump.errors import (
     ServiceTimeoutError,
     StoreError,
 )
+from eventpump.eventhubs.events import EventPosition
+from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,
     LeaseLost,
@@ -70,13 +77,24 @@ class _Slot:
 
     partition_id: str
     lease: PartitionLease | None = None
-    pump: PartitionPump | None = None
-    """Kept until it has ended, even if another host holds the lease by then."""
+    pumps: dict[str, PartitionPump] = field(default_factory=dict)
+    """By subscription. Each stays until it has ended, whoever holds the lease by then."""
     expiry: asyncio.TimerHandle | None = None
     is_renewing: bool = False
     is_taking: bool = False
     stolen: ConsumerDisconnectedError | None = None
+    shared: SharedPartition | None = None
+    """The receive link, of the lease that its pumps were started with."""
     avoid_until: float = -math.inf
+    failed_until: dict[str, float] = field(default_factory=dict)
+    """The subscriptions whose pump failed, and when it may be started again."""
+    suspended: set[str] = field(default_factory=set)
+    """The subscriptions that held the others back, and are not run until that is asked for."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a pump needs the lease: one that runs, or that ends and is not overdue."""
+        return any(not pump.is_overdue for pump in self.pumps.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +103,26 @@ class PartitionStatus:
 
     Args:
         partition_id: The partition.
+        subscription: The subscription whose processor runs.
         epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
         state: The state of the pump.
         last_sequence_number: The sequence number of the last event delivered.
         lag: See `PartitionContext.lag`; None if it is not known.
         is_attached: Whether its link is attached now.
+        held_events: Events received that only this subscription has not read yet: what it holds back from the others
+            that share its link.
+        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
     """
 
     partition_id: str
+    subscription: str
     epoch: int | None
     state: PumpState
     last_sequence_number: int | None
     lag: int | None
     is_attached: bool
+    held_events: int
+    has_own_link: bool
 
 
 @dataclass(slots=True)
@@ -122,12 +147,19 @@ class PartitionManager:
         renew_interval: Seconds between renewals.
     """
 
-    def __init__(self, around: PumpSurroundings, *, renew_interval: float) -> None:
+    def __init__(self, around: PumpSurroundings, source: ProcessorSource | None, *, renew_interval: float) -> None:
         self._around = around
         self._settings = around.settings
         self._store = around.store
         self._clock = around.clock
         self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
+        records = SubscriptionRecords(
+            around.store, around.directory, self._group.hub, self._settings.hub, store_timeout=around.store_timeout
+        )
+        self._subscriptions = Subscriptions(records, self._settings, around.owner_id, self._report)
+        self._has_default = source is not None
+        if source is not None:
+            self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
         self._renew_interval = renew_interval
         self._slots: dict[str, _Slot] = {}
         self._known: set[str] = set()
@@ -145,6 +177,8 @@ class PartitionManager:
         self._close_by = math.inf
         self._hurry = asyncio.Event()
         self._is_listing = False
+        self._is_listing_subscriptions = False
+        self._is_running_partitions = False
         self._is_discovering = False
         self._start_of_host = HostStart(math.inf)
         self._withheld: list[PartitionFailed] = []
@@ -155,14 +189,17 @@ class PartitionManager:
         return [
             PartitionStatus(
                 slot.partition_id,
+                pump.subscription,
                 None if slot.lease is None else slot.lease.epoch,
-                slot.pump.state,
-                None if (last := slot.pump.context.last_delivered) is None else last.sequence_number,
-                slot.pump.context.lag,
-                slot.pump.is_attached,
+                pump.state,
+                None if (last := pump.context.last_delivered) is None else last.sequence_number,
+                pump.context.lag,
+                pump.is_attached,
+                pump.held_events,
+                pump.has_own_link,
             )
             for slot in self._slots.values()
-            if slot.pump is not None
+            for pump in slot.pumps.values()
         ]
 
     async def run(self) -> None:
@@ -174,10 +211,12 @@ class PartitionManager:
         """
         try:
             await self._start()
+            self._is_running_partitions = True
             while not self._is_ending:
                 self._judge_start()
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
+                self._chores.spawn(self._list_subscriptions_once(), "eventpump listing of subscriptions")
                 await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
         except EventPumpError as error:
             self._fail(error)
@@ -196,14 +235,16 @@ class PartitionManager:
         self._end.is_stopping = True
         self._end.wake.set()
         self._hurry.set()
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.stop(CloseReason.SHUTDOWN, within)
+        for pump in self._all_pumps():
+            pump.stop(CloseReason.SHUTDOWN, within)
 
     @property
     def remaining(self) -> float:
         """The seconds left for closing; infinite before `stop`."""
         return self._close_by - self._clock.monotonic()
+
+    def _all_pumps(self) -> list[PartitionPump]:
+        return [pump for slot in self._slots.values() for pump in slot.pumps.values()]
 
     @property
     def _is_ending(self) -> bool:
@@ -234,12 +275,15 @@ class PartitionManager:
             if unknown:
                 raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
             # Before the leases: a group that has leases has a record, whenever a host dies.
-            record = await self._at_start(
-                "agree on the consumer group's record", lambda: self._group.agree(properties), until
-            )
-            if record is None:
-                return
-            if record.starts != self._group.starts:
+            record = None
+            if self._has_default:
+                record = await self._at_start(
+                    "agree on the consumer group's record", lambda: self._group.agree(properties), until
+                )
+                if record is None:
+                    return
+            await self._at_start("list subscriptions", self._subscriptions.refresh, until)
+            if record is not None and record.starts != self._group.starts:
                 self._report(StartIgnored(self._around.owner_id, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)
@@ -330,9 +374,8 @@ class PartitionManager:
                 operation = f"reading the properties of hub {self._settings.hub}"
                 self._report(ServiceFailed(self._around.owner_id, None, operation, error))
                 return
-            for slot in self._slots.values():
-                if slot.pump is not None:
-                    slot.pump.hub_found(properties.created_at)
+            for pump in self._all_pumps():
+                pump.hub_found(properties.created_at)
             new = tuple(each for each in properties.partition_ids if each not in self._known)
             if not new:
                 return
@@ -349,7 +392,7 @@ class PartitionManager:
 
     async def _balance_once(self) -> None:
         """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
-        if self._is_listing:
+        if self._is_listing or not self._subscriptions.runnable:
             return
         self._is_listing = True
         try:
@@ -399,8 +442,53 @@ class PartitionManager:
                 await asyncio.wait((task,))
 
     def _is_barred(self, slot: _Slot, now: float) -> bool:
-        """Return whether a partition must not be started here now, as while its old pump has not ended."""
-        return slot.pump is not None or slot.is_taking or now < slot.avoid_until
+        """Return whether a partition must not be started here now; above all while an old pump of it has not ended."""
+        return bool(slot.pumps) or slot.is_taking or now < slot.avoid_until
+
+    # ------------------------------------------------------------------------------------------ subscriptions
+
+    async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
+        """Make a subscription, or adopt one, and start its pumps on the partitions owned; see `PartitionHost`."""
+        await self._store.open(self._around.scope)
+        await self._subscriptions.subscribe(settings, source)
+        self._run_subscriptions()
+        if self._is_running_partitions and not any(slot.lease is not None for slot in self._slots.values()):
+            self._chores.spawn(self._balance_once(), "eventpump balancing")
+
+    async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
+        """End a subscription, and its pumps here; see `PartitionHost`."""
+        await self._store.open(self._around.scope)
+        await self._subscriptions.unsubscribe(name, keep_checkpoint=keep_checkpoint)
+        self._run_subscriptions()
+
+    async def _list_subscriptions_once(self) -> None:
+        """Find out which subscriptions there are, unless the last listing has not ended."""
+        if self._is_listing_subscriptions:
+            return
+        self._is_listing_subscriptions = True
+        try:
+            if await self._stored("list subscriptions", None, self._subscriptions.refresh()) is not _FAILED:
+                self._run_subscriptions()
+        finally:
+            self._is_listing_subscriptions = False
+
+    def _run_subscriptions(self) -> None:
+        """Start the pumps that are missing, and stop those whose subscription was ended or made anew."""
+        if self._is_ending or not self._is_running_partitions:
+            return
+        wanted = {each.name: each for each in self._subscriptions.runnable}
+        for slot in self._slots.values():
+            for pump in list(slot.pumps.values()):
+                if not pump.is_of(wanted.get(pump.subscription)):
+                    pump.stop(CloseReason.SHUTDOWN)
+            if slot.pumps:
+                self._start_missing(slot)
+
+    def _start_missing(self, slot: _Slot) -> None:
+        """Start the pumps that a partition has none of, if it is to be kept."""
+        is_kept = slot.stolen is None and self._clock.monotonic() >= slot.avoid_until and not self._is_ending
+        if slot.lease is not None and is_kept:
+            self._start_pumps(slot, slot.lease)
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -434,7 +522,10 @@ class PartitionManager:
             return
         source = None if snapshot is None else snapshot.owner
         self._report(LeaseTaken(owner, slot.partition_id, lease.epoch, source))
-        self._start_pump(slot, lease)
+        self._start_pumps(slot, lease)
+        if not slot.pumps:
+            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
+            await self._release(slot)
 
     def _own(self, slot: _Slot, lease: PartitionLease) -> None:
         """Record a lease that was taken or renewed, and when it expires."""
@@ -460,8 +551,8 @@ class PartitionManager:
             return
         self._report(LeaseLost(self._around.owner_id, slot.partition_id, slot.lease.epoch, why))
         self._forget(slot)
-        if slot.pump is not None:
-            slot.pump.ownership_lost()
+        for pump in list(slot.pumps.values()):
+            pump.ownership_lost()
 
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
@@ -506,7 +597,7 @@ class PartitionManager:
 
     def _renewal_ended(self, slot: _Slot) -> None:
         slot.is_renewing = False
-        lease = slot.lease if slot.pump is not None else None
+        lease = slot.lease if slot.pumps else None
         if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
             # It was taken again meanwhile, and became due while the renewal of the lease before was under way.
             self._renew_later(slot, lease)
@@ -516,8 +607,8 @@ class PartitionManager:
         # Not `retrying`: what to do next depends after each attempt, and after each delay, on what has happened to the
         # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
-        # A lease without a pump is not kept, however the pump ended.
-        while (lease := slot.lease) is not None and slot.pump is not None:
+        # A lease without a pump is never kept, however the pump ended.
+        while (lease := slot.lease) is not None and slot.pumps:
             if self._clock.monotonic() >= lease.expires_at:
                 # Maybe before its timer, because timers stand still while the machine is suspended.
                 self._lost(slot, "it was not renewed in time")
@@ -534,8 +625,8 @@ class PartitionManager:
                 return
             self._own(slot, renewed)
             self._renew_later(slot, renewed)
-            if slot.pump is not None:
-                slot.pump.renewed(renewed)
+            for pump in slot.pumps.values():
+                pump.renewed(renewed)
             if slot.stolen is None:
                 return
             if slot.stolen is stolen:
@@ -549,8 +640,8 @@ class PartitionManager:
         slot.stolen = None
         slot.avoid_until = self._clock.monotonic() + avoided_for
         self._report(OutsideReader(self._around.owner_id, slot.partition_id, avoided_for, error))
-        if slot.pump is not None:
-            slot.pump.stop(CloseReason.OWNERSHIP_LOST)
+        for pump in slot.pumps.values():
+            pump.stop(CloseReason.OWNERSHIP_LOST)
 
     async def _release(self, slot: _Slot) -> None:
         lease = slot.lease
@@ -567,34 +658,96 @@ class PartitionManager:
 
     # -------------------------------------------------------------------------------------------------- pumps
 
-    def _start_pump(self, slot: _Slot, lease: PartitionLease) -> None:
+    def _start_pumps(self, slot: _Slot, lease: PartitionLease) -> None:
+        """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
+        now = self._clock.monotonic()
+        due = [
+            each
+            for each in self._subscriptions.runnable
+            if each.name not in slot.pumps
+            and each.name not in slot.suspended
+            and now >= slot.failed_until.get(each.name, -math.inf)
+        ]
+        if not slot.pumps:
+            slot.shared = self._share(lease)
+        assert slot.shared is not None
+        for subscription in due:
+            slot.shared.expect(subscription.name)
+        for subscription in due:
+            self._start_pump(slot, slot.shared, lease, subscription)
+
+    def _share(self, lease: PartitionLease) -> SharedPartition:
+        around, settings = self._around, self._settings
+        return SharedPartition(
+            around.transport,
+            ReceiveLinkSpec(
+                hub=around.scope.hub,
+                consumer_group=around.scope.consumer_group,
+                partition_id=lease.partition_id,
+                position=EventPosition.earliest(),
+                owner_level=lease.epoch,
+                receiver_name=around.owner_id,
+                track_last_enqueued=settings.track_last_enqueued,
+                max_message_size=settings.max_message_size,
+            ),
+            settings,
+            scope=around.scope,
+            rng=around.rng,
+            hub=self._group.hub,
+            on_closed=self._silence.forget,
+            on_unexpected=self._unexpected,
+        )
+
+    def _start_pump(
+        self, slot: _Slot, shared: SharedPartition, lease: PartitionLease, subscription: Subscription
+    ) -> None:
+        name = subscription.name
+
         def stolen(error: ConsumerDisconnectedError) -> None:
-            if slot.pump is pump and slot.lease is not None:
+            if slot.pumps.get(name) is pump and slot.lease is not None:
                 slot.stolen = error
                 self._renew(slot)
 
-        pump = slot.pump = PartitionPump(
+        pump = slot.pumps[name] = PartitionPump(
             self._around,
             lease,
-            self._group,
+            subscription,
+            shared,
             silence=self._silence,
             on_stolen=stolen,
             on_lost=lambda why: self._lost_by(slot, pump, why),
             on_overdue=lambda: self._overdue(slot, pump),
+            on_suspended=lambda: self._suspend(slot, pump),
         )
-        self._start_of_host.tried(slot.partition_id)
-        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {slot.partition_id}")
+        self._start_of_host.tried(pump.key)
+        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {pump.key}")
         task.add_done_callback(lambda _: self._pump_ended(slot, pump))
 
+    def _is_running(self, slot: _Slot, pump: PartitionPump) -> bool:
+        return slot.pumps.get(pump.subscription) is pump
+
     def _pump_ended(self, slot: _Slot, pump: PartitionPump) -> None:
-        if slot.pump is pump:
-            # It was cancelled before its first step, by code that cancels all tasks.
-            slot.pump = None
-            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-            self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+        if self._is_running(slot, pump):
+            # Cancelled before its first step, by code that cancels whatever task it finds.
+            del slot.pumps[pump.subscription]
+            self._avoid(slot, pump)
+            if not slot.is_in_use:
+                self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+
+    def _avoid(self, slot: _Slot, pump: PartitionPump) -> float:
+        """Leave a subscription's partition alone for a while, and the partition where no other pump is left.
+
+        Returns:
+            For how long, in seconds.
+        """
+        avoided_for = self._store.lease_duration
+        until = slot.failed_until[pump.subscription] = self._clock.monotonic() + avoided_for
+        if not slot.is_in_use:
+            slot.avoid_until = until
+        return avoided_for
 
     def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
-        if slot.pump is pump and slot.lease is not None:
+        if self._is_running(slot, pump) and slot.lease is not None:
             self._lost(slot, why)
         else:
             pump.ownership_lost()
@@ -610,26 +763,34 @@ class PartitionManager:
                 raise
             escaped = error
         finally:
-            # From here on the partition may be started here again.
-            slot.pump = None
+            # Only now may it be started here again.
+            if self._is_running(slot, pump):
+                del slot.pumps[pump.subscription]
         if escaped is not None:
-            self._pump_broke(slot, escaped)
+            self._pump_broke(slot, pump, escaped)
         elif pump.failure is not None:
             self._pump_failed(slot, pump, pump.failure)
+        elif slot.lease is not None and any(pump.is_of(each) for each in self._subscriptions.runnable):
+            # Its subscription was ended, which the next listing shows.
+            slot.failed_until[pump.subscription] = self._clock.monotonic() + self._renew_interval
+        if not slot.pumps and slot.shared is not None:
+            await slot.shared.aclose()
         self._attempt_ended(pump)
-        await self._release(slot)
+        self._start_missing(slot)
+        if not slot.is_in_use:
+            await self._release(slot)
 
     def _attempt_ended(self, pump: PartitionPump) -> None:
         """Record the end of an attempt, and end the host if no attempt is left that could succeed."""
         if pump.was_attached:
             self._start_of_host.linked()
-        self._start_of_host.ended(pump.partition_id)
+        self._start_of_host.ended(pump.key)
         self._judge_start()
 
     def _judge_start(self) -> None:
         """End the host because of the refusals at its start, or report them, once that is decided."""
         now, start = self._clock.monotonic(), self._start_of_host
-        if any(slot.pump is not None and slot.pump.was_attached for slot in self._slots.values()):
+        if any(pump.was_attached for pump in self._all_pumps()):
             start.linked()
         error = start.verdict(now)
         if isinstance(error, EventPumpError) and not self._end.is_stopping:
@@ -640,29 +801,47 @@ class PartitionManager:
             for report in withheld:
                 self._report(report)
 
-    def _pump_broke(self, slot: _Slot, error: BaseException) -> None:
-        """Report an unexpected end of a pump, and leave the partition to other hosts for a time."""
+    def _pump_broke(self, slot: _Slot, pump: PartitionPump, error: BaseException) -> None:
+        """Report an end of a pump that never should be, and leave the partition to others for a while."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             # The cancellation ended the pump; the lease is still to be released.
             task.uncancel()
-        slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-        self._report(UnexpectedFailure(self._around.owner_id, slot.partition_id, "the pump", error))
+        self._avoid(slot, pump)
+        self._report(
+            UnexpectedFailure(
+                self._around.owner_id, slot.partition_id, "the pump", error, subscription=pump.subscription
+            )
+        )
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ProcessorFailedError | ConfigurationError):
             self._fail(error)
             return
         if isinstance(error, ServiceError):
-            self._start_of_host.refused(slot.partition_id, error)
-        avoided_for = self._store.lease_duration
-        slot.avoid_until = self._clock.monotonic() + avoided_for
-        # The error that ends a host is raised by `run`; it is not reported for each partition as well.
-        self._withheld.append(PartitionFailed(self._around.owner_id, slot.partition_id, avoided_for, error))
+            self._start_of_host.refused(pump.key, error)
+        avoided_for = self._avoid(slot, pump)
+        # The error that ends a host is raised by `run`, and not reported once per partition as well.
+        self._withheld.append(
+            PartitionFailed(
+                self._around.owner_id, slot.partition_id, avoided_for, error, subscription=pump.subscription
+            )
+        )
+
+    def _suspend(self, slot: _Slot, pump: PartitionPump) -> None:
+        """Stop a subscription that holds the others of a partition back, until `resume`."""
+        slot.suspended.add(pump.subscription)
+        pump.stop(CloseReason.SHUTDOWN)
+
+    def resume(self, name: str) -> None:
+        """Run a subscription again on the partitions where it was suspended."""
+        for slot in self._slots.values():
+            slot.suspended.discard(name)
+        self._run_subscriptions()
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
-        """Release the lease of a partition whose processor does not return. That was reported."""
-        if slot.pump is pump and slot.lease is not None:
+        """Let others have a partition of which no processor returns. It was reported."""
+        if self._is_running(slot, pump) and slot.lease is not None and not slot.is_in_use:
             self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
 
     # ------------------------------------------------------------------------------------------------- closing
@@ -672,9 +851,8 @@ class PartitionManager:
         if self._close_by == math.inf:
             self._close_by = self._clock.monotonic() + self._settings.close_timeout
         self._store.take_no_more()
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
+        for pump in self._all_pumps():
+            pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
         await self._silence.aclose()
         await self._wait_for_pumps()
@@ -685,9 +863,8 @@ class PartitionManager:
                 self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
-        for slot in self._slots.values():
-            if slot.pump is not None:
-                slot.pump.abandon()
+        for pump in self._all_pumps():
+            pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
         self._judge_start()
         for slot in self._slots.values():

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.core.backoff import UNLIMITED
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
@@ -23,6 +24,7 @@ from eventpump.core.starts import (
     at_end,
     entered,
     find_loss,
+    first_number,
     hub_of,
     parse_position,
     position_text,
@@ -51,6 +53,33 @@ BEYOND_END_PAUSE = 1.0
 
 class HubRecreatedError(DataLossError):
     """The hub was deleted and recreated while it was being read."""
+
+
+class RecordChangedError(Exception):
+    """A subscription's record is of an earlier hub: it has to be read again, or replaced."""
+
+
+class BeginningRecord(Protocol):
+    """Where the partitions of a subscription begin, as it was recorded."""
+
+    @property
+    def key(self) -> str:
+        """The name under which the store keeps the checkpoints."""
+
+    def start_of(self, partition_id: str) -> EventPosition:
+        """Return where a partition without a checkpoint begins."""
+
+    async def hub(self) -> HubProperties:
+        """Return the hub's properties, read after this call."""
+
+    async def current(self) -> tuple[ScopeRecord, HubProperties]:
+        """Return the record, and the hub's properties, read after this call."""
+
+    async def enter(self, partition_id: str, created_at: datetime) -> None:
+        """Record that a partition's state belongs to the hub that was created then."""
+
+    async def give_way(self, partition_id: str, refused: EventPosition) -> bool:
+        """Replace a recorded start position that the service refuses, if there is another one."""
 
 
 class _HubChangedError(Exception):
@@ -132,6 +161,11 @@ class GroupStart:
         self._pending: set[tuple[str, datetime]] = set()
         self._entering = asyncio.Lock()
         self.starts = starts_text(settings.initial_position)
+
+    @property
+    def key(self) -> str:
+        """The name under which the store keeps the checkpoints."""
+        return DEFAULT_SUBSCRIPTION
 
     @property
     def record(self) -> ScopeRecord:
@@ -303,6 +337,7 @@ class PartitionOpening:
         store_timeout: The time-out of one call of the store, in seconds.
         rng: Randomness, for delays.
         lease: Returns the lease to write under.
+        key: Returns the name under which the store keeps the subscription's checkpoints.
         step: Runs a step of the pump, and raises if the pump ends first.
         pause: Waits for a time in seconds, and raises if the pump ends first.
         report: Called with the class of a report and its fields.
@@ -311,7 +346,7 @@ class PartitionOpening:
 
     def __init__(
         self,
-        group: GroupStart,
+        group: BeginningRecord,
         store: LeaseStore,
         directory: HubDirectory,
         settings: HostSettings,
@@ -320,6 +355,7 @@ class PartitionOpening:
         store_timeout: float,
         rng: random.Random,
         lease: Callable[[], PartitionLease],
+        key: Callable[[], str],
         step: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
         pause: Callable[[float], Awaitable[None]],
         report: Callable[..., None],
@@ -333,6 +369,7 @@ class PartitionOpening:
         self._store_timeout = store_timeout
         self._rng = rng
         self._lease = lease
+        self._key = key
         self._step = step
         self._pause = pause
         self._report = report
@@ -413,7 +450,9 @@ class PartitionOpening:
                 await self._enter(hub)
             start = group.start_of(partition_id)
             if start.offset != LATEST_OFFSET:
-                return Beginning(start, None, None, hub.created_at)
+                # The start of a subscription is pinned by its number: what is missing there is lost.
+                expected = None if group.key == DEFAULT_SUBSCRIPTION else _pinned_number(start)
+                return Beginning(start, None, expected, hub.created_at)
             pinned = at_end(partition_id, await self.facts())
             await self.store(pinned, is_reset=False)
             return _after(pinned, pinned.sequence_number + 1, hub)
@@ -466,7 +505,11 @@ class PartitionOpening:
 
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
         write = self._store.reset_checkpoint if is_reset else self._store.write_checkpoint
-        return await write(self._lease(), checkpoint)
+        return await write(self._lease(), checkpoint, self._key())
+
+
+def _pinned_number(start: EventPosition) -> int | None:
+    return None if start.sequence_number is None else first_number(start, None)
 
 
 def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.silence import lag
@@ -38,7 +38,7 @@ class OpenPartition:
 
     partition_id: str
     processor: EventProcessor
-    feed: PartitionFeed
+    feed: MemberFeed
     tracker: CheckpointTracker
     writer: CheckpointWriter
     continuity: ContinuityCheck

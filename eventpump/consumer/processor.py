@@ -88,6 +88,7 @@ class PartitionContext:
         partition_id: str,
         owner_id: str,
         owner_level: int,
+        subscription: str,
         *,
         checkpoint: Callable[[ReceivedEvent | None], asyncio.Future[None] | None],
         newest: Callable[[], bytes | None],
@@ -97,6 +98,7 @@ class PartitionContext:
         self._partition_id = partition_id
         self._owner_id = owner_id
         self._owner_level = owner_level
+        self._subscription = subscription
         self._checkpoint = checkpoint
         self._newest = newest
         self._lag = lag
@@ -136,6 +138,11 @@ class PartitionContext:
     def owner_level(self) -> int:
         """The epoch of the lease, which is the owner level of the link."""
         return self._owner_level
+
+    @property
+    def subscription(self) -> str:
+        """The subscription that the processor belongs to: "default" for the one given to the host itself."""
+        return self._subscription
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:

@@ -7,26 +7,28 @@ import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet, resolve, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
-from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import GroupStart, HubRecreatedError, PartitionOpening, loss_error
+from eventpump.consumer.opening import Beginning, HubRecreatedError, PartitionOpening, RecordChangedError, loss_error
 from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
-from eventpump.consumer.processor import EventProcessor, PartitionContext, ProcessorSource
+from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.consumer.sharing import MemberCalls, SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
+from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
-from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.sharing import Held
+from eventpump.core.starts import Loss, LossKind, first_number
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -37,20 +39,23 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
     LinkFailed,
+    LinkRewound,
     LinkStalled,
+    OwnLink,
     ProcessorFailed,
     PumpClosed,
     PumpOverdue,
     PumpStarted,
     Reporter,
     StoreFailed,
+    SubscriptionSlow,
     UnexpectedFailure,
 )
 
@@ -66,7 +71,6 @@ class PumpSurroundings:
         directory: Reads the properties of the hub and its partitions.
         store: The leases and checkpoints; each call ends at the store's time-out.
         settings: The options of the host.
-        source: Creates the processors.
         scope: Namespace, hub and consumer group.
         owner_id: The owner's name in the leases.
         clock: The clock that leases go by.
@@ -82,7 +86,6 @@ class PumpSurroundings:
     directory: HubDirectory
     store: BoundedLeaseStore
     settings: HostSettings
-    source: ProcessorSource
     scope: ConsumerScope
     owner_id: str
     clock: Clock
@@ -103,38 +106,43 @@ class PartitionPump:
     Args:
         around: What all pumps of a host share.
         lease: The lease of the partition.
-        group: The consumer group's record.
+        subscription: Whose events it delivers.
+        shared: The receive link of the partition.
         silence: Checks its link when it is silent.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_lost: Called with how it was found that the lease is lost.
         on_overdue: Called when the pump should have ended and has not.
+        on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
     """
 
     def __init__(
         self,
         around: PumpSurroundings,
         lease: PartitionLease,
-        group: GroupStart,
+        subscription: Subscription,
+        shared: SharedPartition,
         *,
         silence: SilenceWatch,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_lost: Callable[[str], None],
         on_overdue: Callable[[], None],
+        on_suspended: Callable[[], None],
     ) -> None:
         self._around = around
-        self._settings = around.settings
+        self._subscription = subscription
+        self._shared = shared
+        settings = self._settings = subscription.settings
         self._clock = around.clock
         self._loop = asyncio.get_running_loop()
         self._silence = silence
         self._on_stolen = on_stolen
         self._on_lost = on_lost
         self._on_overdue = on_overdue
-        self._life = PumpLife(
-            ownership_lost_grace=around.settings.ownership_lost_grace, close_timeout=around.settings.close_timeout
-        )
+        self._on_suspended = on_suspended
+        self._life = PumpLife(ownership_lost_grace=settings.ownership_lost_grace, close_timeout=settings.close_timeout)
         self._runner = HandlerRunner(
             lease.partition_id,
-            around.settings,
+            settings,
             blocked_after=around.blocked_after,
             blocked_pause=around.renew_interval,
             stepped=around.turns.stepped,
@@ -146,18 +154,20 @@ class PartitionPump:
         self._held_back: asyncio.Future[None] | None = None
         self._processor: EventProcessor | None = None
         self._partition: OpenPartition | None = None
-        retry = around.settings.handler_retry
+        retry = settings.handler_retry
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
-        self._group = group
+        self._group = subscription.start
+        self._key = DEFAULT_SUBSCRIPTION
         self._opening = PartitionOpening(
-            group,
+            subscription.start,
             around.store,
             around.directory,
-            around.settings,
+            settings,
             lease.partition_id,
             store_timeout=around.store_timeout,
             rng=around.rng,
             lease=lambda: self.lease,
+            key=lambda: self._key,
             step=self._unless_ending,
             pause=self._pause_or_end,
             report=self._report,
@@ -170,6 +180,7 @@ class PartitionPump:
             lease.partition_id,
             around.owner_id,
             lease.epoch,
+            self.subscription,
             checkpoint=self._checkpoint,
             newest=lambda: None if self._partition is None else self._partition.feed.newest,
             lag=self._lag,
@@ -178,6 +189,8 @@ class PartitionPump:
         """Why the pump failed, if it did not end because of the lease or the host."""
         self.was_attached = False
         """Whether a link was ever attached."""
+        self.is_overdue = False
+        """Whether it should have ended and has not."""
 
     # ---------------------------------------------------------------------------------- called by PartitionManager
 
@@ -185,6 +198,24 @@ class PartitionPump:
     def partition_id(self) -> str:
         """The partition."""
         return self.lease.partition_id
+
+    @property
+    def subscription(self) -> str:
+        """The name of the subscription."""
+        return self._subscription.name
+
+    @property
+    def key(self) -> str:
+        """Identifies the pump among those of a host."""
+        if self.subscription == DEFAULT_SUBSCRIPTION:
+            return self.partition_id
+        return f"{self.partition_id} of {self.subscription}"
+
+    def is_of(self, subscription: Subscription | None) -> bool:
+        """Return whether this pump is that subscription's, and, if it reads already, of its present record."""
+        if subscription is None or self._subscription is not subscription:
+            return False
+        return self._partition is None or self._key == subscription.start.key
 
     @property
     def state(self) -> PumpState:
@@ -195,6 +226,16 @@ class PartitionPump:
     def is_attached(self) -> bool:
         """Whether its link is attached now."""
         return self._partition is not None and self._partition.feed.is_attached
+
+    @property
+    def has_own_link(self) -> bool:
+        """Whether it reads over a link of its own, in another consumer group."""
+        return self._partition is not None and self._partition.feed.has_own_link
+
+    @property
+    def held_events(self) -> int:
+        """Events in the cache that only this subscription has not read yet."""
+        return 0 if self._partition is None else self._partition.feed.held[0]
 
     @property
     def is_abandoned(self) -> bool:
@@ -259,7 +300,6 @@ class PartitionPump:
             self._clear_timers()
             self._runner.stop()
             if self._partition is not None:
-                self._silence.forget(self._partition.feed)
                 await self._partition.feed.aclose(0.0)
                 await self._partition.writer.aclose()
             await self._tasks.cancel(self._around.store_timeout)
@@ -284,7 +324,7 @@ class PartitionPump:
 
     def _made(self) -> EventProcessor:
         try:
-            return self._around.source.make()
+            return self._subscription.source.make()
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -299,10 +339,11 @@ class PartitionPump:
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
         """
-        stored = await self._read_checkpoint()
-        self._check_ending()
         try:
-            beginning = await self._opening.find(stored)
+            beginning = await self._find_beginning()
+        except SubscriptionEndedError:
+            self.stop(CloseReason.SHUTDOWN)
+            raise PumpEndedError from None
         except EventPumpError as error:
             await self._feed_failed(error)
             raise PumpEndedError from error
@@ -313,6 +354,7 @@ class PartitionPump:
             around.store,
             tracker,
             lambda: self.lease,
+            self._key,
             timeout=around.store_timeout,
             rng=around.rng,
             on_written=lambda checkpoint: self._report(CheckpointWritten, checkpoint),
@@ -331,29 +373,24 @@ class PartitionPump:
             until_done=self._opening.until_done,
             report=self._report,
         )
-        feed = PartitionFeed(
-            around.transport,
-            ReceiveLinkSpec(
-                hub=around.scope.hub,
-                consumer_group=around.scope.consumer_group,
-                partition_id=partition_id,
-                position=position,
-                owner_level=self.lease.epoch,
-                receiver_name=around.owner_id,
-                track_last_enqueued=self._settings.track_last_enqueued,
-                max_message_size=self._settings.max_message_size,
+        feed = self._shared.join(
+            self.subscription,
+            beginning,
+            MemberCalls(
+                self._opening.facts,
+                lambda: self._attached(describe_position(position)),
+                self._link_trouble,
+                lambda number: self._report(LinkRewound, number),
+                self._slow,
+                lambda is_own: self._report(OwnLink, is_own),
             ),
-            self._settings,
-            rng=around.rng,
-            locate=continuity.locate,
-            on_attached=lambda: self._attached(describe_position(position)),
-            on_trouble=self._link_trouble,
+            slow_after=self._subscription.slow_after,
+            catch_up_group=self._subscription.catch_up_group,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
         self._partition = OpenPartition(
             partition_id, processor, feed, tracker, writer, continuity, beginning, origin, self._life
         )
-        feed.start()
         return self._partition
 
     async def _restart(self, partition: OpenPartition) -> OpenPartition:
@@ -366,7 +403,6 @@ class PartitionPump:
             PumpEndedError: The pump ends.
         """
         self._check_ending()
-        self._silence.forget(partition.feed)
         await partition.feed.aclose()
         partition.tracker.closing()
         await self._unless_ending(partition.writer.flush(self._around.store_timeout))
@@ -376,15 +412,63 @@ class PartitionPump:
         self._partition = None
         return await self._start(partition.processor)
 
+    async def _find_beginning(self) -> Beginning:
+        while True:
+            self._key = self._group.key
+            stored = await self._read_checkpoint()
+            self._check_ending()
+            try:
+                return await self._opening.find(stored)
+            except RecordChangedError:
+                assert isinstance(self._group, SubscriptionStart)
+                await self._renew_record(self._group, stored)
+
+    async def _renew_record(self, start: SubscriptionStart, stored: Checkpoint | None) -> None:
+        """Follow, or make, the record of the present hub in place of the one of an earlier hub.
+
+        Args:
+            start: The subscription's record.
+            stored: Its checkpoint in the earlier hub.
+
+        Raises:
+            DataLossError: The settings say to fail.
+            SubscriptionEndedError: The subscription was ended.
+        """
+        until_done, step = self._opening.until_done, self._unless_ending
+        hub = await until_done(lambda: step(start.refresh()))
+        if hub is None:
+            return
+        first = 0 if stored is None else stored.sequence_number + 1
+        if stored is None and (number := first_number(start.start_of(self.partition_id), None)) is not None:
+            first = number
+        loss = Loss(LossKind.RECREATED, first, None)
+        action = loss.action(self._settings.on_data_loss)
+        if action == "fail":
+            self._report(DataLost, loss, action)
+            raise loss_error(self._around.scope.hub, self.partition_id, loss)
+        if await until_done(lambda: step(start.begin_anew(hub, action))):
+            self._report(DataLost, loss, action)
+
     async def _read_checkpoint(self) -> Checkpoint | None:
-        """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first."""
-        operation, timeout = "read checkpoint", self._around.store_timeout
+        """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first.
+
+        Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
+        """
+        operation, timeout, store = "read checkpoint", self._around.store_timeout, self._around.store
 
         def report(error: Exception, _: float) -> None:
             self._report(StoreFailed, operation, store_error(error, operation, self.partition_id, timeout))
 
+        async def read() -> Checkpoint | None:
+            if self._key == DEFAULT_SUBSCRIPTION:
+                return await store.read_checkpoint(self.partition_id)
+            claim = await store.claim_checkpoint(self.lease, self._key)
+            if claim is None:
+                self._refused()
+            return claim.checkpoint
+
         return await retrying(
-            lambda: self._unless_ending(self._around.store.read_checkpoint(self.partition_id)),
+            lambda: self._unless_ending(read()),
             UNLIMITED,
             self._around.rng,
             is_final=lambda _: False,
@@ -402,14 +486,13 @@ class PartitionPump:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._ending.wait()
                 return
-            raw = feed.take(limit)
-            if raw:
-                events = tuple(map(ReceivedEvent, raw, repeat(partition.origin)))
+            events = tuple(feed.take(limit))
+            if events:
                 if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
                     partition = await self._restart(partition)
                     continue
                 await self._deliver(partition, events)
-                if feed.events_held:
+                if feed.available:
                     # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
             elif feed.error is not None:
@@ -418,7 +501,8 @@ class PartitionPump:
                     return
                 partition = await self._restart(partition)
             elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
-                self._silence.waited(feed, self.partition_id, self._link_silent)
+                if feed.feed is not None:
+                    self._silence.waited(feed.feed, self.partition_id, self._link_silent)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())
 
@@ -558,6 +642,7 @@ class PartitionPump:
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
         self._ending.set()
+        self._shared.left(self.subscription)
         if self._held_back is not None:
             resolve(self._held_back, None)
         if self._partition is not None:
@@ -585,6 +670,7 @@ class PartitionPump:
         self._disown()
         waited = self._clock.monotonic() - self._life.ending_since
         self._report(PumpOverdue, reason, self._runner.operation, waited)
+        self.is_overdue = True
         self._on_overdue()
 
     def _check_ending(self) -> None:
@@ -626,7 +712,7 @@ class PartitionPump:
         await wait_for_event(self._ending, delay)
         self._check_ending()
 
-    def _refused(self) -> None:
+    def _refused(self) -> NoReturn:
         self._on_lost("a checkpoint was refused")
         raise PumpEndedError
 
@@ -669,16 +755,23 @@ class PartitionPump:
             self.was_attached = True
             self._report(PumpStarted, self.lease.epoch, position)
 
-    def _link_trouble(self, error: Exception, delay: float | None) -> None:
+    def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
         if self._life.is_ending:
             return
         if isinstance(error, ConsumerDisconnectedError):
             # Not reported here: only the manager can find out whether it is a move inside the fleet.
             self._life.stolen()
             self._on_stolen(error)
-        elif delay is not None:
+        elif delay is not None and reports:
             # Without a delay the feed has ended, and the manager reports or raises the error.
             self._report(LinkFailed, error, delay)
+
+    def _slow(self, held: Held) -> None:
+        subscription = self._subscription
+        suspends = subscription.suspends and subscription.catch_up_group is None and not self._life.is_ending
+        self._report(SubscriptionSlow, held.share, held.seconds, suspends)
+        if suspends:
+            self._on_suspended()
 
     def _link_silent(self, link: SilentLink) -> None:
         self._report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
@@ -687,7 +780,9 @@ class PartitionPump:
         self._report(UnexpectedFailure, operation, error)
 
     def _report(self, kind: Callable[..., Any], *facts: object) -> None:
-        self._around.reporter.report(kind(self._around.owner_id, self.partition_id, *facts))
+        self._around.reporter.report(
+            kind(self._around.owner_id, self.partition_id, *facts, subscription=self.subscription)
+        )
 
 
 def _has_place(event: ReceivedEvent) -> bool:

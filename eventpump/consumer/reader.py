@@ -15,7 +15,7 @@ from typing import Self
 
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
@@ -70,7 +70,8 @@ class PartitionReader:
         self._on_loss = on_loss or _log_loss
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
-        self._feed: PartitionFeed | None = None
+        self._feed: PartitionFeed[bytes] | None = None
+        self._cursor: FeedCursor[bytes] | None = None
         self._silence: SilenceWatch | None = None
         self._kept_from = 0
         self._watch: RangeWatch | None = None
@@ -135,6 +136,7 @@ class PartitionReader:
             await self.aclose()
             raise
         self._feed = self._make_feed(transport)
+        self._cursor = self._feed.cursor()
         self._silence = SilenceWatch(transport, self._settings.hub, SILENCE, self._check_failed)
         if not self._is_at_end:
             self._feed.start()
@@ -173,16 +175,16 @@ class PartitionReader:
         """Read as `read` does, but return the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
-        if self._feed is None or self._is_closed:
+        if self._feed is None or self._cursor is None or self._is_closed:
             raise ClosedError("partition reader")
         loop = asyncio.get_running_loop()
         until = None if max_wait_time is None else loop.time() + max_wait_time
         if self._failure is not None:
             raise self._failure
         while not self._is_at_end:
-            feed = self._feed
+            feed, cursor = self._feed, self._cursor
             # Held until it is returned: a call that is cancelled while it asks the service loses nothing.
-            messages = self._held = self._held or feed.take(max_messages)
+            messages = self._held = self._held or cursor.take(max_messages)
             if messages:
                 if not self._follows(messages):
                     try:
@@ -207,12 +209,12 @@ class PartitionReader:
             if remaining is not None and remaining <= 0:
                 return []
             patience = None if self._watch is None else self._watch.patience
-            if not await feed.wait(min(each for each in (remaining, patience, SILENCE) if each is not None)):
+            if not await cursor.wait(min(each for each in (remaining, patience, SILENCE) if each is not None)):
                 assert self._silence is not None
                 self._silence.waited(feed, self._settings.partition_id, self._link_silent)
         return []
 
-    def _is_rest_gone(self, feed: PartitionFeed) -> bool:
+    def _is_rest_gone(self, feed: PartitionFeed[bytes]) -> bool:
         """Return whether retention has removed the rest of the range. Everything was taken from the feed."""
         if self._end is None:
             return False
@@ -251,8 +253,8 @@ class PartitionReader:
         self._on_loss(error)
 
     def _wake(self) -> None:
-        if self._feed is not None:
-            self._feed.wake()
+        if self._cursor is not None:
+            self._cursor.wake()
 
     async def _ask(self) -> PartitionProperties:
         assert self._transport is not None
@@ -305,7 +307,7 @@ class PartitionReader:
 
     # ----------------------------------------------------------------------------------------- what may be gone
 
-    def _make_feed(self, transport: Transport) -> PartitionFeed:
+    def _make_feed(self, transport: Transport) -> PartitionFeed[bytes]:
         settings = self._settings
         return PartitionFeed(
             transport,
@@ -320,6 +322,7 @@ class PartitionReader:
                 max_message_size=settings.max_message_size,
             ),
             settings,
+            wrap=as_received,
             rng=self._rng,
             startup_timeout=settings.startup_timeout,
             locate=self._locate,
@@ -402,6 +405,7 @@ class PartitionReader:
             self._start = end_position(EventPosition.latest(), properties)
             numbers.expected = properties.last_enqueued_sequence_number + 1
             self._feed = self._make_feed(transport)
+            self._cursor = self._feed.cursor()
             self._feed.start()
             if before is not None:
                 if self._silence is not None:

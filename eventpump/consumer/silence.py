@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.feed import PartitionFeed
@@ -82,12 +83,12 @@ class SilenceWatch:
         """Seconds after which a silent link is checked, for the first time."""
         self._tasks = TaskSet(on_unexpected)
         self._peer = Peer()
-        self._watched: dict[PartitionFeed, _Watched] = {}
+        self._watched: dict[PartitionFeed[Any], _Watched] = {}
         # Held by the check that may ask management; the others wait in order.
         self._turn = asyncio.Lock()
         self._look_at = 0.0
 
-    def waited(self, feed: PartitionFeed, partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
+    def waited(self, feed: PartitionFeed[Any], partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
         """Begin a check if one is due. Called when a wait for events of a feed has ended without any.
 
         Args:
@@ -114,7 +115,7 @@ class SilenceWatch:
             check = self._check(feed, partition_id, watched, on_silent)
             watched.check = self._tasks.spawn(check, f"eventpump check of partition {partition_id}")
 
-    def forget(self, feed: PartitionFeed) -> None:
+    def forget(self, feed: PartitionFeed[Any]) -> None:
         """End the check of a feed that has ended. May be called twice."""
         watched = self._watched.pop(feed, None)
         if watched is not None and watched.check is not None:
@@ -127,7 +128,7 @@ class SilenceWatch:
     # ----------------------------------------------------------------------------------------------- one check
 
     async def _check(
-        self, feed: PartitionFeed, partition_id: str, watched: _Watched, on_silent: Callable[[SilentLink], None]
+        self, feed: PartitionFeed[Any], partition_id: str, watched: _Watched, on_silent: Callable[[SilentLink], None]
     ) -> None:
         loop = asyncio.get_running_loop()
         may_drop = self._peer.may_drop(loop.time())
@@ -171,7 +172,7 @@ class SilenceWatch:
 
     def _drop(
         self,
-        feed: PartitionFeed,
+        feed: PartitionFeed[Any],
         link: ReceiveLink,
         watched: _Watched,
         check: SilenceCheck,
@@ -185,7 +186,7 @@ class SilenceWatch:
         on_silent(judged)
         link.drop_connection(f"links over it are silent: {judged.evidence}")
 
-    async def _look(self, feed: PartitionFeed, partition_id: str) -> bool | None:
+    async def _look(self, feed: PartitionFeed[Any], partition_id: str) -> bool | None:
         """Ask management, once it may be asked again. None if it does not answer, or if messages came meanwhile."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._look_at - loop.time())
@@ -211,7 +212,7 @@ class SilenceWatch:
         return ahead
 
     @staticmethod
-    def _judged(feed: PartitionFeed, check: SilenceCheck) -> SilentLink:
+    def _judged(feed: PartitionFeed[Any], check: SilenceCheck) -> SilentLink:
         silent_for = asyncio.get_running_loop().time() - feed.quiet_since
         if check.is_ahead and feed.look is not None:
             evidence = f"the hub holds events up to sequence number {feed.look.last}"
@@ -222,7 +223,7 @@ class SilenceWatch:
         return SilentLink(evidence, silent_for, check.step is Step.DROP)
 
 
-def _mark(feed: PartitionFeed) -> tuple[int, int]:
+def _mark(feed: PartitionFeed[Any]) -> tuple[int, int]:
     """Return a value that changes when a feed receives messages, or has another link."""
     return feed.links, feed.batches
 

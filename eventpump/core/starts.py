@@ -175,6 +175,14 @@ class PartitionFacts(Protocol):
         """Whether no event is available."""
 
 
+class TimedPartitionFacts(PartitionFacts, Protocol):
+    """The same, with a time."""
+
+    @property
+    def last_enqueued_time(self) -> datetime:
+        """When its newest event was enqueued."""
+
+
 class LossKind(enum.Enum):
     """Why events are gone."""
 
@@ -265,6 +273,28 @@ def end_position(start: EventPosition, facts: PartitionFacts) -> EventPosition:
     assert start.offset == LATEST_OFFSET
     pinned = at_end("", facts)
     return EventPosition.at_offset(pinned.offset, inclusive=start.inclusive and not facts.is_empty)
+
+
+def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int | None:
+    """Return the sequence number that reading from a position begins with; None where only reading tells.
+
+    Args:
+        start: The position.
+        facts: What the service says of the partition; None where it was not asked.
+    """
+    if start.sequence_number is not None:
+        return start.sequence_number + (not start.inclusive)
+    if start.offset == START_OFFSET:
+        return 0
+    if facts is None:
+        return None
+    end = facts.last_enqueued_sequence_number + 1
+    if facts.is_empty or start.offset == LATEST_OFFSET:
+        return end
+    if start.enqueued_time is not None:
+        newest = facts.last_enqueued_time
+        return end if start.enqueued_time > newest or (start.enqueued_time == newest and not start.inclusive) else None
+    return end if start.offset == facts.last_enqueued_offset and not start.inclusive else None
 
 
 # --------------------------------------------------------------------------------------------------- while reading

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
-from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.starts import OnDataLoss
+from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
 
@@ -128,6 +129,126 @@ class ReaderSettings(FeedSettings):
     owner_level: int | None = Field(default=None, ge=0, lt=2**63)
     receiver_name: Name | None = None
     on_data_loss: OnDataLoss | None = None
+
+
+SubscriptionPosition: TypeAlias = StartPosition | timedelta
+"""Where a subscription begins: as a host, or "latest", "earliest", or a timedelta, such as an hour ago."""
+
+
+def _subscription_start(value: object) -> EventPosition:
+    match value:
+        case "latest":
+            return EventPosition.latest()
+        case "earliest":
+            return EventPosition.earliest()
+        case timedelta():
+            return EventPosition.at_enqueued_time(datetime.now(UTC) + value, inclusive=True)
+    return _host_start(value)
+
+
+def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | EventPosition:
+    if not isinstance(value, Mapping):
+        return _subscription_start(value)
+    if not all(isinstance(each, str) for each in value):
+        raise ValueError("its keys must be partition ids, which are text")
+    return {each: _subscription_start(position) for each, position in value.items()}
+
+
+class SubscriptionSettings(SettingsModel):
+    """A subscription, and which of its host's options it has in its own way. None stands for the host's.
+
+    Args:
+        name: The name: 1 to 64 letters, digits, "_" and "-".
+        start: Where its partitions begin: "latest" is the end of each when the subscription is made, "earliest" their
+            start; or a sequence number, an offset, a datetime with a time zone, a timedelta before now, or an
+            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at their
+            start. It is recorded when the subscription is made, and the record is valid for all hosts.
+        catch_up: How it comes by events before the end: with "shared", the receive link that it shares with the others
+            is opened again further back, and they wait meanwhile. None allows only `start="latest"`.
+        catch_up_group: A second consumer group, in which it has a link of its own while it is far behind, or after it
+            has held the others back for `slow_after`: they neither wait for it nor are slowed down. It shares their
+            link again when it has caught up. At most five may read a partition in a group: otherwise the others wait.
+        slow_after: Seconds after which it is reported if it holds the other subscriptions back.
+        on_slow: What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`.
+        checkpoint_policy: See `HostSettings`; likewise all of the following.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    start: Annotated[Any, PlainValidator(_check_subscription_start)] = EventPosition.latest()
+    catch_up: Literal["shared"] | None = None
+    catch_up_group: Name | None = None
+    slow_after: Seconds = 60.0
+    on_slow: Literal["hold", "suspend"] = "hold"
+    checkpoint_policy: CheckpointPolicy | None = None
+    max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
+    call_when_idle: bool | None = None
+    failure_policy: Literal["retry", "stop"] | None = None
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] | None = None
+    handler_timeout: Seconds | None = None
+    on_handler_timeout: Literal["report", "cancel"] | None = None
+    on_data_loss: OnDataLoss | None = None
+
+    def model_post_init(self, context: object, /) -> None:
+        """Refuse what cannot work."""
+        if self.name == DEFAULT_SUBSCRIPTION:
+            raise ConfigurationError("name", "default is the subscription of the processor given to the host")
+        positions = [self.start] if isinstance(self.start, EventPosition) else self.start.values()
+        if self.catch_up is None and self.catch_up_group is None and not all(_is_end(each) for each in positions):
+            problem = 'only "latest" is possible without catch_up="shared" or a catch_up_group to read earlier events'
+            raise ConfigurationError("start", problem)
+
+    def applied_to(self, host: HostSettings) -> HostSettings:
+        """Return the options of a host, with those of this subscription in their place.
+
+        Raises:
+            ConfigurationError: `catch_up_group` is the host's consumer group.
+        """
+        if self.catch_up_group is not None and self.catch_up_group.lower() == host.consumer_group.lower():
+            raise ConfigurationError("catch_up_group", "must be another consumer group than the host's")
+        own = {name: getattr(self, name) for name in type(self).model_fields if name in HostSettings.model_fields}
+        return host.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+    def check_partitions(self, partition_ids: Collection[str]) -> None:
+        """Raise `ConfigurationError` if `start` names a partition that the hub does not have."""
+        if not isinstance(self.start, EventPosition) and (unknown := sorted(set(self.start) - set(partition_ids))):
+            raise ConfigurationError("start", f"the hub has no partition {unknown[0]}")
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """Keyword arguments of `EventProcessorHost.subscribe`; see `SubscriptionSettings`. Absent ones are the host's."""
+
+    start: SubscriptionPosition | Mapping[str, SubscriptionPosition]
+    """Where its partitions begin, recorded when the subscription is made. Default: "latest"."""
+    catch_up: Literal["shared"] | None
+    """How it reads events before the end: "shared" over the link that it shares with the others. Default: None."""
+    catch_up_group: str | None
+    """A second consumer group, in which it has a link of its own while it is far behind or too slow. Default: None."""
+    slow_after: float
+    """Seconds after which it is reported if it holds the other subscriptions back. Default: 60.0."""
+    on_slow: Literal["hold", "suspend"]
+    """What to do then: "hold" the others back, or "suspend" it at its checkpoint. Default: "hold"."""
+    checkpoint_policy: CheckpointPolicy | None
+    """When checkpoints are written without a call of `context.checkpoint()`. Default: None, as the host."""
+    max_batch_size: int | None
+    """The most events that `process_events` receives in one call. Default: None, as the host."""
+    call_when_idle: bool | None
+    """Whether `process_events` is called with an empty sequence after `max_wait_time`. Default: None, as the host."""
+    failure_policy: Literal["retry", "stop"] | None
+    """What to do if the processor raises: "retry", or "stop" the host. Default: None, as the host."""
+    handler_retry: RetryOptions | None
+    """The delays before a failed batch is given to the processor again. Default: None, as the host."""
+    handler_timeout: float | None
+    """Seconds after which a method that has not returned is reported. Default: None, as the host."""
+    on_handler_timeout: Literal["report", "cancel"] | None
+    """What to do beyond that: nothing, or "cancel" the method. Default: None, as the host."""
+    on_data_loss: OnDataLoss | None
+    """What to do if events that were to be read are gone. Default: None, as the host."""
+
+
+def _is_end(position: EventPosition) -> bool:
+    if position.enqueued_time is not None:
+        return position.enqueued_time >= datetime.now(UTC)
+    return position.offset == LATEST_OFFSET
 
 
 class HostSettings(FeedSettings):

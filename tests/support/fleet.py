@@ -116,6 +116,10 @@ class RecordingProcessor(EventProcessor):
             await self._on_close(context, reason)
 
 
+NO_PROCESSOR = object()
+"""Stands for a host without the subscription "default"."""
+
+
 class Fleet:
     """Any number of hosts on one hub and one lease store. Leaving it closes them, and checks that no task is left.
 
@@ -163,7 +167,7 @@ class Fleet:
             lambda: transport,
             store,
             settings,
-            RecordingProcessor(self.record) if processor is None else processor,
+            RecordingProcessor(self.record) if processor is None else None if processor is NO_PROCESSOR else processor,
             hooks=[reports.append],
             rng=random.Random(f"{self._seed} {name}"),
         )

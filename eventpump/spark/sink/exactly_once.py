@@ -35,7 +35,7 @@ from eventpump.aio.tasks import gather
 from eventpump.amqp.codec import decode
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import PartitionFeed, as_received
 from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
@@ -299,11 +299,19 @@ async def read_tail(
     settings = FeedSettings(hub=hub, consumer_group=options.consumer_group)
     position = EventPosition.at_sequence_number(after) if after >= 0 else EventPosition.earliest()
     spec = ReceiveLinkSpec(hub, settings.consumer_group, partition_id, position)
-    feed = PartitionFeed(transport, spec, settings, rng=random.Random(), startup_timeout=settings.startup_timeout)
+    feed = PartitionFeed(
+        transport,
+        spec,
+        settings,
+        wrap=as_received,
+        rng=random.Random(),
+        startup_timeout=settings.startup_timeout,
+    )
+    cursor = feed.cursor()
     feed.start()
     try:
         while True:
-            messages = feed.take(settings.prefetch_events)
+            messages = cursor.take(settings.prefetch_events)
             for event in map(ReceivedEvent, messages):
                 if event.sequence_number <= through:
                     yield event
@@ -313,7 +321,7 @@ async def read_tail(
                 continue
             if feed.error is not None:
                 raise feed.error
-            if not await feed.wait(options.scan_timeout):
+            if not await cursor.wait(options.scan_timeout):
                 raise ServiceTimeoutError(
                     f"no event of the tail came within {options.scan_timeout:g} s", entity=f"partition {partition_id}"
                 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
@@ -163,12 +163,12 @@ class KeptLinks:
     """Exclusive links that no task uses, each with the next number it receives. Used only on the loop."""
 
     def __init__(self) -> None:
-        self._feeds: dict[LinkKey, tuple[PartitionFeed, int]] = {}
+        self._feeds: dict[LinkKey, tuple[PartitionFeed[bytes], int]] = {}
 
     def __len__(self) -> int:
         return len(self._feeds)
 
-    async def take(self, key: LinkKey, number: int) -> PartitionFeed | None:
+    async def take(self, key: LinkKey, number: int) -> PartitionFeed[bytes] | None:
         """Return the link that continues exactly at a number, or None. A link at another number is closed."""
         feed, goes_on_at = self._feeds.pop(key, (None, -1))
         if feed is None:
@@ -178,11 +178,11 @@ class KeptLinks:
         await feed.aclose()
         return None
 
-    def keep(self, key: LinkKey, feed: PartitionFeed, number: int) -> None:
+    def keep(self, key: LinkKey, feed: PartitionFeed[bytes], number: int) -> None:
         """Keep a parked feed."""
         self._feeds[key] = (feed, number)
 
-    def forget(self, key: LinkKey, feed: PartitionFeed) -> None:
+    def forget(self, key: LinkKey, feed: PartitionFeed[bytes]) -> None:
         """Drop a feed that ended, for example because another worker took over its partition."""
         if self._feeds.get(key, (None, 0))[0] is feed:
             del self._feeds[key]
@@ -218,7 +218,8 @@ class _RangeLink:
         self._max_bytes = max_bytes
         self._startup_timeout = startup_timeout
         self._progress = RangeProgress(wanted)
-        self._feed: PartitionFeed | None = None
+        self._feed: PartitionFeed[bytes] | None = None
+        self._cursor: FeedCursor[bytes] | None = None
         self.is_kept = False
         """Whether the range is read on a link of an earlier task."""
 
@@ -230,7 +231,7 @@ class _RangeLink:
         kept = await self._links.take(self._key, progress.next)
         if kept is not None:
             self.is_kept = True
-            self._feed = kept
+            self._feed, self._cursor = kept, kept.cursor()
             kept.resume(progress.left)
             return
         key, links = self._key, self._links
@@ -257,30 +258,32 @@ class _RangeLink:
                 prefetch_events=self._options.prefetch_count,
                 prefetch_bytes=self._max_bytes,
             ),
+            wrap=as_received,
             rng=random.Random(),
             startup_timeout=self._startup_timeout,
             limit=progress.left,
             on_trouble=troubled,
         )
-        self._feed = feed
+        self._feed, self._cursor = feed, feed.cursor()
         feed.start()
 
     async def read(self) -> list[bytes]:
         """Return the next events: a full batch, or those up to the range's end; none if the range is completely
         read."""
-        progress, feed = self._progress, self._feed
+        progress, feed, cursor = self._progress, self._feed, self._cursor
         found: list[bytes] = []
         size = 0
         while not progress.is_done and len(found) < MAX_ROWS and size < self._max_bytes:
             assert feed is not None
-            messages = feed.take(min(MAX_ROWS - len(found), progress.left))
+            assert cursor is not None
+            messages = cursor.take(min(MAX_ROWS - len(found), progress.left))
             if messages:
                 messages = await self._within(messages)
                 found = found + messages if found else messages
                 size += sum(map(len, messages))
             elif feed.error is not None:
                 raise feed.error
-            elif not await feed.wait(self._options.receiver_timeout):
+            elif not await cursor.wait(self._options.receiver_timeout):
                 await self._find_out()
         return found
 
@@ -323,10 +326,11 @@ class _RangeLink:
     async def release(self) -> None:
         """Release the link of a completely read range: keep it if it is exclusive and can continue, otherwise close
         it."""
-        feed = self._feed
-        if feed is None:
+        feed, cursor = self._feed, self._cursor
+        if feed is None or cursor is None:
             return
         if self._options.owner_level is not None and self._progress.is_at_end and feed.park():
+            cursor.close()
             self._links.keep(self._key, feed, self._progress.next)
         else:
             await feed.aclose()

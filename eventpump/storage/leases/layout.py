@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 from eventpump.eventhubs.events import Checkpoint
 
-DEFAULT_SUBSCRIPTION: Final = "default"
-"""The subscription whose checkpoint lies in the lease itself."""
 NO_NUMBER: Final = -1
 """The sequence number of a lease that has no checkpoint, when it is made: where there is no
 offset, KEDA and Azure Functions begin after it. Hosts of the EventProcessorHost family ignore it then, and write 0.

@@ -53,7 +53,7 @@ class _Reader:
 class _Bounds:
     """Passes a feed on what comes, and checks what it then holds."""
 
-    def __init__(self, world: World, name: str, feed: PartitionFeed, settings: ReaderSettings) -> None:
+    def __init__(self, world: World, name: str, feed: PartitionFeed[bytes], settings: ReaderSettings) -> None:
         self._world = world
         self._name = name
         self._feed = feed

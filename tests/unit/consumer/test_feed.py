@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import PartitionFeed, as_received
 from eventpump.errors import (
     ConnectionLostError,
     ConsumerDisconnectedError,
@@ -34,6 +34,15 @@ from eventpump.testing.transport import FakeHub, FakeTransport
 Trouble = list[tuple[Exception, float | None]]
 
 
+class _ReadFeed(PartitionFeed[bytes]):
+    """A feed with one cursor."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        read = self.cursor()
+        self.take, self.wait, self.wake = read.take, read.wait, read.wake
+
+
 @asynccontextmanager
 async def _feed(
     hub: FakeHub,
@@ -43,13 +52,14 @@ async def _feed(
     seed: int = 1,
     limit: int | None = None,
     **options: Any,
-) -> AsyncIterator[PartitionFeed]:
+) -> AsyncIterator[_ReadFeed]:
     spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), owner_level=owner_level)
     told: Trouble = [] if trouble is None else trouble
-    feed = PartitionFeed(
+    feed = _ReadFeed(
         FakeTransport(hub),
         spec,
         FeedSettings(hub=hub.name, **options),
+        wrap=as_received,
         rng=random.Random(seed),
         limit=limit,
         on_trouble=lambda error, delay: told.append((error, delay)),
@@ -65,7 +75,7 @@ def _numbers(messages: list[bytes]) -> list[int]:
     return [ReceivedEvent(message).sequence_number for message in messages]
 
 
-async def _read(feed: PartitionFeed, count: int, limit: int = 300) -> list[int]:
+async def _read(feed: _ReadFeed, count: int, limit: int = 300) -> list[int]:
     got: list[int] = []
     while len(got) < count:
         messages = feed.take(limit)

@@ -19,7 +19,7 @@ class _FaultyStore:
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
 
-    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint) -> bool:
+    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint, subscription: str) -> bool:
         if self.failures:
             raise self.failures.pop(0)
         return True
@@ -46,6 +46,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
         store_timeout=5.0,
         rng=random.Random(1),
         lease=lambda: cast("Any", None),
+        key=lambda: "default",
         step=step,
         pause=asyncio.sleep,
         report=report,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from eventpump.amqp.types import Int, Short
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.feed import PartitionFeed, as_received
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
@@ -44,12 +44,13 @@ class _Reading:
         self.told: list[float] = []
         self.feeds = [self._feed(str(number)) for number in range(partitions)]
 
-    def _feed(self, partition_id: str) -> PartitionFeed:
+    def _feed(self, partition_id: str) -> PartitionFeed[bytes]:
         spec = ReceiveLinkSpec("telemetry", "$Default", partition_id, EARLIEST)
         feed = PartitionFeed(
             self.transport,
             spec,
             FeedSettings(hub="telemetry"),
+            wrap=as_received,
             rng=self.rng,
             on_attached=lambda: self._attached(partition_id),
             on_trouble=lambda error, delay: self.told.append(_now()),
