@@ -18,7 +18,7 @@ from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
-from eventpump.errors import EventError, RequestRefusedError, ServiceError
+from eventpump.errors import ConsumerDisconnectedError, EventError, RequestRefusedError, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
@@ -545,11 +545,13 @@ class SharedPartition:
     def _own_troubled(
         self, member: MemberFeed, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None
     ) -> None:
-        if member.feed is not feed:
+        if member.feed is not feed or isinstance(error, HubRecreatedError):
             return
-        if delay is not None:
-            member.calls.troubled(error, delay, True)
-        elif not isinstance(error, HubRecreatedError):
+        # Not as it is: a link that is stolen in that group says nothing about the lease.
+        failure = ServiceError(f"the link of its own in consumer group {member.catch_up_group}: {error}")
+        is_over = delay is None or isinstance(error, ConsumerDisconnectedError)
+        member.calls.troubled(failure, 0.0 if delay is None else delay, True)
+        if is_over:
             # As when five others read the partition in that group: it shares the link of the others, and they wait.
             member.catch_up_group = None
             self._share(member)
