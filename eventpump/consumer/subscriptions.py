@@ -294,7 +294,8 @@ class Subscriptions:
         """
         name = settings.name
         async with self._changing:
-            if name in self._own:
+            # One that another host has ended since may be subscribed to again here.
+            if name in self._own and (known := await self._records.read(name)) and known.record.is_active:
                 raise ConfigurationError("name", f"this host has subscribed to {name} already")
             stored = await self._agree(settings)
             start = SubscriptionStart(stored, self._records)
