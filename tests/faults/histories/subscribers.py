@@ -433,7 +433,7 @@ class SubscribersHistory(ConsumerHistory):
 
     async def _until_answered(self) -> None:
         def is_answered() -> bool:
-            return all(task.done() for host, task in self.users if host in self._living)
+            return all(task.done() for host, task in self.users if host.life.is_running)
 
         if not await self.world.until(is_answered, ANSWER):
             self.world.violate(f"a call of subscribe or unsubscribe has not returned after {ANSWER} s")
