@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import ReceivedEvent
-from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.starts import parse_position
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION, SubscriptionRecord
+from eventpump.interfaces import SubscriptionRecord
 from eventpump.reports import DataLost, HostReport
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.consumer import (
