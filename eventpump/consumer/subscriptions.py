@@ -132,11 +132,14 @@ class SubscriptionStart:
             action: "earliest" to begin at its beginning, "latest" at its end.
 
         Returns:
-            False if another host has replaced the record meanwhile.
+            False if it has been replaced meanwhile, by another host or for another partition.
         """
+        replaced = self.stored
+        if replaced.record.hub_created_at == hub.created_at:
+            return False
         position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
         starts = await self._records.starts(position, hub)
-        stored = await self._records.write(self._records.new(self.stored.record.name, hub, starts), self.stored)
+        stored = await self._records.write(self._records.new(replaced.record.name, hub, starts), replaced)
         if stored is None:
             return False
         self.stored = stored

@@ -175,25 +175,29 @@ async def _killed_in_memory(world: World, size: int) -> None:
         subscribed.set()
         await member.run()
 
-    owed = {(each, number) for each in hub.partition_ids for number in range(20, 20 + size // 4)}
-    processor = _Noting()
-    for turn in range(4):
-        processor, lives = _Noting(), [world.life(f"h{turn}-{each}") for each in range(2)]
+    async def began() -> tuple[_Noting, list[Life]]:
+        """Begin two hosts, and return once both have subscribed."""
+        processor = _Noting()
+        lives = [world.life(f"h{len(world.lives) + each}") for each in range(2)]
         for life in lives:
             subscribed = asyncio.Event()
             world.spawn(life, run(life, processor, subscribed), life.name)
             await subscribed.wait()
-        if not turn:
-            for partition_id in hub.partition_ids:
-                hub.publish(partition_id, count=size // 4)
-        if turn == 3:
-            await world.until(lambda: processor.got >= owed, 200.0)
-        else:
-            await world.until(lambda: len(processor.got) >= size // (turn + 2), 200.0)
-            for life in lives:
-                life.kill()
-    if processor.got != owed:
-        world.violate(f"{len(owed - processor.got)} never came, {len(processor.got - owed)} were before the start")
+        return processor, lives
+
+    for turn in range(3):
+        processor, lives = await began()
+        for partition_id in hub.partition_ids if turn == 0 else ():
+            hub.publish(partition_id, count=size // 4)
+        await world.until(lambda of=processor, least=size // (turn + 2): len(of.got) >= least, 200.0)  # type: ignore[misc]  # the defaults are the types
+        world.note("killed", len(processor.got))
+        for life in lives:
+            life.kill()
+    owed = {(each, number) for each in hub.partition_ids for number in range(20, 20 + size // 4)}
+    last, _ = await began()
+    await world.until(lambda: last.got >= owed, 200.0)
+    if last.got != owed:
+        world.violate(f"{len(owed - last.got)} never came, {len(last.got - owed)} were before the start")
 
 
 def test_hosts_of_one_process_that_end_without_a_word(request: pytest.FixtureRequest) -> None:

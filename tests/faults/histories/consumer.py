@@ -397,7 +397,7 @@ class ConsumerHistory:
             self._started(report.subscription, report.partition_id)
         self._loss_reported(report)
 
-    def _started(self, subscription: str, partition_id: str) -> None:
+    def _started(self, subscription: str | None, partition_id: str) -> None:
         """Take down that a host begins to read a partition."""
         self.ledger.started(partition_id)
 

@@ -34,7 +34,7 @@ from tests.faults.histories.consumer import (
     Profile,
     on_file,
 )
-from tests.faults.histories.ledger import Call, Ledger, Start
+from tests.faults.histories.ledger import Call, Ledger, Start, named_call
 from tests.faults.histories.manners import Manners, UnrulyProcessor
 from tests.faults.histories.world import Life, Violation, World, choose
 
@@ -117,6 +117,8 @@ class SubscriptionLedger(Ledger):
         self.making = making
         self.is_active = True
         self._start_of: dict[tuple[int, str], int] = {}
+        self._epochs: dict[str, int] = {}
+        """By partition: the latest epoch under which anything was delivered."""
         is_of_this_hub = record.hub_created_at == hub.created_at
         for partition_id in hub.partition_ids:
             partition, shore = hub.partition(partition_id), self._shores[making, partition_id]
@@ -136,7 +138,12 @@ class SubscriptionLedger(Ledger):
     def made_again(self) -> None:
         """Record that the hub was made again; the history sees to the report of it."""
         super().made_again()
+        self.stored.clear()
         self.unreported.clear()
+
+    def skipped(self, partition_id: str, first: int) -> None:
+        """Record a report of a loss after which everything up to the partition's end is passed over."""
+        self._shores[self.making, partition_id].reported.update(range(first, self.end(partition_id)))
 
     def returned(self) -> None:
         """Check, where `subscribe` has returned, that what is published from now on is delivered."""
@@ -148,7 +155,12 @@ class SubscriptionLedger(Ledger):
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
         """Record a call of `process_events`, and check that it may be."""
+        stored = self.stored.get(partition_id, -1)
+        is_first = partition_id not in self._epochs or epoch > self._epochs[partition_id]
+        self._epochs[partition_id] = epoch
         call = super().begin(host, partition_id, epoch, events)
+        if is_first and call.place[0] == self.making and call.numbers[0] <= stored:
+            self._world.violate(f"partition {partition_id}: {named_call(call)} begins before the checkpoint {stored}")
         if call.numbers[0] < self._start_of.get(call.place, 0):
             self._world.violate(f"partition {partition_id}: {call.numbers[0]} is before the start")
         return call
@@ -225,6 +237,7 @@ class SubscribersHistory(ConsumerHistory):
             name: {
                 "slow_after": rng.choice((5.0, 60.0)),
                 "on_slow": rng.choice(("hold", "suspend")),
+                "on_data_loss": rng.choice((None, None, "latest")),
                 "max_batch_size": rng.choice((None, 1, 7, 100)),
                 "checkpoint_policy": rng.choice(
                     (None, CheckpointPolicy(every_events=rng.randint(1, 20)), CheckpointPolicy.manual())
@@ -250,6 +263,8 @@ class SubscribersHistory(ConsumerHistory):
             del self.by_name[before.name]
             self.unreported.pop(before.name, None)
         elif record.key not in self.by_key:
+            if before is not None and before.hub_created_at == record.hub_created_at:
+                self.world.violate(f"{record.name}: made anew over one of the same hub")
             self.world.note("recorded" if before is None else "replaced", record.name, dict(record.starts))
             ledger = SubscriptionLedger(self.world, self.hub, self.ledger.making, record)
             self.by_key[record.key] = self.by_name[record.name] = ledger
@@ -257,21 +272,24 @@ class SubscribersHistory(ConsumerHistory):
             self.world.note("made active" if record.is_active else "kept", record.name)
             self.by_name[record.name].is_active = record.is_active
 
-    def _started(self, subscription: str, partition_id: str) -> None:
+    def _started(self, subscription: str | None, partition_id: str) -> None:
         if subscription == DEFAULT_SUBSCRIPTION:
             self.ledger.started(partition_id)
 
     def _loss_reported(self, report: HostReport) -> None:
-        if not isinstance(report, DataLost) or report.subscription == DEFAULT_SUBSCRIPTION:
+        if not isinstance(report, DataLost) or report.subscription in (None, DEFAULT_SUBSCRIPTION):
             super()._loss_reported(report)
             return
-        ledger, loss = self.by_name.get(report.subscription), report.loss
+        name, loss = str(report.subscription), report.loss
+        ledger = self.by_name.get(name)
         if loss.kind.name != "RETENTION":
-            self.unreported.pop(report.subscription, None)
+            self.unreported.pop(name, None)
         elif ledger is not None:
             assert report.partition_id is not None
             assert loss.last_missing is not None
             ledger.lost(report.partition_id, loss.first_missing, loss.last_missing)
+            if report.action == "latest":
+                ledger.skipped(report.partition_id, loss.first_missing)
 
     def _look_for_orphans(self, host: HistoryHost) -> None:
         super()._look_for_orphans(host)
