@@ -139,7 +139,13 @@ class Ledger:
         shore.reported |= numbers
 
     def hub_loss_reported(self, partition_id: str) -> None:
-        """Record a report that the hub is another one than that of the checkpoint."""
+        """Record a report that the hub is another one than that of the checkpoint.
+
+        Nothing is promised of what the present hub dropped before: its reading begins now, also where it had begun and
+        a host died before that was recorded.
+        """
+        shore = self._shores[self.making, partition_id]
+        shore.exempt.update(range(shore.truncated))
         self.unreported.discard(partition_id)
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:

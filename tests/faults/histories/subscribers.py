@@ -36,7 +36,7 @@ from tests.faults.histories.consumer import (
 )
 from tests.faults.histories.ledger import Call, Ledger, Start, named_call
 from tests.faults.histories.manners import Manners, UnrulyProcessor
-from tests.faults.histories.world import Life, Violation, World, choose
+from tests.faults.histories.world import Life, Violation, World, choose, own_paces
 
 NAMES = ("alerts", "archive", "audit")
 ANSWER = 180.0
@@ -421,9 +421,11 @@ class SubscribersHistory(ConsumerHistory):
             if host.host._source is None:
                 world.note("leave", host.life.name)
                 self._begin_to_leave(host)
-        if not self._living:
-            await self.join()
         await self._subscribe_everywhere()
+        if not self._living:
+            # Or the last one could not begin within its start-up time.
+            await self.join()
+            await self._subscribe_everywhere()
         resuming = world.loop.create_task(self._resume_suspended(), name="resume")
         for _ in range(2):
             for partition_id in self.hub.partition_ids:
@@ -446,7 +448,7 @@ class SubscribersHistory(ConsumerHistory):
                 self._spawn(host, self._subscribe(host, name))
         await self._until_answered()
         for name, ledger in self.by_name.items():
-            if not ledger.is_active:
+            if self._living and not ledger.is_active:
                 self.world.violate(f"{name}: subscribed to, and not active")
 
     async def _until_answered(self) -> None:
@@ -483,5 +485,5 @@ async def subscribers_history(world: World, size: int) -> None:
     """Live one history of hosts with several subscriptions. Its profile is the part of its kind behind the colon."""
     name = world.kind.partition(":")[2]
     world.note("profile", name)
-    with on_file(world, is_wanted=name == "store") as directory:
+    with on_file(world, is_wanted=name == "store") as directory, own_paces():
         await SubscribersHistory(world, PROFILES[name], directory).run(size)
