@@ -174,9 +174,10 @@ class Pressure:
             return None
         if self.since is None:
             self.since = now
-        seconds = now - self.since
-        if seconds < self._report_after:
+        # Not by the difference: that may be rounded to less than the time at which a timer for `next_report` fires.
+        if now < self.since + self._report_after:
             return None
+        seconds = now - self.since
         self._report_after = max(seconds, self._report_after) * 2
         return Held(share, seconds)
 

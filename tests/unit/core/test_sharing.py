@@ -157,3 +157,14 @@ def test_pressure_reports_a_slow_member_and_again_when_the_time_has_doubled() ->
     pressure.observe((0, 0), room, 100)
     assert [pressure.next_report] == [None]
     assert [now for now in range(101, 120) if pressure.observe(full, room, now) is not None] == [111]
+
+
+def test_a_report_is_due_at_the_time_that_was_promised() -> None:
+    """Observed at `next_report` a member is reported, though the difference to its beginning is rounded down."""
+    pressure = Pressure(slow_after=60.0)
+    room, full = (100, 1000), (100, 0)
+    assert pressure.observe(full, room, 1000.1) is None
+    due = pressure.next_report
+    assert due is not None
+    assert due - 1000.1 < 60.0
+    assert pressure.observe(full, room, due) is not None
