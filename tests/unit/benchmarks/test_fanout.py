@@ -118,8 +118,9 @@ def test_the_goal_is_eight_for_less_than_one_and_a_half(monkeypatch: pytest.Monk
     rows = {row.name: row for row in BENCHMARKS["fanout"](True, lambda _: None)}
     assert len(rows) == 10
     nothing, fields = (rows[f"fanout: 8 subscriptions beside one, {each}"] for each in fanning.READING.values())
-    assert (nothing.verdict, nothing.ratio) == ("met", pytest.approx(1.5 / 1.35))
-    assert (fields.verdict, fields.ratio) == ("", pytest.approx(1.5 / 2.4))
+    assert (nothing.verdict, fields.verdict) == ("met", "")
+    assert nothing.ratio == pytest.approx(1.5 / 1.35)
+    assert fields.ratio == pytest.approx(1.5 / 2.4)
     assert rows["fanout: 8 subscriptions, nothing read"].ratio == pytest.approx(400 / 13.5)
     monkeypatch.setattr(fanning, "ALLOWED", 1.3)
     assert next(row for row in BENCHMARKS["fanout"](True, lambda _: None) if row.goal).verdict == "missed"
