@@ -58,6 +58,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import (
+    CheckpointClaim,
     CheckpointStore,
     Clock,
     ConsumerScope,
@@ -75,11 +76,13 @@ from eventpump.interfaces import (
     SendLinkOpener,
     SendLinkSpec,
     StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
     Transport,
 )
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import StartPosition
+from eventpump.options.consumer import StartPosition, SubscriptionOptions
 from eventpump.options.credentials import (
     AccessToken,
     Credential,
@@ -104,6 +107,7 @@ from eventpump.reports import (
     LeaseReleased,
     LeaseTaken,
     LinkFailed,
+    LinkRewound,
     LinkStalled,
     LoopBlocked,
     OutsideReader,
@@ -116,6 +120,8 @@ from eventpump.reports import (
     ServiceFailed,
     StartIgnored,
     StoreFailed,
+    SubscriptionSlow,
+    SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
@@ -137,6 +143,7 @@ __all__ = [
     "BufferedOptions",
     "BufferedProducer",
     "Checkpoint",
+    "CheckpointClaim",
     "CheckpointDropped",
     "CheckpointPolicy",
     "CheckpointStore",
@@ -183,6 +190,7 @@ __all__ = [
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
+    "LinkRewound",
     "LinkStalled",
     "LoopBlocked",
     "Loss",
@@ -250,6 +258,11 @@ __all__ = [
     "StoreFailed",
     "StoredPublisherState",
     "StoredScopeRecord",
+    "StoredSubscription",
+    "SubscriptionOptions",
+    "SubscriptionRecord",
+    "SubscriptionSlow",
+    "SubscriptionWithoutProcessor",
     "TokenCredential",
     "Transport",
     "TransportName",
