@@ -149,7 +149,7 @@ class MemberFeed:
     def take(self, limit: int) -> list[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is."""
         cursor = self._cursor
-        if cursor is None:
+        if cursor is None or not cursor.available:
             return []
         events = cursor.take(limit)
         while self._skip_below is not None and events:
@@ -158,7 +158,8 @@ class MemberFeed:
                 self._skip_below = None
             events = new or cursor.take(limit)
         if events:
-            self._taken = events
+            # Only the last one: the others are kept as long as the processor needs them, and no longer.
+            self._taken = _last_of(events) or self._taken
         if self._shared.is_shared:
             self._shared.observe()
         if self.has_own_link:
@@ -790,3 +791,12 @@ def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
             if events[index].sequence_number < number:
                 return events[index + 1 :]
     return events
+
+
+def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:
+    """Return the last event whose place can be read, if there is one."""
+    for event in reversed(events):
+        with suppress(EventError):
+            event.sequence_number  # noqa: B018 - whether it can be read is the question
+            return [event]
+    return []
