@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 
-from eventpump.aio.tasks import TaskSet, resolve
+from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
-from eventpump.errors import EventError, RequestRefusedError, ServiceError
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.errors import EventError, OwnershipLostError, RequestRefusedError, ServiceError
+from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
     ConsumerScope,
@@ -55,6 +57,23 @@ class MemberCalls:
     troubled: Callable[[Exception, float | None, bool], None]
     rewound: Callable[[int | None], None]
     slow: Callable[[Held], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """A search for a place in the partition, for which the link is closed.
+
+    Attributes:
+        search: What to look for.
+        hub_created_at: The hub that it is to be found in.
+        facts: Reads the partition's properties.
+        found: Completes with the place.
+    """
+
+    search: PlaceSearch
+    hub_created_at: datetime
+    facts: Callable[[], Awaitable[PartitionProperties]]
+    found: asyncio.Future[Checkpoint]
 
 
 class MemberFeed:
@@ -325,10 +344,19 @@ class SharedPartition:
         self._ledger = ShareLedger()
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
+        self._looks: deque[_Look] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
         """Whether several subscriptions read."""
+        self.feeds_made = 0
+        """How many links were opened, links in place of failed ones not counted. Each event's origin ends with the
+        count before its own link."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a link, or one is being opened."""
+        return self._feed is not None
 
     # -------------------------------------------------------------------------------------------- who reads along
 
@@ -349,6 +377,7 @@ class SharedPartition:
         calls: MemberCalls,
         *,
         slow_after: float,
+        opens_anew: bool = False,
     ) -> MemberFeed:
         """Read along from a position.
 
@@ -357,6 +386,7 @@ class SharedPartition:
             beginning: Where its reading begins.
             calls: What to call of its pump.
             slow_after: Seconds after which it counts as slow while it holds the others back.
+            opens_anew: Whether the link is opened again, although the cache may have all that is needed.
         """
         self._awaited.discard(name)
         member = MemberFeed(self, name, beginning, calls, slow_after)
@@ -369,9 +399,11 @@ class SharedPartition:
             self._feed.fail(error)
         self._members[name] = member
         feed = self._feed
-        if feed is None:
+        if feed is None and not opens_anew:
             self._open_when_ready()
-        elif self._placement(member) is Placement.IN_CACHE:
+        elif feed is None:
+            self._begin_opening()
+        elif not opens_anew and self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
                 calls.attached()
@@ -380,6 +412,30 @@ class SharedPartition:
             self._begin_opening()
         self.is_shared = len(self._members) > 1
         return member
+
+    async def find_place(
+        self, search: PlaceSearch, hub_created_at: datetime, facts: Callable[[], Awaitable[PartitionProperties]]
+    ) -> Checkpoint:
+        """Find a place in the partition by receiving events. The link is closed meanwhile, and opened again after it.
+
+        Args:
+            search: What to look for.
+            hub_created_at: The hub that it is to be found in.
+            facts: Reads the partition's properties.
+
+        Raises:
+            UnknownPlaceError: There is no such place.
+            ServiceError: The position was refused, or the link failed for good.
+            HubRecreatedError: The hub was deleted and made again.
+            OwnershipLostError: The partition is given up.
+        """
+        look = _Look(search, hub_created_at, facts, asyncio.get_running_loop().create_future())
+        self._looks.append(look)
+        self._begin_opening()
+        try:
+            return await look.found
+        finally:
+            look.found.cancel()
 
     def leave(self, member: MemberFeed) -> None:
         """Forget a subscription that reads no more."""
@@ -425,6 +481,8 @@ class SharedPartition:
             if timer is not None:
                 timer.cancel()
         await self._tasks.cancel(CLOSE_TIMEOUT)
+        while self._looks:
+            reject(self._looks.popleft().found, OwnershipLostError(self._spec.partition_id))
 
     # --------------------------------------------------------------------------------------------------- the link
 
@@ -464,12 +522,16 @@ class SharedPartition:
     async def _open_again(self) -> None:
         """Close the link, find the numbers that are not known, and open it at the lowest one."""
         try:
-            while self._members:
+            while self._members or self._looks:
                 if self._feed is not None:
                     feed = self._feed
                     for member in self._members.values():
                         member.detach()
                     await self.close_feed(feed, CLOSE_TIMEOUT)
+                if self._looks:
+                    await self._look(self._looks[0])
+                    self._looks.popleft()
+                    continue
                 unknown = next((each for each in self._members.values() if each.number is None), None)
                 if unknown is None or len(self._members) == 1:
                     break
@@ -485,6 +547,42 @@ class SharedPartition:
             self._is_opening = False
         if self._members:
             self._open(checks_hub=True)
+
+    async def _look(self, look: _Look) -> None:
+        """Receive what a search asks for until it has found its place, or nobody waits for it any more."""
+        search = look.search
+        try:
+            while search.found is None and not look.found.done():
+                await self._receive(look)
+        except PumpEndedError:
+            reject(look.found, OwnershipLostError(self._spec.partition_id))
+        except Exception as error:
+            reject(look.found, error)
+        else:
+            if search.found is not None:
+                resolve(look.found, search.found)
+
+    async def _receive(self, look: _Look) -> None:
+        """Receive the events of one probe."""
+        search, probe = look.search, look.search.probe
+        feed = self._make_feed(
+            probe.position, look.hub_created_at, limit=probe.limit, checks_hub=True, on_trouble=_ignore
+        )
+        cursor = feed.cursor()
+        try:
+            feed.start()
+            while search.found is None and search.probe is probe and not look.found.done():
+                if not await cursor.wait(FIRST_EVENT_TIME):
+                    search.silent(await look.facts())
+                    return
+                for event in cursor.take(probe.limit):
+                    with suppress(EventError):
+                        if search.received(event.sequence_number, event.offset):
+                            return
+                if feed.error is not None:
+                    raise feed.error
+        finally:
+            await feed.aclose()
 
     def _probe(self, member: MemberFeed) -> PartitionFeed[ReceivedEvent]:
         """Make a feed that receives one event from a member's position on."""
@@ -535,7 +633,8 @@ class SharedPartition:
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None],
     ) -> PartitionFeed[ReceivedEvent]:
-        origin = (self._scope, self._spec.partition_id, hub_created_at)
+        origin = (self._scope, self._spec.partition_id, hub_created_at, self.feeds_made)
+        self.feeds_made += 1
         was_located = checks_hub
 
         async def locate(position: EventPosition) -> EventPosition:
@@ -590,6 +689,10 @@ class SharedPartition:
                 self._awaited.add(member.name)
         for index, member in enumerate(members):
             member.calls.troubled(error, delay, index == 0)
+
+
+def _ignore(error: Exception, delay: float | None) -> None:
+    """Do nothing: who asked for the place gets the error, and a link that fails now is opened again."""
 
 
 def _number_at(beginning: Beginning) -> int | None:

@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
 
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
@@ -22,54 +22,15 @@ ASK_PAUSE = 1.0
 ASK_PAUSE_MAX = 60.0
 """Seconds between two questions about gaps in a partition whose last gap was no loss; doubled each time, up to this."""
 
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _NUMBERED = re.compile(r"[0-9]{1,9}")
-
-
-# -------------------------------------------------------------------------------------------------------- as text
-
-
-def position_text(position: EventPosition) -> str:
-    """Write a position as text. Times are written in UTC, to the microsecond."""
-    operator = ">=" if position.inclusive else ">"
-    if position.offset is not None:
-        return f"offset{operator}{position.offset}"
-    if position.sequence_number is not None:
-        return f"number{operator}{int(position.sequence_number)}"
-    assert position.enqueued_time is not None
-    return f"time{operator}{position.enqueued_time.astimezone(UTC).isoformat()}"
-
-
-def parse_position(text: str) -> EventPosition:
-    """Read what `position_text` wrote.
-
-    Raises:
-        ValueError: It did not write this.
-    """
-    kind, operator, value = text.partition(">")
-    inclusive = value.startswith("=")
-    if inclusive:
-        value = value[1:]
-    match kind if operator else "":
-        case "offset":
-            position = EventPosition.at_offset(value, inclusive=inclusive)
-        case "number" if _NUMBER.fullmatch(value):
-            position = EventPosition.at_sequence_number(int(value), inclusive=inclusive)
-        case "time":
-            position = EventPosition.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
-        case _:
-            raise ValueError(f"{text[:80]!r} is no start of a partition")
-    if position_text(position) != text:
-        raise ValueError(f"{text[:80]!r} is no start of a partition")
-    return position
 
 
 def starts_text(configured: EventPosition | Mapping[str, EventPosition]) -> dict[str, str]:
     """Write the starts that a host is configured with, as a record keeps them: by partition id, "" for the others."""
     if isinstance(configured, EventPosition):
-        return {"": position_text(configured)}
-    return {"": position_text(EventPosition.earliest())} | {
-        partition_id: position_text(position) for partition_id, position in configured.items()
+        return {"": str(configured)}
+    return {"": str(EventPosition.earliest())} | {
+        partition_id: str(position) for partition_id, position in configured.items()
     }
 
 
@@ -109,7 +70,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
     if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
     text = record.starts.get(partition_id, record.starts.get(""))
-    return EventPosition.earliest() if text is None else parse_position(text)
+    return EventPosition.earliest() if text is None else EventPosition.parse(text)
 
 
 def hub_of(record: Record, partition_id: str) -> datetime:
