@@ -116,8 +116,7 @@ class OpenPartition:
             if not isinstance(origin, tuple) or origin[:-1] != self.origin:
                 raise not_delivered(self.partition_id)
             if origin[-1] < self.replayed.since:
-                problem = "it was delivered before a seek; pass one that was delivered after it"
-                raise ConfigurationError("event", problem)
+                raise delivered_before_seek()
             if self.replayed.has(origin[-1], event.sequence_number):
                 return None
         wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
@@ -171,6 +170,11 @@ class OpenPartition:
 def not_delivered(partition_id: str) -> ConfigurationError:
     """Return the error for a checkpoint of an event that a partition did not deliver."""
     return ConfigurationError("event", f"it was not delivered by partition {partition_id} here")
+
+
+def delivered_before_seek() -> ConfigurationError:
+    """Return the error for a checkpoint that would undo a seek."""
+    return ConfigurationError("event", "it was delivered before a seek; pass one that was delivered after it")
 
 
 def describe_position(position: EventPosition) -> str:

@@ -24,7 +24,7 @@ from eventpump.consumer.opening import (
     RecordChangedError,
     loss_error,
 )
-from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
+from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.rewind import Drain, Replay, ReplayedRanges, Requests, Seek
 from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
@@ -176,6 +176,7 @@ class PartitionPump:
         self._partition: OpenPartition | None = None
         self._requests = Requests()
         self._since_link = 0
+        self._sought: Checkpoint | None = None
         retry = settings.handler_retry
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
         self._group = subscription.start
@@ -470,6 +471,7 @@ class PartitionPump:
         feed = self._join(beginning, opens_anew=opens_anew)
         origin = (around.scope, partition_id, beginning.hub_created_at)
         replayed = ReplayedRanges(self._since_link)
+        self._sought = None
         self._partition = OpenPartition(
             partition_id,
             processor,
@@ -535,6 +537,7 @@ class PartitionPump:
         goes_back = False
         if seek is not None:
             assert isinstance(seek.place, Checkpoint)
+            self._sought = seek.place
             await self._opening.store(seek.place, is_reset=True)
             self._report(PositionSought, seek.place)
             if seek.done is not None:
@@ -749,7 +752,12 @@ class PartitionPump:
             self._report(ServiceFailed, f"seeking {seek.place}", error)
             await self._call_process_error(error)
             return partition
-        return await self._restart(partition, Seek(place, seek.done))
+        try:
+            return await self._restart(partition, Seek(place, seek.done))
+        finally:
+            # It is stored by now, or never will be.
+            if seek.done is not None:
+                resolve(seek.done, False)
 
     async def _stay_paused(self, partition: OpenPartition) -> None:
         """Wait until the pump is to deliver again, or to seek. The link, and the cache, are left to the others."""
@@ -1031,8 +1039,10 @@ class PartitionPump:
             raise OwnershipLostError(self.partition_id)
         if self._partition is not None:
             return self._partition.checkpoint(event, is_in_batch=self._runner.is_in_batch)
-        if event is not None:
+        if event is not None and self._sought is None:
             raise not_delivered(self.partition_id)
+        if event is not None and self._sought is not None and event.sequence_number > self._sought.sequence_number:
+            raise delivered_before_seek()
         return None
 
     def _lag(self) -> int | None:
