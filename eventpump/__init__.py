@@ -58,6 +58,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import (
+    CheckpointClaim,
     CheckpointStore,
     Clock,
     ConsumerScope,
@@ -75,11 +76,13 @@ from eventpump.interfaces import (
     SendLinkOpener,
     SendLinkSpec,
     StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
     Transport,
 )
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import StartPosition
+from eventpump.options.consumer import StartPosition, SubscriptionOptions
 from eventpump.options.credentials import (
     AccessToken,
     Credential,
@@ -104,18 +107,24 @@ from eventpump.reports import (
     LeaseReleased,
     LeaseTaken,
     LinkFailed,
+    LinkRewound,
     LinkStalled,
     LoopBlocked,
     OutsideReader,
     PartitionFailed,
     PartitionsFound,
+    PositionSought,
     ProcessorFailed,
     PumpClosed,
     PumpOverdue,
     PumpStarted,
+    RangeReplayed,
     ServiceFailed,
     StartIgnored,
     StoreFailed,
+    SubscriptionPaused,
+    SubscriptionSlow,
+    SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
@@ -137,6 +146,7 @@ __all__ = [
     "BufferedOptions",
     "BufferedProducer",
     "Checkpoint",
+    "CheckpointClaim",
     "CheckpointDropped",
     "CheckpointPolicy",
     "CheckpointStore",
@@ -183,6 +193,7 @@ __all__ = [
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
+    "LinkRewound",
     "LinkStalled",
     "LoopBlocked",
     "Loss",
@@ -207,6 +218,7 @@ __all__ = [
     "PartitionRouter",
     "PartitionStatus",
     "PartitionsFound",
+    "PositionSought",
     "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
@@ -222,6 +234,7 @@ __all__ = [
     "PumpStarted",
     "PumpState",
     "QuotaExceededError",
+    "RangeReplayed",
     "ReaderOptions",
     "ReceiveLink",
     "ReceiveLinkSpec",
@@ -250,6 +263,12 @@ __all__ = [
     "StoreFailed",
     "StoredPublisherState",
     "StoredScopeRecord",
+    "StoredSubscription",
+    "SubscriptionOptions",
+    "SubscriptionPaused",
+    "SubscriptionRecord",
+    "SubscriptionSlow",
+    "SubscriptionWithoutProcessor",
     "TokenCredential",
     "Transport",
     "TransportName",

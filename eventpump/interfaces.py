@@ -305,10 +305,6 @@ class Transport(HubDirectory, SendLinkOpener, Protocol):
 # ------------------------------------------------------------------------------------------------- stores
 
 
-DEFAULT_SUBSCRIPTION = "default"
-"""The subscription whose checkpoints lie where other programs read and write them."""
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerScope:
     """What a store's leases and checkpoints belong to: one consumer group of one hub.

@@ -17,26 +17,30 @@ ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
 AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
-BufferedProducer Checkpoint CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten ClientOptions Clock
-CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
-ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
-EventBatch EventData EventError EventPosition EventProcessor EventProcessorHost EventProducer EventPumpError
-EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
-InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError
-LinkFailed LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore
-NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError PartitionContext PartitionFailed
-PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
-PartitionRouter PartitionStatus PartitionsFound ProcessorFailed ProcessorFailedError ProducerDisconnectedError
-ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError PublisherIntent PublisherState
-PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError ReaderOptions ReceiveLink
-ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink
-SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
-SharedSignature SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed
-StoredPublisherState StoredScopeRecord TokenCredential Transport TransportName TransportType UnexpectedFailure
-connection_settings make_transport
+BufferedProducer Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
+ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions
+ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator
+EntityNotFoundError EventBatch EventData EventError EventPosition EventProcessor EventProcessorHost EventProducer
+EventPumpError EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory
+HubProperties InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken
+LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore
+MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError
+PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
+PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus PartitionsFound ProcessorFailed
+ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
+PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
+PumpState QuotaExceededError ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery
+RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult
+ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SqliteLeaseStore
+SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord
+StoredSubscription SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor
+TokenCredential Transport TransportName TransportType UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
+    "amqp/config.py": "unit/amqp/test_connection.py unit/amqp/test_limits.py",
+    "amqp/flow.py": "unit/amqp/test_link.py unit/amqp/test_states.py",
+    "amqp/frames.py": "unit/amqp/test_fitting.py unit/amqp/test_trace.py",
     "amqp/receiver.py": "unit/amqp/test_connection.py unit/amqp/test_limits.py unit/amqp/test_link.py",
     "amqp/sections.py": "unit/amqp/test_message.py unit/amqp/test_event_scan.py",
     "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",

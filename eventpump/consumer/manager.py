@@ -21,6 +21,7 @@ from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
 from eventpump.core.rewind import end_of_range
@@ -38,7 +39,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION, PartitionProperties, ReceiveLinkSpec
+from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec
 from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,

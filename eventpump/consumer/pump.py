@@ -32,7 +32,7 @@ from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
-from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.core.rewind import PlaceSearch, UnknownPlaceError
@@ -51,7 +51,6 @@ from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
-    DEFAULT_SUBSCRIPTION,
     Clock,
     ConsumerScope,
     HubDirectory,

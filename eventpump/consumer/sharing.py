@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
+from typing import Any
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
@@ -106,6 +107,7 @@ class MemberFeed:
         self._skip_below: int | None = None
         self._taken: list[ReceivedEvent] = []
         self._waiter: asyncio.Future[bool] | None = None
+        self._finding: FeedCursor[ReceivedEvent] | None = None
         self._error: Exception | None = None
         self._position = beginning.position
         self._number = _number_at(beginning)
@@ -171,7 +173,7 @@ class MemberFeed:
             self._shared.observe()
         return events
 
-    async def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
         """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
 
         Args:
@@ -180,8 +182,12 @@ class MemberFeed:
         Returns:
             False where the time ran out. Cancelled, nothing is lost.
         """
-        if self._cursor is not None:
-            return self._error is not None or await self._cursor.wait(timeout)
+        # No coroutine of its own around that of the cursor: this is called for each batch.
+        if self._cursor is not None and self._error is None:
+            return self._cursor.wait(timeout)
+        return self._wait_for_feed(timeout)
+
+    async def _wait_for_feed(self, timeout: float | None) -> bool:
         if self._error is not None:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -200,6 +206,8 @@ class MemberFeed:
             self._cursor.wake()
         if self._waiter is not None:
             resolve(self._waiter, True)
+        if self._finding is not None:
+            self._finding.wake()
 
     def reopen(self, error: ServiceError) -> None:
         """Close the link with an error of ours, and open another. Do nothing where there is none."""
@@ -287,14 +295,16 @@ class MemberFeed:
             if self._number is not None:
                 return
             feed = open_feed(self)
-            cursor = feed.cursor()
+            cursor = self._finding = feed.cursor()
             try:
                 feed.start()
                 await cursor.wait(FIRST_EVENT_TIME)
                 for event in cursor.take(1):
                     self._number = event.sequence_number
-                self._error = feed.error
+                if self._number is None and feed.error is not None:
+                    self.fail(feed.error)
             finally:
+                self._finding = None
                 await feed.aclose()
 
 
@@ -356,7 +366,7 @@ class SharedPartition:
     @property
     def is_open(self) -> bool:
         """Whether there is a link, or one is being opened."""
-        return self._feed is not None
+        return self._feed is not None and not self._feed.is_stopped
 
     # -------------------------------------------------------------------------------------------- who reads along
 
@@ -401,7 +411,8 @@ class SharedPartition:
         feed = self._feed
         if feed is None and not opens_anew:
             self._open_when_ready()
-        elif feed is None:
+        elif feed is None or feed.is_stopped:
+            # Or its last reader has just left, and it is about to be closed.
             self._begin_opening()
         elif not opens_anew and self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)

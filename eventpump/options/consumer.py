@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
-from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.starts import OnDataLoss
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition
