@@ -747,6 +747,8 @@ class PartitionPump:
         try:
             if isinstance(place, EventPosition):
                 place = await self._unless_ending(self.place_of(place))
+        except OwnershipLostError:
+            return partition
         except EventPumpError as error:
             self._report(ServiceFailed, f"seeking {seek.place}", error)
             await self._call_process_error(error)

@@ -20,7 +20,13 @@ from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
-from eventpump.errors import EventError, OwnershipLostError, RequestRefusedError, ServiceError
+from eventpump.errors import (
+    ConsumerDisconnectedError,
+    EventError,
+    OwnershipLostError,
+    RequestRefusedError,
+    ServiceError,
+)
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
@@ -565,7 +571,8 @@ class SharedPartition:
         try:
             while search.found is None and not look.found.done():
                 await self._receive(look)
-        except PumpEndedError:
+        except (PumpEndedError, ConsumerDisconnectedError):
+            # The next link of the partition finds out who took it.
             reject(look.found, OwnershipLostError(self._spec.partition_id))
         except Exception as error:
             reject(look.found, error)

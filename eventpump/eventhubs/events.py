@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
@@ -127,16 +128,16 @@ class EventPosition:
         inclusive = value.startswith("=")
         if inclusive:
             value = value[1:]
-        match kind if operator else "":
-            case "offset":
-                position = cls.at_offset(value, inclusive=inclusive)
-            case "number" if _NUMBER.fullmatch(value):
-                position = cls.at_sequence_number(int(value), inclusive=inclusive)
-            case "time":
-                position = cls.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
-            case _:
-                raise ValueError(f"{text[:80]!r} is no position: it must be a text that str of a position gave")
-        if str(position) != text:
+        position: EventPosition | None = None
+        with suppress(ValueError):
+            match kind if operator else "":
+                case "offset":
+                    position = cls.at_offset(value, inclusive=inclusive)
+                case "number" if _NUMBER.fullmatch(value):
+                    position = cls.at_sequence_number(int(value), inclusive=inclusive)
+                case "time":
+                    position = cls.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
+        if position is None or str(position) != text:
             raise ValueError(f"{text[:80]!r} is no position: it must be a text that str of a position gave")
         return position
 
