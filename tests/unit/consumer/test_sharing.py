@@ -143,6 +143,18 @@ async def test_a_slow_member_bounds_the_cache_and_is_named() -> None:
         assert await _read(fast, 500 - len(got)) == list(range(len(got), 500))
 
 
+async def test_one_that_is_alone_holds_none_back() -> None:
+    """When the others have left, a slow member is slow for nobody, and is not named."""
+    async with _world(prefetch_events=100) as world:
+        fast, slow = world.join("fast", _at(0), 0), world.join("slow", _at(0), 0)
+        world.hub.publish("0", count=500)
+        await _read(fast, 90, 10)
+        fast.stop()
+        await asyncio.sleep(100)
+        assert world.slow == []
+        assert await _read(slow, 500) == list(range(500))
+
+
 async def test_one_that_joins_as_the_last_one_leaves_has_a_link() -> None:
     """A link that is about to be closed is not joined; another one follows."""
     async with _world() as world:
