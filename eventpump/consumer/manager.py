@@ -119,6 +119,7 @@ class PartitionStatus:
         is_attached: Whether its link is attached now.
         held_events: Events received that only this subscription has not read yet: what it holds back from the others
             that share its link.
+        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
         is_paused: Whether it is paused.
     """
 
@@ -130,6 +131,7 @@ class PartitionStatus:
     lag: int | None
     is_attached: bool
     held_events: int
+    has_own_link: bool
     is_paused: bool
 
 
@@ -204,6 +206,7 @@ class PartitionManager:
                 pump.context.lag,
                 pump.is_attached,
                 pump.held_events,
+                pump.has_own_link,
                 pump.is_paused,
             )
             for slot in self._slots.values()

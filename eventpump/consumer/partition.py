@@ -115,7 +115,7 @@ class OpenPartition:
             origin = event.origin
             if not isinstance(origin, tuple) or origin[:-1] != self.origin:
                 raise not_delivered(self.partition_id)
-            if origin[-1] < self.replayed.since:
+            if self.replayed.is_before_seek(origin[-1], event.sequence_number):
                 raise delivered_before_seek()
             if self.replayed.has(origin[-1], event.sequence_number):
                 return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,6 +66,7 @@ from eventpump.reports import (
     LinkFailed,
     LinkRewound,
     LinkStalled,
+    OwnLink,
     PositionSought,
     ProcessorFailed,
     PumpClosed,
@@ -174,7 +176,7 @@ class PartitionPump:
         self._processor: EventProcessor | None = None
         self._partition: OpenPartition | None = None
         self._requests = Requests()
-        self._since_link = 0
+        self._sought_back = (0, 0)
         self._sought: Checkpoint | None = None
         retry = settings.handler_retry
         self._backoff = Backoff(retry.base_delay, retry.max_delay)
@@ -254,6 +256,11 @@ class PartitionPump:
     def is_attached(self) -> bool:
         """Whether its link is attached now."""
         return self._partition is not None and self._partition.feed.is_attached
+
+    @property
+    def has_own_link(self) -> bool:
+        """Whether it reads over a link of its own, in another consumer group."""
+        return self._partition is not None and self._partition.feed.has_own_link
 
     @property
     def held_events(self) -> int:
@@ -434,12 +441,12 @@ class PartitionPump:
         except BaseException as error:
             raise as_exception("making the processor", error) from error
 
-    async def _start(self, processor: EventProcessor, *, opens_anew: bool = False) -> OpenPartition:
+    async def _start(self, processor: EventProcessor, *, opens_anew: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
 
         Args:
             processor: The processor, open.
-            opens_anew: Whether the link is opened again in any case.
+            opens_anew: As of `SharedPartition.join`.
 
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
@@ -469,7 +476,7 @@ class PartitionPump:
         )
         feed = self._join(beginning, opens_anew=opens_anew)
         origin = (around.scope, partition_id, beginning.hub_created_at)
-        replayed = ReplayedRanges(self._since_link)
+        replayed = ReplayedRanges(*self._sought_back)
         self._sought = None
         self._partition = OpenPartition(
             partition_id,
@@ -498,7 +505,7 @@ class PartitionPump:
             report=self._report,
         )
 
-    def _join(self, beginning: Beginning, *, opens_anew: bool) -> MemberFeed:
+    def _join(self, beginning: Beginning, *, opens_anew: int | None) -> MemberFeed:
         return self._shared.join(
             self.subscription,
             beginning,
@@ -508,8 +515,10 @@ class PartitionPump:
                 self._link_trouble,
                 lambda number: self._report(LinkRewound, number),
                 self._slow,
+                lambda is_own: self._report(OwnLink, is_own),
             ),
             slow_after=self._subscription.slow_after,
+            catch_up_group=self._subscription.catch_up_group,
             opens_anew=opens_anew,
         )
 
@@ -533,7 +542,7 @@ class PartitionPump:
         # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more, or of
         # what was delivered before a seek.
         self._partition = None
-        goes_back = False
+        opens_anew: int | None = None
         if seek is not None:
             assert isinstance(seek.place, Checkpoint)
             self._sought = seek.place
@@ -542,10 +551,10 @@ class PartitionPump:
             if seek.done is not None:
                 resolve(seek.done, True)
             before = partition.feed.number
-            goes_back = before is None or seek.place.sequence_number + 1 < before
-            if goes_back:
-                self._since_link = self._shared.feeds_made
-        return await self._start(partition.processor, opens_anew=goes_back)
+            if before is None or seek.place.sequence_number + 1 < before:
+                opens_anew = max(self._sought_back[1], before or 0)
+                self._sought_back = self._shared.feeds_made, opens_anew
+        return await self._start(partition.processor, opens_anew=opens_anew)
 
     async def _find_beginning(self) -> Beginning:
         while True:
@@ -775,11 +784,13 @@ class PartitionPump:
         await feed.aclose()
         return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
 
-    def _rejoin(self, partition: OpenPartition, place: Beginning, *, opens_anew: bool = False) -> None:
+    def _rejoin(self, partition: OpenPartition, place: Beginning, *, opens_anew: int | None = None) -> None:
         """Read on from a place, unless the pump ends."""
+        if opens_anew is None and not self._shared.is_open:
+            # A link that is opened again begins with the check that the hub is still the same.
+            opens_anew = 0
         if self._goes_on():
-            # A link of its own begins with the check that the hub is still the same.
-            partition.feed = self._join(place, opens_anew=opens_anew or not self._shared.is_open)
+            partition.feed = self._join(place, opens_anew=opens_anew)
 
     async def _replay(self, partition: OpenPartition, replay: Replay) -> None:
         """Deliver a range, and go on as before."""
@@ -790,7 +801,7 @@ class PartitionPump:
             beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
             partition.replayed.begin(self._shared.feeds_made)
             try:
-                self._rejoin(partition, beginning, opens_anew=True)
+                self._rejoin(partition, beginning, opens_anew=sys.maxsize)
                 is_done = await self._deliver_range(partition, self._continuity_from(beginning), through)
             finally:
                 partition.replayed.end(through + 1 if place.expected is None else place.expected)
@@ -1070,7 +1081,8 @@ class PartitionPump:
             self._report(LinkFailed, error, delay)
 
     def _slow(self, held: Held) -> None:
-        suspends = self._subscription.suspends and not self._life.is_ending
+        subscription = self._subscription
+        suspends = subscription.suspends and subscription.catch_up_group is None and not self._life.is_ending
         self._report(SubscriptionSlow, held.share, held.seconds, suspends)
         if suspends:
             self._on_suspended()

@@ -155,10 +155,12 @@ class ReplayedRanges:
     its link.
 
     Attributes:
-        since: The first link of the present generation: events of earlier links were delivered before a seek.
+        since: The first link that was opened after the last seek to an earlier place.
+        below: Events of links before that, with a sequence number below this one, were delivered before a seek.
     """
 
     since: int = 0
+    below: int = 0
     _running: int | None = None
     _ended: list[tuple[int, int]] = field(default_factory=list)
 
@@ -166,6 +168,10 @@ class ReplayedRanges:
     def is_running(self) -> bool:
         """Whether a replay runs."""
         return self._running is not None
+
+    def is_before_seek(self, link: int, number: int) -> bool:
+        """Return whether the event with a sequence number, received over a link, was delivered before a seek back."""
+        return link < self.since and number < self.below
 
     def begin(self, link: int) -> None:
         """Record that a replay begins, whose first link has a number."""

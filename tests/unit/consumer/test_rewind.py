@@ -779,7 +779,8 @@ async def test_whatever_is_asked_for_each_range_comes_once(seed: int, with_failu
     batch that failed comes again, and a new owner begins at the stored checkpoint. In the end everything is drained.
     """
     rng = random.Random(f"{seed} {with_failures}")
-    async with Fleet(FakeHub(partitions=2, latency=rng.choice([0.0, 0.05])), seed=seed) as fleet:
+    hub = FakeHub(partitions=2, latency=rng.choice([0.0, 0.05]), consumer_groups=("$Default", "behind"))
+    async with Fleet(hub, seed=seed) as fleet:
         histories = {name: _History(fleet, name, rng, with_failures) for name in ("default", "alerts", "audit")}
         asked: list[asyncio.Task[Any]] = []
         running: list[str] = []
@@ -793,7 +794,8 @@ async def test_whatever_is_asked_for_each_range_comes_once(seed: int, with_failu
             )
             for each in ("alerts", "audit"):
                 processor = RecordingProcessor(Record(), on_events=histories[each].handle)
-                await host.subscribe(each, processor, start="earliest", catch_up="shared")
+                catching_up: Any = {"catch_up": "shared"} if each == "alerts" else {"catch_up_group": "behind"}
+                await host.subscribe(each, processor, start="earliest", **catching_up)
             fleet.runs[name] = asyncio.create_task(host.run())
             running.append(name)
 
