@@ -61,6 +61,7 @@ from eventpump.interfaces import (
     CheckpointStore,
     Clock,
     ConsumerScope,
+    EventSender,
     HubDirectory,
     HubProperties,
     LeaseStore,
@@ -79,7 +80,7 @@ from eventpump.interfaces import (
 )
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import StartPosition
+from eventpump.options.consumer import Park, StartPosition
 from eventpump.options.credentials import (
     AccessToken,
     Credential,
@@ -97,6 +98,8 @@ from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
+    EventParked,
+    EventSkipped,
     HandlerSlow,
     Hook,
     HostReport,
@@ -160,11 +163,14 @@ __all__ = [
     "EventBatch",
     "EventData",
     "EventError",
+    "EventParked",
     "EventPosition",
     "EventProcessor",
     "EventProcessorHost",
     "EventProducer",
     "EventPumpError",
+    "EventSender",
+    "EventSkipped",
     "EventTooLargeError",
     "FeedOptions",
     "HandlerSlow",
@@ -197,6 +203,7 @@ __all__ = [
     "OnSuccess",
     "OutsideReader",
     "OwnershipLostError",
+    "Park",
     "PartitionContext",
     "PartitionFailed",
     "PartitionLease",

@@ -89,9 +89,15 @@ class CheckpointTracker:
         """The last event handed to the processor."""
         return self._delivered
 
-    def events_delivered(self, last: Positioned) -> None:
-        """Record a batch that is being handed over, by its last event."""
-        self._delivered = self._running = last
+    def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
+        """Record a batch that is being handed over, by its last event.
+
+        Args:
+            is_again: Whether it is a part of the batch before, which failed: what was delivered stays delivered.
+        """
+        self._running = last
+        if not is_again:
+            self._delivered = last
 
     def events_failed(self) -> None:
         """Record that the batch handed over last was not processed: it is delivered again, or given up."""

@@ -40,6 +40,8 @@ _VALUES: dict[str, Any] = {
     "drops_connection": False,
     "running_for": 60.0,
     "is_cancelled": True,
+    "attempts": 3,
+    "hub": "parked",
 }
 
 _KINDS = [
