@@ -48,7 +48,8 @@ from eventpump.amqp.connection import (
     SaslRequested,
     SessionEnded,
 )
-from eventpump.amqp.link import UINT, Link
+from eventpump.amqp.flow import UINT
+from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.amqp.types import Int, Short, UInt
@@ -223,7 +224,7 @@ class CannedConnection:
 
     def __init__(self, canned: Canned) -> None:
         self.engine = Connection(service_config(MAX_MESSAGE_SIZE), Role.SERVER)
-        self.engine.limits = with_token(MAX_MESSAGE_SIZE)  # it asks nobody for a token
+        self.engine.limits = with_token(MAX_MESSAGE_SIZE)  # it does not require a token
         self._canned = canned
         self._protocol: ConnectionProtocol | None = None
         self._loop = asyncio.get_running_loop()
@@ -236,7 +237,7 @@ class CannedConnection:
     # ------------------------------------------------------------------------------------ the shell's calls
 
     def on_connected(self, protocol: ConnectionProtocol) -> None:
-        """Take over the shell that carries the bytes."""
+        """Store the shell that transfers the bytes."""
         self._protocol = protocol
 
     def on_events(self, events: list[Event]) -> None:

@@ -22,7 +22,7 @@ class Certificate:
 
 @contextmanager
 def certificate() -> Iterator[Certificate]:
-    """Make a certificate for this machine; its files are gone afterwards."""
+    """Create a certificate for this machine; its files are gone afterwards."""
     authority = trustme.CA()
     made = authority.issue_cert("localhost", "127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:

@@ -77,7 +77,7 @@ def compare(
     note: str = "",
     **more: Any,
 ) -> Row:
-    """Make the row of two sides: the medians of both, and the ratio of each round.
+    """Return the row of two sides: the medians of both, and the ratio of each round.
 
     Args:
         subject: The name of our side in the rounds.

@@ -92,7 +92,7 @@ class _Process:
         self._process.stdin.flush()
 
     def stop(self) -> None:
-        """End it, if need be by force. Stopping twice is fine."""
+        """Stop it, by force if necessary. May be called twice."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT)

@@ -184,7 +184,7 @@ def _read_raw(service: CannedService, events: int) -> Figures:
 
 
 def _tried_rows(name: str, tried: Mapping[Configuration, Figures]) -> list[Row]:
-    """Make a row of each configuration that was tried. It has no ratio: a short run is not compared with."""
+    """Return a row for each configuration that was tried. It has no ratio: a short run is not compared with."""
     return [
         Row(
             name=f"{name}, azure-eventhub {configuration.name}",

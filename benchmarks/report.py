@@ -89,7 +89,7 @@ class Row:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the row of a JSON object; what the object lacks has its default, what is no field is left out.
+        """Return the row of a JSON object; missing fields get their defaults, unknown members are ignored.
 
         Raises:
             TypeError: A field without a default is missing.

@@ -122,7 +122,7 @@ SENT: Final[Sequence[Row]] = (
         Node(
             "producer/buffered.py",
             "acts",
-            "core/router.py chooses the partition, BufferRoom gives room, core/accumulator.py the batch; "
+            "core/router.py chooses the partition, BufferRoom gives room, producer/accumulator.py the batch; "
             "a full, due or flushed batch goes on",
             1,
         ),
@@ -236,7 +236,7 @@ def _contracts() -> list[dict[str, Any]]:
 
 def layers() -> list[list[str]]:
     """Return the layers of the import contract, the highest first, each with its siblings."""
-    (contract,) = (each for each in _contracts() if each["type"] == "layers")
+    (contract,) = (each for each in _contracts() if each.get("containers") == ["eventpump"])
     return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
 
 

@@ -1,13 +1,13 @@
-"""Read the trades of several sources, a hub each, and publish a bar per symbol and window to one hub.
+"""Read the trades of several sources, each a hub, and publish one bar per symbol and window to one hub.
 
     python examples/aggregate.py --source nyse --source lse --target bars --connection-string "Endpoint=..."
 
 A trade is JSON: {"symbol": "ACME", "price": 12.5, "size": 100, "time": 1760000000.25}; the time is in seconds. A window
-is published when every partition has gone past it or has been quiet for a while; trades that come later still are
-counted and left out. One process does it all, because a bar needs the trades of all partitions.
+is published when every partition has passed it or has been silent for a while; trades that arrive even later are
+counted and left out. One process reads everything, because a bar needs the trades of all partitions.
 
-It may be killed at any moment. The bars of a window are one message, so the log of bars tells which windows are
-published; checkpoints are written only behind trades whose windows are.
+It can be killed at any moment. The bars of a window are one message, so the hub of bars shows which windows are
+published; checkpoints are written only after trades whose windows are published.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from eventpump import (
 )
 
 OUTPUT = "0"
-"""The partition of the target that all bars go to, in order of time."""
+"""The partition of the target hub for all bars, in order of time."""
 
 
 @dataclass
 class Bar:
-    """What happened to a symbol in a window."""
+    """The aggregate of a symbol's trades in a window."""
 
     trades: int = 0
     volume: int = 0
@@ -60,12 +60,12 @@ class Bar:
 
 @dataclass
 class Partition:
-    """How far a partition of a source is read.
+    """The reading position in a partition of a source.
 
     Attributes:
-        time: Of its latest trade.
-        heard: When it last gave one, by the loop's clock.
-        open: Trades whose windows are not published yet, or that stand behind such: their window, and the event.
+        time: The time of its latest trade.
+        heard: When it was received, by the loop's clock.
+        open: Trades whose windows are not published yet, and later ones: their window, and the event.
     """
 
     heard: float
@@ -94,14 +94,14 @@ class Windows:
             self.bars[start][trade["symbol"]].add(trade["time"], trade["price"], trade["size"])
 
     def settled(self, partition: Partition) -> ReceivedEvent | None:
-        """Find the last event up to which everything is published."""
+        """Return the last event up to which everything is published."""
         settled = None
         while partition.open and partition.open[0][0] < self.published_until:
             _, settled = partition.open.popleft()
         return settled
 
     def complete(self, now: float) -> list[float]:
-        """Find the windows that no more trades are expected for."""
+        """Return the windows for which no more trades are expected."""
         if len(self.partitions) < self.expected:
             return []
         talking = (each.time for each in self.partitions.values() if now - each.heard < self.quiet)
@@ -130,11 +130,11 @@ class Trades(EventProcessor):
 
 
 async def publish_bars(producer: EventProducer, windows: Windows, count: int | None) -> None:
-    """Publish windows as they are complete, for ever or until so many bars are out."""
+    """Publish windows when they are complete, indefinitely or until a number of bars is published."""
     bars = 0
     while count is None or bars < count:
         for start in windows.complete(asyncio.get_running_loop().time()):
-            # What comes for this window from now on is left out.
+            # Trades that arrive for this window from now on are left out.
             window = windows.bars.pop(start)
             closed = start + windows.length
             message = [
@@ -168,14 +168,14 @@ async def send(producer: EventProducer, message: list[EventData]) -> None:
         try:
             await producer.send(message, partition_id=OUTPUT)
         except PublishOutcomeUnknownError as error:
-            print(error, flush=True)  # the very same list again is never a second copy
+            print(error, flush=True)  # sending the same list again never stores a second copy
         else:
             return
 
 
 async def published_until(connection_string: str, producer: EventProducer, target: str) -> float:
-    """Read in the last bar where its window ended."""
-    # Attaching with a higher level shuts a former process out: from here on the log changes by our hand only.
+    """Return when the window of the last published bar ended."""
+    # Attaching with a higher level fences out a former process: from here on only this process adds bars.
     await producer.get_partition_publishing_properties(OUTPUT)
     last = (await producer.get_partition_properties(OUTPUT)).last_enqueued_sequence_number
     position = EventPosition.at_sequence_number(last, inclusive=True)
@@ -198,7 +198,7 @@ async def aggregate(
                 idempotent=True,
                 name="bars",
                 state_store=SqlitePublisherStateStore(state),
-                # What a former process had on its way is read from the log of bars, once it is shut out.
+                # In-flight bars of a former process are read from the hub of bars, after that process is fenced out.
                 mode="exclusive",
                 on_doubt="accept",
             )
@@ -215,7 +215,7 @@ async def aggregate(
                     connection_string,
                     source,
                     processor=Trades(source, windows),
-                    # Short, because a process that is started again after a kill waits for its former leases to end.
+                    # Short, because a process that is restarted after a kill waits for its former leases to expire.
                     lease_store=SqliteLeaseStore(state, lease_duration=6),
                     renew_interval=2,
                     call_when_idle=True,
@@ -234,14 +234,14 @@ async def aggregate(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
-    parser.add_argument("--source", action="append", required=True, help="a hub of trades; give several")
+    parser.add_argument("--source", action="append", required=True, help="a hub of trades; may be repeated")
     parser.add_argument("--target", default="bars", help="the hub that bars are published to")
     parser.add_argument("--state", default="aggregate.db", help="a SQLite file, for leases and the publisher's state")
     parser.add_argument("--window", type=float, default=1.0, help="seconds")
     parser.add_argument(
-        "--quiet", type=float, default=5.0, help="seconds after which a silent partition is not awaited"
+        "--quiet", type=float, default=5.0, help="seconds of silence after which a partition is not waited for"
     )
-    parser.add_argument("--count", type=int, help="stop after so many bars")
+    parser.add_argument("--count", type=int, help="stop after this many bars")
     args = parser.parse_args()
     asyncio.run(
         aggregate(args.connection_string, args.source, args.target, args.state, args.window, args.quiet, args.count)

@@ -1,4 +1,4 @@
-"""Keep a running mean per sensor, on as many processes as you like; start it twice and watch them share.
+"""Compute a running mean per sensor, in any number of processes; start it twice to see them share the partitions.
 
     python examples/consume.py --connection-string "Endpoint=..." --hub telemetry --leases leases.db
 
@@ -24,7 +24,7 @@ from eventpump import (
 
 
 class Means(EventProcessor):
-    """One object serves all partitions, so it may keep what it likes between calls."""
+    """One object serves all partitions, so it can keep state between calls."""
 
     def __init__(self, count: int | None) -> None:
         self.means: dict[str, tuple[int, float]] = {}
@@ -81,6 +81,6 @@ if __name__ == "__main__":
     parser.add_argument("--connection-string", default=given, required=given is None)
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
-    parser.add_argument("--count", type=int, help="stop after so many events")
+    parser.add_argument("--count", type=int, help="stop after this many events")
     args = parser.parse_args()
     asyncio.run(consume(args.connection_string, args.hub, args.leases, args.count))

@@ -1,11 +1,11 @@
-"""Publish the lines of a file, each exactly once and in order, whatever happens to this process: kill it with -9 at any
-moment, start it again, and it goes on with the first line that the service does not have.
+"""Publish the lines of a file, each exactly once and in order, whatever happens to this process: kill it with SIGKILL
+at any moment, restart it, and it continues with the first line that the service does not have.
 
     python examples/idempotent_publisher.py orders.txt --connection-string "Endpoint=..." --hub telemetry
 
-The state store keeps who this publisher is to the service, under a name: written before the first line is sent. How far
-it came it asks the service. `replayable`: every run sends the same lines under the same numbers, so that a run that is
-still alive, or a line of it that arrives late, does no harm.
+The state store persists this publisher's identity, under a name, before the first line is sent. The service reports how
+many lines are published. `replayable`: every run sends the same lines under the same numbers, so a former run that is
+still alive, or one of its lines that arrives late, does no harm.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def publish(
         with source.open(encoding="utf-8") as lines:
             for _ in islice(lines, done):
                 pass
-            # The same lines make up the same batch in every run: what a killed process sent last may still be on its
-            # way to the service, which knows it by its numbers for what is sent here again.
+            # The same lines form the same batch in every run: the last batch of a killed process may still be in
+            # flight, and the service recognizes it by its numbers as a repeat.
             while batch := [EventData(line.rstrip("\n")) for line in islice(lines, batch_lines)]:
                 await send(producer, batch, partition_id)
                 done += len(batch)
@@ -47,7 +47,7 @@ async def publish(
 
 
 async def send(producer: EventProducer, batch: list[EventData], partition_id: str) -> None:
-    """Send a batch until it is known to be stored: the very same list again is never a second copy."""
+    """Send a batch until it is known to be stored: sending the same list again never stores a second copy."""
     while True:
         try:
             await producer.send(batch, partition_id=partition_id)
@@ -59,7 +59,7 @@ async def send(producer: EventProducer, batch: list[EventData], partition_id: st
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("source", type=Path, help="a file of lines that does not change but for growing")
+    parser.add_argument("source", type=Path, help="a file of lines, which may only be appended to")
     parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--partition", default="0")

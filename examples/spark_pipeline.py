@@ -4,12 +4,12 @@
     eventpump emulator --hub trades:4 --hub bars:4      # prints the connection string
     python examples/spark_pipeline.py --connection-string "Endpoint=..." --make-trades 5000
 
-A trade is JSON: {"symbol": "ACME", "price": 12.5, "size": 100, "time": "2030-01-31T12:00:00.25Z"}. The query may be
-killed at any moment and started again: checkpoint and ledger, both below --state, say where it goes on. Neither is of
-use without the other.
+A trade is JSON: {"symbol": "ACME", "price": 12.5, "size": 100, "time": "2030-01-31T12:00:00.25Z"}. The query can be
+killed at any moment and restarted: it continues from checkpoint and ledger, both below --state. Each is useless without
+the other.
 
-On a cluster, leave out `local_session`: the session is there, `eventpump[spark]` is installed on every machine, and
---state is a directory that all drivers see.
+On a cluster, omit `local_session`: the session exists, `eventpump[spark]` is installed on every machine, and --state is
+a directory that all drivers can access.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TRADE = "symbol string, price double, size bigint, time timestamp"
 
 
 def read_trades(spark: SparkSession, connection_string: str, hub: str) -> DataFrame:
-    """Read trades: from the checkpoint, where there is one, else from the beginning."""
+    """Read trades: from the checkpoint, if there is one, else from the beginning."""
     return (
         spark.readStream.format("eventpump")
         .option("connectionString", connection_string)
         .option("hub", hub)
         .option("startingPosition", "earliest")
         .option("maxEventsPerTrigger", 100_000)
-        .schema("body binary, sequenceNumber bigint")  # what is not named here is not decoded
+        .schema("body binary, sequenceNumber bigint")  # other columns are not decoded
         .load()
         .select(F.from_json(F.col("body").cast("string"), TRADE).alias("trade"), "sequenceNumber")
         .select("trade.*", "sequenceNumber")
@@ -50,7 +50,7 @@ def read_trades(spark: SparkSession, connection_string: str, hub: str) -> DataFr
 
 
 def make_bars(trades: DataFrame, window: str, late: str) -> DataFrame:
-    """Make a bar per symbol and window, in the columns of an event, and those to order events by."""
+    """Return one bar per symbol and window, as the columns of an event, and columns to order events by."""
     return (
         trades.withWatermark("time", late)
         .groupBy(F.window("time", window), "symbol")
@@ -74,7 +74,7 @@ def report(receipt: BatchReceipt) -> None:
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Run the query until it is stopped, or with --once until all that is there now is done."""
+    """Run the query until it is stopped, or with --once until all available trades are processed."""
     register(spark)
     listener = LagListener()
     publish = foreach_batch_producer(
@@ -103,7 +103,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 
 async def make_trades(connection_string: str, hub: str, count: int) -> None:
-    """Publish made-up trades of a minute, and one a minute later, which closes all windows before it."""
+    """Publish simulated trades of a minute, and one a minute later, which closes all windows before it."""
     rng = random.Random()
     start = datetime.now(UTC)
     trades = [
@@ -127,10 +127,10 @@ def main() -> None:
     parser.add_argument("--source", default="trades", help="the hub of trades")
     parser.add_argument("--target", default="bars", help="the hub that bars are published to")
     parser.add_argument("--state", type=Path, default=Path("spark-bars"), help="the directory of checkpoint and ledger")
-    parser.add_argument("--window", default="5 seconds", help="of a bar")
-    parser.add_argument("--late", default="10 seconds", help="how late a trade may come")
-    parser.add_argument("--once", action="store_true", help="stop when all that is there now is done")
-    parser.add_argument("--make-trades", type=int, metavar="N", help="publish so many made-up trades first")
+    parser.add_argument("--window", default="5 seconds", help="the length of a bar's window")
+    parser.add_argument("--late", default="10 seconds", help="how late a trade may be")
+    parser.add_argument("--once", action="store_true", help="stop when all available trades are processed")
+    parser.add_argument("--make-trades", type=int, metavar="N", help="publish this many simulated trades first")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("eventpump.spark").setLevel(logging.INFO)

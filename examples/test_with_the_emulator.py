@@ -1,4 +1,4 @@
-"""How to test a processor of your own against the local service: `pytest examples`."""
+"""How to test your own processor against the local service: `pytest examples`."""
 
 from __future__ import annotations
 

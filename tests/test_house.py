@@ -37,6 +37,9 @@ TokenCredential Transport TransportName TransportType UnexpectedFailure connecti
 """
 
 _COVERED_BY = {
+    "amqp/config.py": "unit/amqp/test_connection.py unit/amqp/test_limits.py",
+    "amqp/flow.py": "unit/amqp/test_link.py unit/amqp/test_states.py",
+    "amqp/frames.py": "unit/amqp/test_fitting.py unit/amqp/test_trace.py",
     "amqp/receiver.py": "unit/amqp/test_connection.py unit/amqp/test_limits.py unit/amqp/test_link.py",
     "amqp/sections.py": "unit/amqp/test_message.py unit/amqp/test_event_scan.py",
     "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",

@@ -52,6 +52,9 @@ def test_log_of_the_key():
 def test_log_of_a_signature():
     logging.getLogger("asyncio").debug("signed %s", SIGNATURE)
 
+def test_log_of_a_frame():
+    logging.getLogger("eventpump.amqp").debug("attach %s", KEY)
+
 def test_log_of_a_sas():
     log.info(SAS)
 

@@ -20,7 +20,7 @@ def client_options(connection_string: str, options: dict[str, Any] | None) -> di
 
 
 def event_of(sample: Sample) -> EventData:
-    """Make an event."""
+    """Return an event."""
     event = EventData(sample.body)
     if sample.properties is not None:
         event.properties = sample.properties  # type: ignore[assignment]  # its keys may be bytes too

@@ -39,7 +39,7 @@ class Tally:
         self._total = 0
 
     def add(self, partition_id: str, first: int, last: int, count: int, size: int, enqueued: datetime | None) -> bool:
-        """Take in a batch: its first and last sequence number, and its last event's body size and enqueued time.
+        """Record a batch: its first and last sequence number, and its last event's body size and enqueued time.
 
         Returns:
             Whether that was enough.
@@ -64,7 +64,7 @@ class Tally:
 
 
 async def rest_until_told() -> None:
-    """Say that this side is ready, and wait until the benchmark lets it go on."""
+    """Report that this side is ready, and wait until the benchmark starts it."""
     print(READY, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 

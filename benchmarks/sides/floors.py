@@ -59,7 +59,7 @@ class Decoded:
 
 
 def decoded(kind: str, count: int) -> list[Decoded]:
-    """Make decoded events."""
+    """Return decoded events."""
     events = map(ReceivedEvent, CannedPartition("0", kind, count).events)
     return [Decoded(each.body, each.offset, each.sequence_number, each.enqueued_time) for each in events]
 

@@ -110,7 +110,7 @@ class InMemory(DataSource):
         return ddl()
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Make the reader."""
+        """Return the reader."""
         options = {name.lower(): value for name, value in self.options.items()}
         return _InMemoryReader({**options, "columns": ",".join(schema.fieldNames())})
 
@@ -183,7 +183,7 @@ class Obvious(DataSource):
         return ddl()
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Make the reader."""
+        """Return the reader."""
         return _ObviousReader({name.lower(): value for name, value in self.options.items()})
 
 
@@ -432,7 +432,7 @@ def hits(connection_string: str, hub: str, events: int, per_batch: int) -> dict[
 
 
 def _sum_of_counters(spark: SparkSession) -> ReceiveCounters:
-    """Ask every worker there is, by as many jobs as reach them all."""
+    """Query every worker, with as many jobs as are needed to reach them all."""
     found: dict[int, ReceiveCounters] = {}
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from benchmarks.canned import CannedPartition
 from benchmarks.sides.common import BODY_SIZE
-from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Messages, Role, SaslRequested
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.connection import Connection, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
@@ -40,7 +41,7 @@ CHUNK = 230
 
 
 def make_messages(count: int) -> list[bytes]:
-    """Make events as the service sends them."""
+    """Return events as the service sends them."""
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     body = b"x" * BODY_SIZE
     return [
@@ -80,7 +81,7 @@ def stages(rounds: int) -> dict[str, float]:
             costs[name].append(each())
 
     costs["pump"] = asyncio.run(_pump(messages, rounds, others))
-    # The pump makes the event objects, which stand in the row of the event.
+    # The pump creates the event objects, which are measured in the row of the event.
     costs["pump"] = [pump - making for pump, making in zip(costs["pump"], costs["making"], strict=True)]
     floors = costs.pop("floor")
     floor = statistics.median(floors) / WINDOW * 1e6
@@ -89,7 +90,7 @@ def stages(rounds: int) -> dict[str, float]:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep what is freed, where there is glibc.
+    """Make glibc keep freed memory, on systems with glibc.
 
     Else it is a matter of chance, for a whole process, whether the reads of the engine fit between what is in use or
     their memory is given back and asked for each time: 185 page faults per round, or none, and 13 % of the engine.

@@ -1,4 +1,4 @@
-"""The one loop that repeats a failed operation. What it does after a failure, `core/backoff.py` decides."""
+"""The one loop that retries a failed operation. `core/backoff.py` decides what follows a failure."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ async def retrying(
 ) -> _T:
     """Attempt an operation until it succeeds, and return its result.
 
-    After a failure the service's busy wait is kept, with the policy's delay on top. Cancelled, the attempt that is
-    under way is cancelled, and none follows.
+    After a failure the service's busy wait is added to the policy's delay. If it is cancelled, the attempt in progress
+    is cancelled, and none follows.
 
     Args:
-        attempt: Begins the operation; called once per attempt.
+        attempt: Starts the operation; called once per attempt.
         policy: The number of attempts and the delays between them.
         rng: Spreads the delays.
         is_final: Returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
             whose `Recovery` is not to give up, or a `StoreError`.
-        was_attached: Returns whether the attempt that has just failed had a link. Where given, an attempt that failed
+        was_attached: Returns whether the attempt that has just failed had a link. If given, an attempt that failed
             because there is no connection is repeated early, and only attempts that are as far apart as their delays
             count (`TryPace`).
-        until: The time, by the loop's clock, at which the attempt under way is cancelled and no other one begins.
-        least_time: Seconds that an attempt may take even where that ends later than `until`; infinite where it is never
+        until: The time, by the loop's clock, at which the attempt in progress is cancelled and no other one begins.
+        least_time: Seconds that an attempt may take even if it then ends after `until`; infinite if it is never
             cancelled.
-        stop: Where this event is set, no further attempt follows. The attempt under way is not disturbed.
+        stop: If this event is set, no further attempt follows. The attempt in progress is not affected.
         on_retry: Called before each delay, with the error and the delay in seconds.
-        sleep: Waits for a delay; what it raises ends the attempts. Not called where `stop` is given.
+        sleep: Waits for a delay; its exceptions end the attempts. Not called if `stop` is given.
 
     Raises:
-        Exception: Of the last attempt, where it is final, or where policy, time or `stop` allow no other one.
-        TimeoutError: The first attempt was still under way at `until`. A later one gives way to the error of the
-            attempt before it, which says more.
+        Exception: The error of the last attempt, if it is final, or if policy, time or `stop` allow no other one.
+        TimeoutError: The first attempt was still in progress at `until`. For a later one, the error of the attempt
+            before it is raised instead, which is more specific.
     """
     loop = asyncio.get_running_loop()
     retries = Retries(policy, until=until, allows_early=was_attached is not None)

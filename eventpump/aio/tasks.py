@@ -13,15 +13,15 @@ _T = TypeVar("_T")
 
 
 class StoppedError(Exception):
-    """Work was given up because the event that stops it was set. See `TaskSet.unless`."""
+    """Work was abandoned because its stop event was set. See `TaskSet.unless`."""
 
 
 class TaskSet:
     """The tasks of one owner, which ends them all. Unlike a `TaskGroup`, one that fails does not end the others.
 
     Args:
-        failed: Is called with the name and the error of a task that raised what it should have handled; with a
-            `CancelledError` where something else than this set cancelled it, or what it called did so by itself.
+        failed: Called with the name and the unhandled error of a task; with a `CancelledError` if something other than
+            this set cancelled it, or if a call in it raised one.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
@@ -56,7 +56,8 @@ class TaskSet:
             task.cancel()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for all of them, for a time in seconds. True where none is left. Cancelled, they go on."""
+        """Wait for all of them, for a time in seconds. Return whether all have ended. If this is cancelled, they
+        continue."""
         deadline = asyncio.get_running_loop().time() + timeout
         while self._tasks:
             remaining = deadline - asyncio.get_running_loop().time()
@@ -66,7 +67,7 @@ class TaskSet:
         return True
 
     async def cancel(self, timeout: float) -> bool:
-        """Cancel all of them, and wait for their end, for a time in seconds. True where none is left."""
+        """Cancel all of them, and wait for their end, for a time in seconds. Return whether all have ended."""
         for task in self._tasks:
             self.drop(task)
         return await self.wait(timeout)
@@ -74,8 +75,8 @@ class TaskSet:
     async def unless(self, stop: asyncio.Event, work: Coroutine[Any, Any, _T], name: str) -> _T:
         """Run something unless an event is set, and return its result. It runs in a task of this set.
 
-        What it raises is raised here, and is not a failure of the set; also a `CancelledError` that something else
-        than a cancellation of its task led to (see `cancellation.is_failure`).
+        Its exceptions are raised here, and are not failures of the set; this includes a `CancelledError` that was not
+        caused by a cancellation of its task (see `cancellation.is_failure`).
 
         Raises:
             StoppedError: The event was set first. The work is cancelled, and its end is not waited for.
@@ -96,7 +97,7 @@ class TaskSet:
 
 
 async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, BaseException | None]:
-    """Return what it returned and what it raised, so that an expected error is not an unexpected one of its task."""
+    """Return its result and its exception, so that an expected error is not an unhandled one of its task."""
     try:
         return await work, None
     except BaseException as error:
@@ -106,11 +107,11 @@ async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, BaseExcept
 
 
 class SingleFlight(Generic[_T]):
-    """An operation of which one attempt at most is under way; callers that come meanwhile share its outcome.
+    """An operation with at most one attempt in progress; callers that arrive meanwhile share its outcome.
 
     Args:
         name: The name of the task.
-        of: What the callers' `ClosedError` names.
+        of: The name in the callers' `ClosedError`.
     """
 
     __slots__ = ("_is_cancelled", "_name", "_of", "_task")
@@ -122,7 +123,8 @@ class SingleFlight(Generic[_T]):
         self._is_cancelled = False
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Begin an attempt unless one is under way, and return its outcome. Cancelled, it goes on for other callers.
+        """Start an attempt unless one is in progress, and return its outcome. If cancelled, it continues for other
+        callers.
 
         Raises:
             ClosedError: The attempt was cancelled.
@@ -132,7 +134,7 @@ class SingleFlight(Generic[_T]):
             self._is_cancelled = False
             task = self._task = asyncio.create_task(work(), name=self._name)
             task.add_done_callback(self._ended)
-        await asyncio.wait({task})  # no shield: closing cancels the task, and that is no cancellation of the caller
+        await asyncio.wait({task})  # no shield: closing cancels the task, which must not cancel the caller
         if task.cancelled():
             raise ClosedError(self._of)
         return task.result()
@@ -143,14 +145,14 @@ class SingleFlight(Generic[_T]):
             task.exception()  # raised to the callers, if there still are any
 
     def cancel(self) -> None:
-        """Cancel the attempt under way, once, without waiting for its end."""
-        # Not `Task.cancelling()`: that counts a time-out within the work, too, which the work may go on after.
+        """Cancel the attempt in progress, once, without waiting for its end."""
+        # Not `Task.cancelling()`: it also counts a time-out within the work, after which the work may continue.
         if self._task is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
 
     async def aclose(self) -> None:
-        """Cancel the attempt under way, and wait for its end."""
+        """Cancel the attempt in progress, and wait for its end."""
         self.cancel()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -167,7 +169,7 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
         at_once: How many run at a time; None for all of them.
 
     Raises:
-        CancelledError: The caller was cancelled, whatever the coroutines raise as they end.
+        CancelledError: The caller was cancelled, whatever the coroutines raise when they end.
     """
     coroutines = list(work)
     room = asyncio.Semaphore(len(coroutines) if at_once is None else at_once)

@@ -1,4 +1,4 @@
-"""Runs the user's code step by step, to see which of it blocks the event loop."""
+"""Runs user code step by step, to detect steps that block the event loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _T = TypeVar("_T")
 
 
 class Watched(Awaitable[_T]):
-    """Awaits something, and tells how long one of its steps kept the loop from turning.
+    """Awaits an awaitable, and reports steps that blocked the event loop.
 
     Args:
-        clock: Read twice per step; seconds, not counting those for which the machine is suspended.
-        threshold: Seconds; shorter steps are not told.
-        blocked: Is called with the seconds of a longer one.
-        stepped: Is called with the seconds of every step longer than `NOTED_STEP`.
+        clock: Read twice per step; in seconds, excluding the time in which the machine is suspended.
+        threshold: Seconds; shorter steps are not reported.
+        blocked: Called with the duration of a longer step, in seconds.
+        stepped: Called with the duration of every step longer than `NOTED_STEP`, in seconds.
     """
 
     __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_work")
@@ -43,12 +43,13 @@ class Watched(Awaitable[_T]):
         while True:
             began = clock()
             try:
-                # As in PEP 380, but for values sent in: an event loop sends none.
+                # As in PEP 380, except for values sent in: an event loop sends none.
                 waits_for = next(steps) if error is None else steps.throw(error)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
             except GeneratorExit as escaped:
-                # As PEP 479 has it for StopIteration: out of the code itself it is a fault, and closes nothing of ours.
+                # As in PEP 479 for StopIteration: raised by the code itself it is an error, and does not close this
+                # awaitable.
                 raise RuntimeError("the code raised GeneratorExit") from escaped
             finally:
                 took = clock() - began

@@ -1,8 +1,8 @@
-"""The AMQP 1.0 type system, encoded and decoded (AMQP 1.0, part 1).
+"""Encodes and decodes the AMQP 1.0 type system (AMQP 1.0, part 1).
 
-The compact forms are chosen where there is a choice. Decoding is strict: every length and count is checked against
-the bytes that are there before anything is made, nesting is bounded, and so is the number of values that one value
-holds: few bytes make many objects. Bad data raises `DecodeError` only.
+Values are encoded in their compact forms. Decoding is strict: every length and count is checked against the bytes that
+are there before an object is made. Nesting is bounded, and so is the number of values that one value holds, as few
+bytes can make many objects. Bad data raises `DecodeError` only.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ an array whose constructor describes its values again and again."""
 
 
 class DecodeError(ProtocolError):
-    """Bytes that are no AMQP value."""
+    """The bytes are not an AMQP value."""
 
     def __init__(self, description: str) -> None:
         super().__init__("amqp:decode-error", description)
 
 
 class EncodeError(EventError):
-    """A Python value that has no AMQP form."""
+    """The Python value has no AMQP form."""
 
 
 _pack_i16 = struct.Struct(">h").pack
@@ -387,7 +387,7 @@ def _decode_char(data: bytes, pos: int, end: int, _depth: int) -> tuple[Any, int
         raise _short_of_bytes()
     point = int.from_bytes(data[pos : pos + 4], "big")
     if point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
-        raise DecodeError("a char is no Unicode scalar value")
+        raise DecodeError("a char is not a Unicode scalar value")
     return Char(chr(point)), pos + 4
 
 
@@ -602,14 +602,14 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
 
     Args:
         data: The bytes.
-        offset: Where the value's constructor stands.
-        end: Where what may belong to it ends; None is the end of `data`.
+        offset: Where the value's constructor is.
+        end: Where the bytes that may belong to it end; None for the end of `data`.
 
     Returns:
         The value, and the position after it. Nothing in it aliases `data`.
 
     Raises:
-        DecodeError: The bytes are no AMQP value, or one that holds more than `MAX_ITEMS` values.
+        DecodeError: The bytes are not an AMQP value, or it holds more than `MAX_ITEMS` values.
     """
     if end is None:
         end = len(data)
@@ -621,11 +621,11 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
 def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     """Count the values in a run of encoded values, those inside lists, maps, arrays and descriptions included.
 
-    To be called before :func:`decode` where `MAX_ITEMS` is too many. It makes no objects, looks into no string or
-    binary, and stops at the first count that is over the limit. That the values can be decoded it does not check.
+    Call it before `decode` where `MAX_ITEMS` is too many. It makes no objects, does not look into strings or
+    binaries, and stops at the first count that is over the limit. It does not check that the values can be decoded.
 
     Args:
-        pos: Where the first value's constructor stands.
+        pos: Where the first value's constructor is.
         end: Where the last value ends.
         limit: How many values there may be.
 
@@ -663,7 +663,7 @@ def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tupl
 
 
 def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
-    """Count what a list, map or array holds, whose size stands at `pos`."""
+    """Count the values in a list, map or array whose size is at `pos`."""
     if depth < 0:
         raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
     count, pos, after = _frame(data, pos, end, 4 if code & 0x10 else 1)
@@ -699,11 +699,11 @@ def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth
 
 
 def _too_many() -> DecodeError:
-    return DecodeError("a value holds more values than are taken here")
+    return DecodeError("a value holds more values than are accepted")
 
 
 def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
-    """Return the position after the value that stands at `pos`, without decoding it.
+    """Return the position after the value at `pos`, without decoding it.
 
     A descriptor may be any value, a described one too (1.2).
 
@@ -734,7 +734,7 @@ def skip_plain(data: bytes, pos: int, end: int) -> int:
         raise _short_of_bytes()
     kind = data[pos] >> 4
     pos += 1
-    # Part 1.2.1: the upper half of a constructor tells the width of what follows.
+    # Part 1.2.1: the upper half of a constructor determines the width of what follows.
     if kind <= 9:
         if kind < 4:
             raise DecodeError("an unknown AMQP type code")

@@ -1,8 +1,8 @@
 """An AMQP 1.0 connection without I/O (part 2.4): bytes in, events out, bytes to send drained by the shell.
 
-It cannot tell the time: it states its deadlines (`heartbeat_interval`, `idle_timeout`) and the shell keeps them.
-Whatever the peer sends, :meth:`Connection.receive` raises nothing: a broken rule closes the connection with the
-matching condition, and is told as `Closed`. The shell that drives it is its only caller.
+It has no clock: it states its deadlines (`heartbeat_interval`, `idle_timeout`) and the shell keeps them. Whatever the
+peer sends, `Connection.receive` raises nothing: a broken rule closes the connection with the matching condition, and is
+reported as `Closed`. The shell that drives it is its only caller.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import enum
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL, shorten
-from eventpump.amqp.limits import LINK_COST, SESSION_COST, ConnectionLimits, cost_of
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
+from eventpump.amqp.flow import SessionState
+from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE, FrameWriter
+from eventpump.amqp.limits import LINK_COST, SESSION_COST, cost_of
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import (
     AmqpError,
@@ -34,16 +38,14 @@ from eventpump.amqp.performatives import (
     decode_performative,
 )
 from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of
-from eventpump.amqp.session import Session, SessionState
+from eventpump.amqp.session import Session
+from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol
 from eventpump.errors import ClosedError, ProtocolError
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-MIN_MAX_FRAME_SIZE = 512
-MIN_IDLE_TIME_OUT = 20
-"""Milliseconds; a peer that asks for more heartbeats than this gives is refused: more than a hundred a second."""
 FRAME_COST = 32
 """What a frame that takes the general decoder, and perhaps an answer, counts in a turn; a plain transfer counts 1."""
 SASL_FRAME_LIMIT = 4096
@@ -63,46 +65,12 @@ class Role(enum.Enum):
     SERVER = "server"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionConfig:
-    """What this end offers and allows.
-
-    Args:
-        idle_timeout: Seconds of silence after which the peer counts as dead; half of it is advertised (2.4.5).
-        max_message_size: Bytes; bounds arriving messages on links that advertise no limit of their own.
-        min_idle_time_out: Milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
-            bounds how often a peer can make this end send heartbeats: every half of it.
-        limits: How much of what the peer sends is held for it, over all links.
-        enforce_credit: Detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
-        mechanism: Client: the SASL mechanism to use.
-        initial_response: Client: its initial response; never shown.
-        mechanisms: Server: the SASL mechanisms to offer, in order.
-    """
-
-    container_id: str
-    hostname: str | None = None
-    max_frame_size: int = 1024 * 1024
-    channel_max: int = 255
-    handle_max: int = 1023
-    incoming_window: int = 65_535
-    outgoing_window: int = 65_535
-    idle_timeout: float | None = 60.0
-    min_idle_time_out: int = MIN_IDLE_TIME_OUT
-    max_message_size: int = 64 * 1024 * 1024
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    enforce_credit: bool = True
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    mechanism: str = "ANONYMOUS"
-    initial_response: bytes = field(default=b"", repr=False)
-    mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
-
-
 # ------------------------------------------------------------------------------------------------ events
 
 
 @dataclass(slots=True)
 class SaslRequested:
-    """Server: the client chose a mechanism. Answer with :meth:`Connection.sasl_outcome`."""
+    """Server: the client chose a mechanism. Answer with `Connection.sasl_outcome`."""
 
     mechanism: str
     response: bytes = field(repr=False)
@@ -125,7 +93,7 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """A session ended, and its links with it; no `LinkDetached` is told for them."""
+    """A session ended, and its links with it; there is no `LinkDetached` for them."""
 
     session: Session
     links: list[Link]
@@ -134,7 +102,7 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer attached: it answered ours, or its own (`link.is_remote_initiated`) waits for accept or refuse."""
+    """The peer attached: an answer to ours, or (`link.is_remote_initiated`) a link that waits for accept or refuse."""
 
     link: Link
     attach: Attach
@@ -142,7 +110,7 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The peer detached; a link of ours that it refused is told the same way."""
+    """The peer detached a link, or refused one of ours."""
 
     link: Link
     error: AmqpError | None
@@ -191,10 +159,10 @@ class Outcomes:
 
 @dataclass(slots=True)
 class Closed:
-    """The connection is over. Nothing more comes; what is left to send should still be sent.
+    """The connection has ended. Nothing more is received; what is left to send should still be sent.
 
     Args:
-        error: Why, None for an orderly close.
+        error: The reason; None for an orderly close.
         is_local: Whether the reason was found here: a broken rule or the end of the stream.
     """
 
@@ -221,8 +189,11 @@ class ConnectionState(enum.Enum):
     """Where the connection is (2.4.6), with the SASL exchange before it (5.3)."""
 
     START = "start"
+    """Client: nothing is sent yet."""
     SASL_HEADER = "waiting for the SASL header"
-    SASL = "SASL exchange"
+    SASL = "waiting for the SASL mechanisms or the choice of one"
+    SASL_OUTCOME = "waiting for the SASL outcome"
+    """Client: the mechanism is chosen."""
     SASL_ANSWER = "SASL answer due"
     """Server: the mechanism is chosen and the shell has not answered; what came after it waits."""
     AMQP_HEADER = "waiting for the AMQP header"
@@ -232,14 +203,121 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-_FRAMED = frozenset({ConnectionState.SASL, ConnectionState.OPENING, ConnectionState.OPENED, ConnectionState.CLOSE_SENT})
+class ConnectionInput(enum.Enum):
+    """What can happen to a connection."""
+
+    START = "this end starts"
+    RECEIVE_SASL_HEADER = "the SASL header arrives"
+    RECEIVE_MECHANISMS = "the server offers SASL mechanisms, one of them ours"
+    RECEIVE_INIT = "the client chooses a SASL mechanism that was offered"
+    ACCEPT = "this end accepts the client's credential"
+    REFUSE = "this end refuses the client's credential"
+    RECEIVE_OUTCOME = "the server accepts the credential"
+    RECEIVE_AMQP_HEADER = "the AMQP header arrives"
+    RECEIVE_OPEN = "the peer's open arrives"
+    CLOSE = "this end closes"
+    RECEIVE_CLOSE = "the peer's close arrives"
+    FAIL = "the peer breaks a rule or is silent for too long"
+    RECEIVE_EOF = "the byte stream ends"
+
+
+class ConnectionAction(enum.Enum):
+    """What a connection does then."""
+
+    NOTHING = "nothing"
+    SEND_SASL_HEADER = "send the SASL header"
+    SEND_MECHANISMS = "send the SASL header and the mechanisms"
+    SEND_INIT = "send the chosen mechanism and its response"
+    SEND_ACCEPTANCE = "send a SASL outcome that accepts"
+    SEND_REFUSAL = "send a SASL outcome that refuses"
+    SEND_AMQP_HEADER = "send the AMQP header"
+    SEND_OPEN = "send an open"
+    SEND_CLOSE = "send a close"
+    SEND_OPEN_AND_CLOSE = "send an open, which must come first, and a close"
+    REPORT_LOSS = "report that the connection was lost"
+
+
+_Steps = Mapping[tuple[ConnectionState, ConnectionInput], tuple[ConnectionAction, ConnectionState]]
+
+_S, _I, _A = ConnectionState, ConnectionInput, ConnectionAction
+_BEFORE_OPENING = (_S.SASL_HEADER, _S.SASL, _S.AMQP_HEADER)
+
+# What clients and servers do alike.
+_STEPS: _Steps = {
+    **{(state, _I.CLOSE): (_A.NOTHING, _S.CLOSED) for state in (*_BEFORE_OPENING, _S.OPENING)},
+    **{(state, _I.FAIL): (_A.NOTHING, _S.CLOSED) for state in _BEFORE_OPENING},
+    **{(state, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED) for state in (*_BEFORE_OPENING, _S.OPENING, _S.OPENED)},
+    (_S.OPENED, _I.CLOSE): (_A.SEND_CLOSE, _S.CLOSE_SENT),
+    (_S.OPENED, _I.RECEIVE_CLOSE): (_A.SEND_CLOSE, _S.CLOSED),
+    (_S.OPENED, _I.FAIL): (_A.SEND_CLOSE, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.RECEIVE_CLOSE): (_A.NOTHING, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+    (_S.CLOSE_SENT, _I.RECEIVE_EOF): (_A.NOTHING, _S.CLOSED),
+}
+
+CONNECTION_STEPS: Mapping[Role, _Steps] = MappingProxyType(
+    {
+        Role.CLIENT: {
+            **_STEPS,
+            (_S.START, _I.START): (_A.SEND_SASL_HEADER, _S.SASL_HEADER),
+            (_S.START, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.START, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.START, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.SASL_HEADER, _I.RECEIVE_SASL_HEADER): (_A.NOTHING, _S.SASL),
+            (_S.SASL, _I.RECEIVE_MECHANISMS): (_A.SEND_INIT, _S.SASL_OUTCOME),
+            (_S.SASL_OUTCOME, _I.RECEIVE_OUTCOME): (_A.SEND_AMQP_HEADER, _S.AMQP_HEADER),
+            (_S.SASL_OUTCOME, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_OUTCOME, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_OUTCOME, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.AMQP_HEADER, _I.RECEIVE_AMQP_HEADER): (_A.SEND_OPEN, _S.OPENING),
+            (_S.OPENING, _I.RECEIVE_OPEN): (_A.NOTHING, _S.OPENED),
+            (_S.OPENING, _I.RECEIVE_CLOSE): (_A.SEND_CLOSE, _S.CLOSED),
+            (_S.OPENING, _I.FAIL): (_A.SEND_CLOSE, _S.CLOSED),
+        },
+        Role.SERVER: {
+            **_STEPS,
+            (_S.SASL_HEADER, _I.RECEIVE_SASL_HEADER): (_A.SEND_MECHANISMS, _S.SASL),
+            (_S.SASL, _I.RECEIVE_INIT): (_A.NOTHING, _S.SASL_ANSWER),
+            (_S.SASL_ANSWER, _I.ACCEPT): (_A.SEND_ACCEPTANCE, _S.AMQP_HEADER),
+            (_S.SASL_ANSWER, _I.REFUSE): (_A.SEND_REFUSAL, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.FAIL): (_A.NOTHING, _S.CLOSED),
+            (_S.SASL_ANSWER, _I.RECEIVE_EOF): (_A.REPORT_LOSS, _S.CLOSED),
+            (_S.AMQP_HEADER, _I.RECEIVE_AMQP_HEADER): (_A.SEND_AMQP_HEADER, _S.OPENING),
+            (_S.OPENING, _I.RECEIVE_OPEN): (_A.SEND_OPEN, _S.OPENED),
+            (_S.OPENING, _I.RECEIVE_CLOSE): (_A.NOTHING, _S.CLOSED),
+            (_S.OPENING, _I.FAIL): (_A.SEND_OPEN_AND_CLOSE, _S.CLOSED),
+        },
+    }
+)
+"""Every change of a connection's state, per role: what it does, and the state after it.
+
+Where there is no entry, a call does nothing, and what the peer sent breaks a rule (`FAIL`). A client begins in `START`,
+a server in `SASL_HEADER`.
+"""
+
+_SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
+    SaslMechanisms: ConnectionInput.RECEIVE_MECHANISMS,
+    SaslInit: ConnectionInput.RECEIVE_INIT,
+    SaslOutcome: ConnectionInput.RECEIVE_OUTCOME,
+}
+# Tuples, with the state of most frames first: a set would call a Python function at each frame, for the state's hash.
+_IN_SASL = (_S.SASL, _S.SASL_OUTCOME)
+_FRAMED = (_S.OPENED, _S.OPENING, _S.CLOSE_SENT, *_IN_SASL)
+
+
+def _trace_run(trace: Trace, link: Link, payloads: list[bytes]) -> None:
+    channel, handle = link.session.remote_channel, link.remote_handle
+    assert channel is not None
+    assert handle is not None
+    trace.transfers(channel, handle, len(payloads), sum(map(len, payloads)), is_sent=False)
 
 
 class Connection:
     """One end of a connection, in either role.
 
     Attributes:
-        output: What waits to be sent; links and sessions append to it.
+        output: What waits to be sent, by sessions and links too.
         links: The links that both ends have attached, by name and whether this end receives (2.6.1).
         limits: At first those of the config; the shell may put others here at any time.
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
@@ -251,15 +329,14 @@ class Connection:
         self.role = role
         self.state = ConnectionState.START if role is Role.CLIENT else ConnectionState.SASL_HEADER
         self.remote: Open | None = None
-        self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.sessions: dict[int, Session] = {}
         self.links: dict[tuple[str, bool], Link] = {}
-        self.output: list[bytes | memoryview] = []
+        self._frames = FrameWriter()
+        self.output = self._frames.output
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._pending: list[bytes] = []
         self._pending_size = self._wanted = 0
         self._turn = _UNLIMITED
-        self._is_init_sent = False
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
         self._forms: dict[bytes, Form] = {}
@@ -268,25 +345,34 @@ class Connection:
         self.kept = 0
 
     @property
+    def trace(self) -> Trace | None:
+        """Called with each frame sent or received; None for no trace."""
+        return self._frames.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._frames.trace = trace
+
+    @property
     def is_open(self) -> bool:
         """Whether sessions can be begun and used."""
         return self.state is ConnectionState.OPENED
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more can come of it."""
+        """Whether the connection has ended."""
         return self.state is ConnectionState.CLOSED
 
     # ----------------------------------------------------------------------------------------- deadlines
 
     @property
     def idle_timeout(self) -> float | None:
-        """Seconds without a byte from the peer after which to call :meth:`time_out`; None for never."""
+        """Seconds without a byte from the peer after which to call `time_out`; None for never."""
         return self.config.idle_timeout
 
     @property
     def heartbeat_interval(self) -> float | None:
-        """Seconds without a byte sent after which to call :meth:`heartbeat`; None where the peer asks for none."""
+        """Seconds without a byte sent after which to call `heartbeat`; None where the peer asks for none."""
         if self.remote is None or not self.remote.idle_time_out:
             return None
         return self.remote.idle_time_out / 2000
@@ -295,16 +381,20 @@ class Connection:
         """Queue an empty frame (2.4.5)."""
         if self.state is ConnectionState.OPENED:
             self.output.append(EMPTY_FRAME)
+            if self._frames.trace is not None:
+                self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
-        """The peer was silent for too long: close.
+        """Close, as the peer was silent for too long.
 
         Returns:
             Events, as `receive`.
         """
         if self.state is ConnectionState.CLOSED:
             return []
-        return self._fail("amqp:resource-limit-exceeded", f"silent for {self.config.idle_timeout} seconds")
+        return self._fail(
+            "amqp:resource-limit-exceeded", f"the peer sent nothing for {self.config.idle_timeout} seconds"
+        )
 
     # ------------------------------------------------------------------------------------------ the verbs
 
@@ -312,27 +402,22 @@ class Connection:
         """Client: queue the first bytes. The rest of the opening follows the server's answers."""
         assert self.role is Role.CLIENT
         assert self.state is ConnectionState.START
-        self.state = ConnectionState.SASL_HEADER
-        self.output.append(SASL_HEADER)
+        self._step(ConnectionInput.START)
 
     def sasl_outcome(self, *, ok: bool) -> None:
         """Server: answer `SaslRequested`; code 0, or 1 for a refused credential (5.3.3.6).
 
-        A client that did not wait for it may have sent more: call :meth:`receive` with no bytes to go on; after a
-        refusal that gives `Closed`. Does nothing where the connection was lost meanwhile.
+        A client that did not wait for it may have sent more: call `receive` with no bytes to go on; after a
+        refusal that returns `Closed`. Does nothing where the connection was lost meanwhile.
         """
-        if self.state is ConnectionState.CLOSED:
-            return
-        assert self.state is ConnectionState.SASL_ANSWER
-        self._send_sasl(SaslOutcome(code=0 if ok else 1))
-        self.state = ConnectionState.AMQP_HEADER if ok else ConnectionState.CLOSED
-        if not ok:
-            self._pending = []
+        assert self.state in (ConnectionState.SASL_ANSWER, ConnectionState.CLOSED)
+        action = self._step(ConnectionInput.ACCEPT if ok else ConnectionInput.REFUSE)
+        if action is ConnectionAction.SEND_REFUSAL:
             error = AmqpError("amqp:unauthorized-access", "the credential was refused")
             self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
-        """Begin a session; `SessionBegun` tells when it is mapped.
+        """Begin a session; `SessionBegun` reports that it is mapped.
 
         Raises:
             ClosedError: The connection is not open.
@@ -344,20 +429,50 @@ class Connection:
         return session
 
     def close(self, error: AmqpError | None = None) -> None:
-        """Close in order (2.4.3): the peer's close is told as `Closed`. Does nothing on one already closing."""
-        if self.state is ConnectionState.OPENED:
-            self.send_frame(0, Close(error=error))
-            self._stop(ConnectionState.CLOSE_SENT)
-        elif self.state is not ConnectionState.CLOSE_SENT:
-            self._stop(ConnectionState.CLOSED)
+        """Close in order (2.4.3). The peer's close is reported as `Closed`. Does nothing where close was sent."""
+        self._step(ConnectionInput.CLOSE, error)
 
-    def _stop(self, state: ConnectionState) -> None:
-        """Go to a state in which nothing more is sent on any link, and drop what was held for them."""
+    def _step(self, happened: ConnectionInput, error: AmqpError | None = None) -> ConnectionAction | None:
+        """Go to the next state, and send what is due.
+
+        Args:
+            happened: What happened.
+            error: For the close, where one is due.
+
+        Returns:
+            What was done; None where nothing happens in this state.
+        """
+        action, state = CONNECTION_STEPS[self.role].get((self.state, happened), (None, self.state))
+        match action:
+            case ConnectionAction.SEND_SASL_HEADER:
+                self.output.append(SASL_HEADER)
+            case ConnectionAction.SEND_MECHANISMS:
+                self.output.append(SASL_HEADER)
+                self._frames.send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
+            case ConnectionAction.SEND_INIT:
+                config = self.config
+                self._frames.send_sasl(SaslInit(config.mechanism, config.initial_response, config.hostname))
+            case ConnectionAction.SEND_ACCEPTANCE | ConnectionAction.SEND_REFUSAL:
+                self._frames.send_sasl(SaslOutcome(code=0 if action is ConnectionAction.SEND_ACCEPTANCE else 1))
+            case ConnectionAction.SEND_AMQP_HEADER:
+                self.output.append(AMQP_HEADER)
+            case ConnectionAction.SEND_OPEN:
+                if not self._send_open():
+                    raise ProtocolError(FRAME_SIZE_TOO_SMALL, "this end's open fits into no frame that the peer takes")
+            case ConnectionAction.SEND_OPEN_AND_CLOSE:
+                if self._send_open():
+                    self._frames.send(0, Close(error=error))
+            case ConnectionAction.SEND_CLOSE:
+                self._frames.send(0, Close(error=error))
         self.state = state
-        for session in self.sessions.values():
-            session.stop()
-        if state is ConnectionState.CLOSED:
-            self._pending = []
+        self._frames.is_open = state is ConnectionState.OPENED
+        if action is not None and state in (ConnectionState.CLOSE_SENT, ConnectionState.CLOSED):
+            # Nothing more is sent on any link: what was held for them goes.
+            for session in self.sessions.values():
+                session.stop()
+            if state is ConnectionState.CLOSED:
+                self._pending = []
+        return action
 
     def data_to_send(self) -> bytes:
         """Take what is to be sent now; empty when there is nothing."""
@@ -367,39 +482,14 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send_frame(self, channel: int, performative: Composite) -> bool:
-        """Queue one performative as a frame that the peer takes (2.4.1).
-
-        One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
-
-        Returns:
-            False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
-        """
-        body = performative.encode()
-        if isinstance(performative, End | Close) and performative.error is None:
-            assert body[3] == 0xC0  # never list0: a peer's decoder fails on it (protocol.md 13)
-        room = self.remote_max_frame_size - 8
-        if len(body) > room:
-            shortened = shorten(performative, len(body) - room)
-            body = shortened.encode()
-            if len(body) > room:
-                return False
-        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body)
-        return True
-
-    def _send_sasl(self, performative: Composite) -> None:
-        body = performative.encode()
-        if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
-            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")
-        self.output.append((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
-
-    def _send_open(self) -> None:
+    def _send_open(self) -> bool:
+        """Queue this end's open. Return False, and queue nothing, where it is larger than the peer's max-frame-size."""
         config = self.config
         idle: int | None = None
         if config.idle_timeout is not None:
             # Peers need not support one below a second (2.4.5): then less time is left for heartbeats that are late.
             idle = int(max(config.idle_timeout * 500, min(config.idle_timeout * 1000, 1000)))
-        is_sent = self.send_frame(
+        return self._frames.send(
             0,
             Open(
                 container_id=config.container_id,
@@ -410,15 +500,15 @@ class Connection:
                 properties=dict(config.properties) or None,
             ),
         )
-        if not is_sent:
-            raise ProtocolError(FRAME_SIZE_TOO_SMALL, "an open larger than the peer must take")
 
     def _new_session(self, *, is_remote_initiated: bool) -> Session:
         assert self.remote is not None
         highest = min(self.config.channel_max, self.remote.channel_max)
         for channel in range(highest + 1):
             if channel not in self.sessions:
-                session = Session(self, channel, is_remote_initiated=is_remote_initiated)
+                session = Session(
+                    self._frames, self.config, self.unfinished_bytes, channel, is_remote_initiated=is_remote_initiated
+                )
                 self.sessions[channel] = session
                 return session
         raise ProtocolError("amqp:not-allowed", "every channel is in use")
@@ -429,22 +519,22 @@ class Connection:
     def is_behind(self) -> bool:
         """Whether bytes wait here that could be read by now, so that further ones would only pile up.
 
-        They wait for the end of a turn (call :meth:`receive` with no bytes), or for :meth:`sasl_outcome`. A caller that
-        reads nothing meanwhile bounds what waits here by what one `receive` was given and less than a frame before it.
+        They wait for the end of a turn (call `receive` with no bytes), or for `sasl_outcome`. A caller that reads
+        nothing meanwhile bounds what waits here: by what it passed to one `receive`, and less than a frame before it.
         """
         if not self._pending or self.state is ConnectionState.CLOSED:
             return False
         return self._turn <= 0 or self.state is ConnectionState.SASL_ANSWER
 
     def receive(self, data: bytes, turn: int = _UNLIMITED) -> list[Event]:
-        """Take bytes from the peer, split anywhere.
+        """Handle bytes from the peer, split anywhere.
 
         Args:
             turn: How many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
                 them. What is left waits for the next call: see `is_behind`.
 
         Returns:
-            What they mean, in order. Raises nothing.
+            The events, in order. Raises nothing.
         """
         if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
             return self._take_events()
@@ -504,21 +594,20 @@ class Connection:
         return self._receive_header(data, pos)
 
     def receive_eof(self, reason: str = "the peer closed the byte stream") -> list[Event]:
-        """The byte stream ended.
+        """Handle the end of the byte stream.
 
         Args:
-            reason: Why, for whoever is told of it.
+            reason: Why it ended, for the error of `Closed`.
 
         Returns:
-            `Closed`, unless that was told already.
+            `Closed`, unless that was reported before.
         """
         self.output.clear()
-        if self.state is ConnectionState.CLOSED:
-            return self._take_events()
-        is_orderly = self.state is ConnectionState.CLOSE_SENT
-        self._stop(ConnectionState.CLOSED)
-        error = None if is_orderly else AmqpError("amqp:connection:forced", reason)
-        self._events.append(Closed(error, is_local=True))
+        action = self._step(ConnectionInput.RECEIVE_EOF)
+        if action is not None:
+            is_lost = action is ConnectionAction.REPORT_LOSS
+            error = AmqpError("amqp:connection:forced", reason) if is_lost else None
+            self._events.append(Closed(error, is_local=True))
         return self._take_events()
 
     def release(self) -> None:
@@ -539,14 +628,10 @@ class Connection:
         """Close because of what the peer did.
 
         Returns:
-            What was told before it, and `Closed`.
+            The events before it, and `Closed`.
         """
         error = AmqpError(condition, description)
-        if self.state in (ConnectionState.OPENED, ConnectionState.OPENING):
-            if self.state is ConnectionState.OPENING and self.role is Role.SERVER:
-                self._send_open()
-            self.send_frame(0, Close(error=error))
-        self._stop(ConnectionState.CLOSED)
+        self._step(ConnectionInput.FAIL, error)
         self._events.append(Closed(error, is_local=True))
         return self._take_events()
 
@@ -556,24 +641,15 @@ class Connection:
         expected = AMQP_HEADER if self.state is ConnectionState.AMQP_HEADER else SASL_HEADER
         if header != expected[: len(header)]:
             if self.role is Role.SERVER:
-                # 2.2: answer with what is spoken here, then close.
+                # 2.2: answer with the header that is expected here, then close.
                 self.output.append(expected)
-                raise ProtocolError("amqp:connection:framing-error", "the client began with another header")
+                raise ProtocolError("amqp:connection:framing-error", "the client sent an unexpected protocol header")
             what = "another protocol" if header[:4] != b"AMQP" else "another version or layer of AMQP"
             raise ProtocolError("amqp:connection:framing-error", f"the server speaks {what}: it sent {header!r}")
         if len(header) < 8:
             return pos
-        if self.state is ConnectionState.SASL_HEADER:
-            self.state = ConnectionState.SASL
-            if self.role is Role.SERVER:
-                self.output.append(SASL_HEADER)
-                self._send_sasl(SaslMechanisms([Symbol(each) for each in self.config.mechanisms]))
-        else:
-            if self.role is Role.SERVER:
-                self.output.append(AMQP_HEADER)
-            else:
-                self._send_open()
-            self.state = ConnectionState.OPENING
+        is_sasl = expected is SASL_HEADER
+        self._step(ConnectionInput.RECEIVE_SASL_HEADER if is_sasl else ConnectionInput.RECEIVE_AMQP_HEADER)
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
@@ -584,9 +660,10 @@ class Connection:
         """
         end = len(data)
         is_opened = self.state is ConnectionState.OPENED
-        limit = SASL_FRAME_LIMIT if self.state is ConnectionState.SASL else self.config.max_frame_size
+        limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
         forms = self._forms
         turn = self._turn
+        trace = self._frames.trace
         # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
         # no decoding, and the link's counters move once, when the run ends.
         link: Link | None = None
@@ -609,6 +686,8 @@ class Connection:
                 pos = after
                 continue
             if link is not None:
+                if trace is not None:
+                    _trace_run(trace, link, inbox[-run:])
                 link.received_run(run)
                 turn -= run
                 link = None
@@ -616,7 +695,9 @@ class Connection:
                 if turn <= 0:
                     break
             if size < 8 or size > limit:
-                raise ProtocolError("amqp:connection:framing-error", f"a frame of {size} bytes; {limit} are allowed")
+                raise ProtocolError(
+                    "amqp:connection:framing-error", f"a frame of {size} bytes, where {limit} are allowed"
+                )
             if after > end:
                 break
             if is_opened:
@@ -638,6 +719,8 @@ class Connection:
                 break
             is_opened = self.state is ConnectionState.OPENED
         if link is not None:
+            if trace is not None:
+                _trace_run(trace, link, inbox[-run:])
             link.received_run(run)
             turn -= run
         self._turn = turn
@@ -665,17 +748,22 @@ class Connection:
 
     def _receive_frame(self, data: bytes, pos: int, after: int) -> None:
         """Read one frame by the general decoder."""
+        trace = self._frames.trace
         _, offset, kind, channel = _FRAME.unpack_from(data, pos)
         body = pos + offset * 4
         if offset < 2 or body > after:
             raise ProtocolError("amqp:connection:framing-error", f"a frame with a data offset of {offset}")
-        if (kind == 1) is not (self.state is ConnectionState.SASL) or kind > 1:
-            raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} does not belong here")
+        if (kind == 1) is not (self.state in _IN_SASL) or kind > 1:
+            raise ProtocolError("amqp:connection:framing-error", f"a frame of type {kind} is not expected here")
         if body == after:
             if kind == 1:
                 raise ProtocolError("amqp:connection:framing-error", "an empty SASL frame")
+            if trace is not None:
+                trace.frame(channel, None, is_sent=False)
             return
         performative, payload = decode_performative(data, body, after)
+        if trace is not None:
+            trace.frame(channel, performative, after - payload, is_sent=False)
         if payload != after and not isinstance(performative, Transfer):
             raise ProtocolError("amqp:connection:framing-error", "bytes follow a performative that carries none")
         if kind == 1:
@@ -706,34 +794,28 @@ class Connection:
     # ------------------------------------------------------------------------------------- SASL (part 5.3)
 
     def _on_sasl(self, performative: Any) -> None:
+        happened = _SASL_INPUTS.get(type(performative))
+        if happened is None or (self.state, happened) not in CONNECTION_STEPS[self.role]:
+            raise ProtocolError("amqp:illegal-state", "an unexpected SASL frame")
+        config = self.config
         match performative:
-            case SaslMechanisms(offered) if self.role is Role.CLIENT and not self._is_init_sent:
-                if self.config.mechanism not in offered:
-                    raise ProtocolError(
-                        "amqp:unauthorized-access",
-                        f"the server does not offer SASL {self.config.mechanism}",
-                    )
-                self._is_init_sent = True
-                self._send_sasl(
-                    SaslInit(self.config.mechanism, self.config.initial_response, self.config.hostname),
+            case SaslMechanisms(offered) if config.mechanism not in offered:
+                raise ProtocolError(
+                    "amqp:unauthorized-access",
+                    f"the server does not offer SASL {config.mechanism}",
                 )
-            case SaslOutcome(code) if self.role is Role.CLIENT and self._is_init_sent:
-                if code != 0:
-                    # 5.3.3.6: 1 is about the credential, the rest about the server.
-                    raise ProtocolError(
-                        "amqp:unauthorized-access" if code == 1 else "amqp:internal-error",
-                        f"SASL {self.config.mechanism} was refused, code {code}",
-                    )
-                self.state = ConnectionState.AMQP_HEADER
-                self.output.append(AMQP_HEADER)
-            case SaslInit(mechanism, response, hostname) if self.role is Role.SERVER:
-                self.state = ConnectionState.SASL_ANSWER
-                if mechanism not in self.config.mechanisms:
-                    self._send_sasl(SaslOutcome(code=1))
-                    raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
+            case SaslOutcome(code) if code != 0:
+                # 5.3.3.6: 1 is about the credential, the rest about the server.
+                raise ProtocolError(
+                    "amqp:unauthorized-access" if code == 1 else "amqp:internal-error",
+                    f"SASL {config.mechanism} was refused, code {code}",
+                )
+            case SaslInit(mechanism) if mechanism not in config.mechanisms:
+                self._frames.send_sasl(SaslOutcome(code=1))
+                raise ProtocolError("amqp:unauthorized-access", "a SASL mechanism that was not offered")
+            case SaslInit(mechanism, response, hostname):
                 self._events.append(SaslRequested(str(mechanism), response or b"", hostname))
-            case _:
-                raise ProtocolError("amqp:illegal-state", "a SASL frame out of turn")
+        self._step(happened)
 
     # --------------------------------------------------------------------------------- performatives (2.7)
 
@@ -746,10 +828,8 @@ class Connection:
             raise ProtocolError("amqp:not-allowed", f"an idle-time-out of {open_.idle_time_out} ms, below {least}")
         self.remote = open_
         # Frames of several MiB would only cost memory at both ends.
-        self.remote_max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
-        self.state = ConnectionState.OPENED
-        if self.role is Role.SERVER:
-            self._send_open()
+        self._frames.max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
+        self._step(ConnectionInput.RECEIVE_OPEN)
         self._events.append(Opened(open_))
 
     def _on_performative(self, performative: Any, channel: int, cost: int) -> None:
@@ -773,21 +853,21 @@ class Connection:
                 if (probed := session.answered(performative)) is not None:
                     self._events.append(FlowAnswered(probed))
             case Disposition():
-                told = session.on_disposition(performative)
-                self._events.extend(Outcomes(link, outcomes) for link, outcomes in told.items())
+                settled = session.on_disposition(performative)
+                self._events.extend(Outcomes(link, outcomes) for link, outcomes in settled.items())
             case Attach():
-                link, is_told = session.on_attach(performative, LINK_COST + cost)
+                link, is_reported = session.on_attach(performative, LINK_COST + cost)
                 self._count_kept(link.kept)
-                if is_told:
+                if is_reported:
                     self._take_name(link)
                     self._events.append(LinkAttached(link, performative))
             case Detach():
                 link = session.on_detach(performative)
-                self.kept -= link.kept
-                if not link.is_detach_told:
+                self._forget(link)
+                if not link.is_detach_reported:
                     self._events.append(LinkDetached(link, performative.error, performative.closed))
             case _:
-                raise ProtocolError("amqp:illegal-state", "a performative out of turn")
+                raise ProtocolError("amqp:illegal-state", "an unexpected performative")
 
     def _session_on(self, channel: int) -> Session:
         session = self._sessions_by_remote_channel.get(channel)
@@ -796,11 +876,7 @@ class Connection:
         return session
 
     def _on_close(self, close: Close) -> None:
-        if self.state is ConnectionState.OPENED or (
-            self.state is ConnectionState.OPENING and self.role is Role.CLIENT  # its open is out already
-        ):
-            self.send_frame(0, Close())
-        self._stop(ConnectionState.CLOSED)
+        self._step(ConnectionInput.RECEIVE_CLOSE)
         self._events.append(Closed(close.error))
 
     def _on_begin(self, begin: Begin, channel: int, kept: int) -> None:
@@ -826,7 +902,9 @@ class Connection:
         del self._sessions_by_remote_channel[session.remote_channel]
         del self.sessions[session.channel]
         links = session.on_end()
-        self.kept -= session.kept + sum(link.kept for link in links)
+        self.kept -= session.kept
+        for link in links:
+            self._forget(link)
         self._events.append(SessionEnded(session, links, end.error))
 
     def _on_transfer(self, transfer: Transfer, payload: bytes, channel: int) -> None:
@@ -835,7 +913,7 @@ class Connection:
         session = self._session_on(channel)
         if session.state is SessionState.END_SENT:
             return  # 2.5.5: what was on its way is discarded
-        link, found = session.on_transfer(transfer, payload)
+        link, found = session.on_transfer(transfer, payload, self.limits.unfinished)
         if isinstance(found, Delivery):
             self._report_message(link, found)
         elif found is not None:
@@ -852,15 +930,16 @@ class Connection:
         inbox.payloads.append(delivery.payload)
 
     def _take_name(self, link: Link) -> None:
-        """Let the link have its name alone: one that the peer attaches again, in any session, is stolen (2.6.1)."""
+        """Give a link its name: an earlier link of the name, in any session, is detached as stolen (2.6.1)."""
         key = link.name, link.is_receiver
         first = self.links.get(key)
-        if first is not None and link.is_remote_initiated:
+        if first is not None and first.is_live and link.is_remote_initiated:
             self._detach(first, "amqp:link:stolen", "the link was attached again under its name")
         self.links[key] = link
 
-    def release_name(self, link: Link) -> None:
-        """Forget the name of a link that is over, unless another link has it by now."""
+    def _forget(self, link: Link) -> None:
+        """Forget what is kept for a link that both ends have ended, and its name, unless another link has it by now."""
+        self.kept -= link.kept
         if self.links.get((link.name, link.is_receiver)) is link:
             del self.links[link.name, link.is_receiver]
 
@@ -871,7 +950,7 @@ class Connection:
         self._events.append(LinkDetached(link, error, closed=True))
 
     def _learn_form(self, transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> None:
-        """Remember how the transfer at `pos` is written where it is plain: the next ones need no decoding then."""
+        """Keep the form of the transfer at `pos` where it is plain: the next ones that have it need no decoding."""
         form = form_of(transfer, data, pos, payload, channel)
         if form is None:
             return

@@ -26,8 +26,8 @@ _MARK: Final = "..."
 def shorten(performative: Composite, excess: int) -> Composite:
     """Return the performative with less in it, for it to take `excess` bytes less.
 
-    Only what nobody depends on is left out: the text and the info of an error, the properties of an open, and the
-    annotations of a state that the peer has sent itself. So what is returned may still be too large.
+    Only what the peer does not depend on is left out: the text and the info of an error, the properties of an open, and
+    the annotations of a state that the peer has sent itself. So what is returned may still be too large.
     """
     match performative:
         case Detach(error=AmqpError() as error) | End(error=AmqpError() as error) | Close(error=AmqpError() as error):

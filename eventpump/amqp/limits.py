@@ -1,4 +1,4 @@
-"""How much of what a peer sends is held for it, in bytes.
+"""Bounds, in bytes, of what is held for a peer of what it sends.
 
 Unfinished messages are counted as they are encoded; the buffers that they are put together in grow in steps, and take
 up to an eighth more. What is kept as objects is counted by the costs below, each at least what CPython 3.11 takes.

@@ -6,19 +6,16 @@ import enum
 import struct
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventpump.amqp.codec import encode
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
+from eventpump.amqp.flow import UINT, SessionFlow
 from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target, Transfer
 from eventpump.amqp.receiver import Delivery, Reassembly, Violation
 from eventpump.amqp.types import UInt
 from eventpump.errors import ClosedError, EventTooLargeError, ProtocolError
 
-if TYPE_CHECKING:
-    from eventpump.amqp.session import Session
-
-UINT = 0xFFFF_FFFF
 TRANSFER_OVERHEAD = 64
 """More than a frame header and a transfer as encoded here take together."""
 
@@ -96,26 +93,26 @@ def _serial_difference(first: int, second: int) -> int:
 
 
 class Link:
-    """One end of a link. Made by :meth:`Session.attach`, or for the peer's attach by the engine.
+    """One end of a link. Made by `Session.attach`, or for the peer's attach by the engine.
 
     Attributes:
         name: Its name, unique in the session per direction.
         is_receiver: Whether this end receives.
         remote: The peer's attach, once received.
         credit: Sender: messages the peer takes now; receiver: messages it may still send.
-        allowance: Receiver: messages the peer may rightly still send; above the credit after that was lowered, as what
-            was on its way then still comes.
+        allowance: Receiver: messages that the peer may send without exceeding what it was granted. More than the credit
+            after the credit was lowered, as messages may have been on their way.
         is_probed: Receiver: whether a flow of the peer is awaited in answer to `probe`.
-        answers_echo: Whether a flow of the peer that asks for one is answered (2.7.4); False plays a dead end.
+        answers_echo: Whether a flow of the peer that asks for an answer gets one (2.7.4); False simulates a dead link.
         largest_message: Receiver: the largest message it takes, in bytes.
         incoming: Receiver: the delivery that is arriving.
-        is_detach_told: Whether the end of the link was reported when this end detached it (`fail`).
+        is_detach_reported: Whether the end of the link was reported when this end detached it (`fail`).
         kept: What the peer's attach takes here, in bytes, as `Connection.kept` counts it.
         context: Free for the shell that owns the link.
     """
 
     def __init__(
-        self, session: Session, name: str, handle: int, *, is_receiver: bool, is_remote_initiated: bool
+        self, session: SessionFlow, name: str, handle: int, *, is_receiver: bool, is_remote_initiated: bool
     ) -> None:
         self.session = session
         self.name = name
@@ -129,13 +126,13 @@ class Link:
         self.allowance = 0
         self.delivery_count = 0
         self.drain = False
-        self.largest_message = session.connection.config.max_message_size
+        self.largest_message = session.config.max_message_size
         self.context: Any = None
-        self.is_detach_told = False
+        self.is_detach_reported = False
         self.is_probed = False
         self.answers_echo = True
-        self.incoming = Reassembly(session.connection.unfinished_bytes)
-        self._enforces_credit = session.connection.config.enforce_credit
+        self.incoming = Reassembly(session.unfinished_bytes)
+        self._enforces_credit = session.config.enforce_credit
         self.kept = 0
         self._pack: struct.Struct | None = None
         self._prefix = b""
@@ -144,6 +141,11 @@ class Link:
     def is_attached(self) -> bool:
         """Whether messages can flow."""
         return self.state is LinkState.ATTACHED and self.session.is_open
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the peer has attached it, and neither end has detached or refused it."""
+        return self.state in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED)
 
     @property
     def remote_properties(self) -> Mapping[Any, Any]:
@@ -215,7 +217,7 @@ class Link:
             offered_capabilities=list(offered_capabilities) if offered_capabilities else None,  # type: ignore[arg-type]  # symbols are made when encoding
             properties=dict(properties) if properties else None,
         )
-        if self.session.is_open and not self.session.connection.send_frame(self.session.channel, answer):
+        if self.session.is_open and not self.session.frames.send(self.session.channel, answer):
             self.detach(AmqpError(FRAME_SIZE_TOO_SMALL, "The answer to the attach does not fit into a frame."))
             return
         self.limit_messages(max_message_size)
@@ -223,7 +225,7 @@ class Link:
 
     def limit_messages(self, max_message_size: int | None) -> None:
         """Limit messages that arrive to what this end's attach says, in bytes; None leaves the connection's limit."""
-        self.largest_message = max_message_size or self.session.connection.config.max_message_size
+        self.largest_message = max_message_size or self.session.config.max_message_size
 
     def refuse(self, error: AmqpError) -> None:
         """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
@@ -233,13 +235,13 @@ class Link:
     # ---------------------------------------------------------------------------------------- detaching
 
     def detach(self, error: AmqpError | None = None) -> None:
-        """Close the link (2.6.6). The peer's answer is told as `LinkDetached`. Closing twice is fine."""
+        """Close the link (2.6.6). The peer's answer is reported as `LinkDetached`. Does nothing the second time."""
         self._end(LinkInput.DETACH, Detach(handle=self.handle, closed=True, error=error))
 
     def fail(self, error: AmqpError) -> None:
         """Detach because of what the peer did. It is reported at once, and not again when the peer answers."""
         self.detach(error)
-        self.is_detach_told = True
+        self.is_detach_reported = True
 
     def on_detach(self, detach: Detach) -> None:
         """Handle the peer's detach: answer it, unless it is the answer."""
@@ -259,18 +261,17 @@ class Link:
         action = self._step(happened)
         if action is None:
             return
-        self.session.connection.release_name(self)
         self.stop()
         self.allowance = 0
         self.drain = False
-        self.session.unblock(self)
+        self.session.unblock(self.handle)
         if action is LinkAction.SEND_REFUSAL:
             self.session.send(Attach(name=self.name, handle=self.handle, role=self.is_receiver))
         if detach is not None and action is not LinkAction.NOTHING:
             self.session.send(detach)
 
     def stop(self) -> None:
-        """Send nothing more, and drop the delivery that is arriving: the session or connection is ending."""
+        """Send nothing more, and drop the delivery that is arriving: session or connection is ending."""
         self.credit = 0
         self.incoming.drop()
 
@@ -280,7 +281,7 @@ class Link:
         """Let the peer send `credit` messages from now on (2.6.7). Does nothing on a link that has ended.
 
         Args:
-            drain: Ask the peer to use it up at once; `CreditChanged` tells when it has, with a credit of 0.
+            drain: Ask the peer to use it up at once; `CreditChanged` reports when it has, with a credit of 0.
 
         Raises:
             ClosedError: The link is not attached yet.
@@ -292,10 +293,10 @@ class Link:
         self.credit = credit
         self.allowance = max(self.allowance, credit)
         self.drain = drain
-        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=drain)
+        self.session.send_flow(self.handle, delivery_count=self.delivery_count, credit=credit, drain=drain)
 
     def probe(self) -> bool:
-        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` tells that it came.
+        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` reports it.
 
         Credit stays as it is.
 
@@ -306,11 +307,20 @@ class Link:
             return False
         self.is_probed = True
         credit = max(self.credit, 0)
-        self.session.send_flow(self, delivery_count=self.delivery_count, credit=credit, drain=self.drain, echo=True)
+        self.session.send_flow(
+            self.handle, delivery_count=self.delivery_count, credit=credit, drain=self.drain, echo=True
+        )
         return True
 
-    def on_transfer(self, transfer: Transfer, payload: bytes) -> Delivery | Violation | None:
+    def on_transfer(
+        self, transfer: Transfer, payload: bytes, unfinished_limit: int | None
+    ) -> Delivery | Violation | None:
         """Handle a transfer.
+
+        Args:
+            transfer: The transfer.
+            payload: The part of the message in it.
+            unfinished_limit: How many bytes of unfinished messages the connection holds at most; None for no limit.
 
         Returns:
             The delivery that is whole with it; a violation for which the link must be detached; None otherwise.
@@ -318,7 +328,7 @@ class Link:
         Raises:
             ProtocolError: The peer broke a rule for which the connection must be closed.
         """
-        if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
+        if not self.is_live:
             return None  # detached or refused here: what was on its way is dropped (2.6.6)
         if not self.is_receiver:
             raise ProtocolError("amqp:not-allowed", "a transfer on a link that sends")
@@ -332,7 +342,7 @@ class Link:
             incoming.begin(transfer.delivery_id, transfer.message_format or 0)
         elif transfer.delivery_id is not None and transfer.delivery_id != incoming.delivery_id:
             raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
-        return incoming.add(transfer, payload, self.largest_message, self.session.connection.limits.unfinished)
+        return incoming.add(transfer, payload, self.largest_message, unfinished_limit)
 
     def takes_plain(self, size: int) -> bool:
         """Return whether a message of `size` bytes that is whole and settled may come now, and needs no other care."""
@@ -363,10 +373,10 @@ class Link:
     def send(self, payload: bytes, *, message_format: int = 0, settled: bool = False) -> int:
         """Send one message in as many frames as it takes.
 
-        What the session window holds back goes out when the peer opens it. Whoever calls looks at `credit` first.
+        What the session window holds back is sent when the peer opens it. The caller checks `credit` first.
 
         Returns:
-            Its delivery id, by which `Outcomes` tells its outcome.
+            Its delivery id, by which `Outcomes` reports its outcome.
 
         Raises:
             ClosedError: The link is not attached.
@@ -379,18 +389,18 @@ class Link:
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT
         session = self.session
-        delivery_id = session.next_delivery_id(None if settled else self)
+        delivery_id = session.next_delivery_id(None if settled else self.handle)
         identity = b"\x70" + delivery_id.to_bytes(4, "big") + b"\xa0\x04" + delivery_id.to_bytes(4, "big")
         head = identity + encode(UInt(message_format))
-        room = session.connection.remote_max_frame_size - TRANSFER_OVERHEAD
+        room = session.frames.max_frame_size - TRANSFER_OVERHEAD
         last = _TAIL_SETTLED if settled else _TAIL_UNSETTLED
         more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
         pos, size = 0, len(payload)
         view = memoryview(payload)  # a large message is not copied frame by frame
         while size - pos > room:
-            session.send_transfer(self, self._header(head + more, room), view[pos : pos + room])
+            session.send_transfer(self.handle, self._header(head + more, room), view[pos : pos + room])
             pos += room
-        session.send_transfer(self, self._header(head + last, size - pos), view[pos:])
+        session.send_transfer(self.handle, self._header(head + last, size - pos), view[pos:])
         return delivery_id
 
     def _header(self, fields: bytes, payload_size: int) -> bytes:
@@ -434,11 +444,11 @@ class Link:
             self._pack = struct.Struct(f">I{len(self._prefix)}sI2sI8s")
         pack, prefix = self._pack.pack, self._prefix
         overhead = self._pack.size
-        largest = session.connection.remote_max_frame_size - overhead
+        largest = session.frames.max_frame_size - overhead
         limit = self.remote_max_message_size
         if limit is not None and limit < largest:
             largest = limit
-        write = session.connection.output.append
+        write = session.frames.output.append
         tail = b"\x43" + _TAIL_SETTLED
         delivery_id = session.outgoing_delivery_id
         sent = written = 0
@@ -459,21 +469,23 @@ class Link:
         if sent == 0:
             self.send(payloads[start], settled=True)
             return 1
+        if session.frames.trace is not None:
+            session.frames.trace.transfers(session.channel, self.handle, sent, written, is_sent=True)
         return sent
 
     def drained(self) -> None:
-        """Use up all credit, as the peer asked by `drain`, and tell it (2.6.7).
+        """Use up all credit, as the peer asked by `drain`, and send it a flow that says so (2.6.7).
 
-        Behind messages that the session window holds back it does nothing: `CreditChanged` tells when they are out.
+        Does nothing while the session window holds messages back: `CreditChanged` reports when they are sent.
         """
         if not self.is_attached or self.session.is_blocked:
             return
         self.delivery_count = (self.delivery_count + max(self.credit, 0)) & UINT
         self.credit = 0
         self.drain = False
-        self.session.send_flow(self, delivery_count=self.delivery_count, credit=0, drain=True)
+        self.session.send_flow(self.handle, delivery_count=self.delivery_count, credit=0, drain=True)
 
-    # ------------------------------------------------------------------------ what the session hands over
+    # ------------------------------------------------------------------------------------- the peer's flows
 
     def answer_probe(self) -> bool:
         """Return whether a flow of the peer answers a probe; once per probe."""
@@ -483,12 +495,12 @@ class Link:
         return is_answer
 
     def on_flow(self, flow: Flow) -> bool:
-        """Take over a flow for this link.
+        """Handle a flow for this link.
 
         Returns:
-            Whether to tell: a sender's credit, or the end of a drain.
+            Whether to report it: it changes a sender's credit, or ends a drain.
         """
-        if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
+        if not self.is_live:
             return False
         if self.is_receiver:
             return self._on_sender_flow(flow)
@@ -500,7 +512,7 @@ class Link:
         return True
 
     def _on_sender_flow(self, flow: Flow) -> bool:
-        """Follow a sender that used up credit without messages (2.6.7); its word on credit itself means nothing."""
+        """Follow a sender that used up credit without messages (2.6.7). The link-credit in its flow is ignored."""
         if flow.delivery_count is None:
             return False
         used = _serial_difference(flow.delivery_count, self.delivery_count)

@@ -1,6 +1,6 @@
 """The bare and annotated message (AMQP 1.0, part 3.2), as an object.
 
-It is for requests, replies and whatever is read of an event beyond the common fields. The event path works on encoded
+It is for requests, replies and what is read of an event beyond the common fields. The event path works on encoded
 sections (`sections`), and builds no dictionary.
 """
 
@@ -160,7 +160,7 @@ def _fill(made: Any, items: list[Any]) -> Any:
 
 @dataclass(slots=True)
 class Message:
-    """A message, whole. A `body` of None is no body section at all, as in management requests."""
+    """A whole message. A `body` of None means that there is no body section, as in management requests."""
 
     body: Body | None = None
     properties: Properties | None = None
@@ -205,7 +205,7 @@ class Message:
         """Decode a message, its sections in any order.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: It is not a message.
         """
         made = cls()
         data: list[bytes] = []

@@ -39,7 +39,7 @@ _map = _check(dict, "map")
 
 
 def _number(kind: type[UByte | UShort | UInt | ULong]) -> Callable[[Any], int]:
-    """Take a number of any width that fits the field: what does not could not be sent back."""
+    """Read a number of any width that fits the field. One that does not fit could not be sent back."""
 
     def number(value: Any) -> int:
         whole = int(_whole(value))
@@ -82,7 +82,7 @@ def _symbol_map(value: Mapping[Any, Any]) -> Any:
 
 
 def _nested(*names: str) -> _Kind:
-    """Make the kind of a field that holds one of the composites of these names; they are defined further down."""
+    """Return the kind of a field that holds one of these composites, by name as they are defined further down."""
 
     def nested(value: Any) -> Any:
         if isinstance(value, Described):
@@ -140,7 +140,7 @@ class Composite:
         return Described(ULong(self.CODE), values)
 
     def encode(self) -> bytes:
-        """Encode. A composite without fields becomes a list of none, which the peers here understand."""
+        """Encode. A composite without fields becomes a list without items, which all tested peers accept."""
         return encode(self.described())
 
 
@@ -168,10 +168,10 @@ def composite(value: Described) -> Any:
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
     if cls is None or isinstance(descriptor, (str, float)) != isinstance(descriptor, Symbol):
-        raise DecodeError(f"{excerpt(str(descriptor), 80)} describes nothing that is known here")
+        raise DecodeError(f"{excerpt(str(descriptor), 80)} is not a known descriptor")
     items = value.value
     if type(items) is not list or len(items) > len(cls._kinds):
-        raise DecodeError(f"{cls.__name__.lower()} is no list, or has too many fields")
+        raise DecodeError(f"{cls.__name__.lower()} is not a list, or has too many fields")
     for at, name in cls._mandatory:
         if at >= len(items) or items[at] is None:
             raise DecodeError(f"{cls.__name__.lower()}.{name} is missing")
@@ -196,7 +196,7 @@ def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
         It, and the position after it.
 
     Raises:
-        DecodeError: It is none that is known here, or holds more than `MAX_ITEMS` values.
+        DecodeError: It is not a known performative, or holds more than `MAX_ITEMS` values.
     """
     head = data[offset : offset + 5]
     if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":

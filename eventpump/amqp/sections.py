@@ -34,13 +34,13 @@ _MAP: Final = frozenset((0xC1, 0xD1))
 
 
 class _Rule(NamedTuple):
-    """What the specification says of one section.
+    """The rule of the specification for one section.
 
     Attributes:
         symbol: Its descriptor in symbolic form.
         rank: Its place in the order of the sections; the three bodies share one.
         constructors: Those that its value may have; empty for any.
-        repeats: Whether a message may have several of it.
+        repeats: Whether a message may have several of them.
     """
 
     symbol: str
@@ -70,7 +70,7 @@ _WIDE: Final = frozenset((0xB0, 0xD0, 0xD1))
 
 
 _IS_WIDE: Final = 0x10
-"""The bit of a constructor that tells them apart."""
+"""The bit of a constructor in which they differ."""
 _rank_of: Final = {
     MARKER + bytes((code, constructor)): rule.rank
     for code, rule in _GRAMMAR.items()
@@ -101,7 +101,7 @@ _pack_large_data = struct.Struct(">4sI").pack
 
 
 def data_head(size: int) -> bytes:
-    """Encode what stands before the payload of a data section (3.2.6), by its size in bytes."""
+    """Encode what comes before the payload of a data section (3.2.6), given the size of the payload in bytes."""
     return _DATA_HEADS[size] if size < 256 else _pack_large_data(WIDE_DATA, size)
 
 
@@ -123,7 +123,7 @@ def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
         DecodeError: There is no descriptor.
     """
     if raw[pos] != 0:
-        raise DecodeError("a message is not a run of sections")
+        raise DecodeError("a message does not consist of sections")
     value = skip(raw, pos + 1, end)
     descriptor = decode(raw, pos + 1, value)[0] if value - pos <= _LONGEST_DESCRIPTOR else None
     code = _CODES.get(descriptor, 0) if isinstance(descriptor, Symbol) else descriptor
@@ -155,7 +155,7 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
         For each its code, where its descriptor starts, and where it ends.
 
     Raises:
-        DecodeError: The bytes are not a run of sections.
+        DecodeError: The bytes do not consist of sections.
     """
     spans: list[tuple[int, int, int]] = []
     pos, end = 0, len(raw)
@@ -185,7 +185,7 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
         code, value, after = section_at(raw, pos, end)
         rule = _GRAMMAR[code]
         if rule.constructors and raw[value] not in rule.constructors:
-            raise DecodeError("a section holds a value of another type than it may")
+            raise DecodeError("a section holds a value of a type that is not allowed there")
         if code in seen and not rule.repeats:
             raise DecodeError("a message has a section twice")
         seen.add(code)
@@ -205,10 +205,10 @@ _SMALL_ANNOTATIONS: Final = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xC1))
 def prefix_end(raw: bytes) -> int:
     """Find where the header and annotations end that a message begins with.
 
-    What follows them is not looked at; where the last of them is cut off, the place lies behind the message's end.
+    What follows them is not checked. Where the last of them is cut off, the position is after the message's end.
 
     Raises:
-        DecodeError: One of them is broken.
+        DecodeError: One of them is malformed.
     """
     pos = 0
     end = len(raw) - 4
@@ -328,10 +328,10 @@ _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 def scan_event(raw: bytes, names: EventFields) -> Scan:
     """Read the three known annotations and a single data section, without a dictionary.
 
-    What is missing, of another type, or (the body) of another kind is None: the general decoder then tells more.
+    What is missing, of another type, or (the body) of another kind is None: the general decoder has the details.
 
     Raises:
-        DecodeError: The bytes are not a run of sections.
+        DecodeError: The bytes do not consist of sections.
     """
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
@@ -361,7 +361,7 @@ def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
 
 def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
     """Describe a sound message whose annotations, a small map, begin at `pos`. None where one of the three is missing,
-    or where a value has a size that a struct cannot tell.
+    or where a value has a size that no struct format has.
     """
     item, end = pos, pos - 1 + raw[pos - 2]
     kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
@@ -422,10 +422,10 @@ def _walk_event(
             constructor = raw[pos + 3]
             if raw[pos] or raw[pos + 1] != 0x53 or constructor < 0xA0:
                 if raw[pos]:
-                    raise DecodeError("a message is not a run of sections")
+                    raise DecodeError("a message does not consist of sections")
                 code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
                 if code in (DATA, MESSAGE_ANNOTATIONS):
-                    raise DecodeError("a data section holds no binary, or the message annotations are no map")
+                    raise DecodeError("a data section does not hold binary, or the message annotations are not a map")
                 # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
                 pos = skip(raw, pos, end)
                 bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0
@@ -441,12 +441,12 @@ def _walk_event(
             code = raw[pos + 2]
             if code == 0x75:
                 if constructor & 0xEF != 0xA0:
-                    raise DecodeError("a data section holds no binary")
+                    raise DecodeError("a data section does not hold binary")
                 body = raw[start:after]
                 bodies += 1
             elif code == 0x72:
                 if has_annotations or constructor & 0xEF != 0xC1:
-                    raise DecodeError("the message annotations are there twice, or are no map")
+                    raise DecodeError("the message annotations occur twice, or are not a map")
                 has_annotations = True
                 item = start + (4 if constructor & 0x10 else 1)
                 while item < after:
@@ -483,8 +483,8 @@ def _walk_event(
 def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str | None, int | None]:
     """Read the three known annotations of a message that cannot be decoded as a whole.
 
-    The service writes them, whatever it takes the rest of a message to be. What stands before them must be sections;
-    what stands behind them does not matter.
+    The service writes them, even where the rest of a message is malformed. What comes before them must be sections;
+    what comes after them does not matter.
 
     Returns:
         Sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
-from eventpump.amqp.link import UINT, Link
+from eventpump.amqp.flow import UINT, SessionFlow, SessionState
+from eventpump.amqp.frames import FrameWriter
+from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import (
     Accepted,
     AmqpError,
     Attach,
     Begin,
-    Composite,
     Detach,
     Disposition,
     End,
@@ -27,22 +28,10 @@ from eventpump.amqp.performatives import (
     Target,
     Transfer,
 )
-from eventpump.amqp.receiver import Delivery, Violation
+from eventpump.amqp.receiver import Delivery, UnfinishedBytes, Violation
 from eventpump.errors import ClosedError, ProtocolError
 
-if TYPE_CHECKING:
-    from eventpump.amqp.connection import Connection
-
 _TERMINAL = (Accepted, Rejected, Released, Modified)
-
-
-class SessionState(enum.Enum):
-    """Where a session is between begin and end (2.5.5)."""
-
-    BEGIN_SENT = "begin sent"
-    MAPPED = "mapped"
-    END_SENT = "end sent"
-    ENDED = "ended"
 
 
 class SessionInput(enum.Enum):
@@ -77,47 +66,34 @@ A session begins in `BEGIN_SENT`; one of the peer's is mapped by its begin, befo
 """
 
 
-class Session:
-    """One end of a session. Made by :meth:`Connection.begin`, or for the peer's begin by the engine.
+class Session(SessionFlow):
+    """One end of a session. Made by `Connection.begin`, or for the peer's begin by the engine.
 
     Attributes:
-        remote_incoming_window: Transfers the peer takes now.
-        is_starved: Whether a sender was held back by the window since it last opened.
+        remote: The peer's begin, once received.
+        links: The links of this end, by their handles.
+        links_by_remote_handle: The links that the peer has attached, by its handles.
         kept: What the peer's begin takes here, in bytes, as `Connection.kept` counts it.
     """
 
-    def __init__(self, connection: Connection, channel: int, *, is_remote_initiated: bool) -> None:
-        self.connection = connection
-        self.channel = channel
-        self.remote_channel: int | None = None
+    def __init__(
+        self,
+        frames: FrameWriter,
+        config: ConnectionConfig,
+        unfinished_bytes: UnfinishedBytes,
+        channel: int,
+        *,
+        is_remote_initiated: bool,
+    ) -> None:
+        super().__init__(frames, config, unfinished_bytes, channel)
         self.is_remote_initiated = is_remote_initiated
-        self.state = SessionState.BEGIN_SENT
         self.remote: Begin | None = None
         self.links: dict[int, Link] = {}
         self.links_by_remote_handle: dict[int, Link] = {}
-        self.unsettled: dict[int, Link] = {}
-        self.outgoing_delivery_id = 0
-        self.next_outgoing_id = 0
-        self.next_incoming_id = 0
-        self.incoming_window = connection.config.incoming_window
-        self.remote_incoming_window = 0
-        self.is_starved = False
         self.kept = 0
-        self._blocked: deque[tuple[Link, bytes, memoryview]] = deque()
         self._next_handle = 0
-        self._initial_outgoing_id = 0
 
     # ----------------------------------------------------------------------------------------- the verbs
-
-    @property
-    def is_open(self) -> bool:
-        """Whether links can be attached and used here."""
-        return self.state is SessionState.MAPPED and self.connection.is_open
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether messages wait for the peer to open the session window."""
-        return bool(self._blocked)
 
     @property
     def free_handles(self) -> int:
@@ -127,7 +103,7 @@ class Session:
     @property
     def _highest_handle(self) -> int:
         assert self.remote is not None
-        return min(self.remote.handle_max, self.connection.config.handle_max)
+        return min(self.remote.handle_max, self.config.handle_max)
 
     def attach(
         self,
@@ -142,7 +118,7 @@ class Session:
         properties: Mapping[str, Any] | None = None,
         desired_capabilities: Sequence[str] = (),
     ) -> Link:
-        """Attach a link (2.6.3). The answer is told as `LinkAttached`, or `LinkDetached` where it is refused.
+        """Attach a link (2.6.3). The answer is reported as `LinkAttached`, or `LinkDetached` if it is refused.
 
         Raises:
             ClosedError: The session is not mapped.
@@ -166,10 +142,10 @@ class Session:
             desired_capabilities=list(desired_capabilities) or None,  # type: ignore[arg-type]  # symbols are made when encoding
             properties=dict(properties) if properties else None,
         )
-        if not self.connection.send_frame(self.channel, attach):
+        if not self.frames.send(self.channel, attach):
             del self.links[link.handle]
             raise ProtocolError(
-                FRAME_SIZE_TOO_SMALL, f"the attach does not fit into {self.connection.remote_max_frame_size} bytes"
+                FRAME_SIZE_TOO_SMALL, f"the attach does not fit into {self.frames.max_frame_size} bytes"
             )
         return link
 
@@ -187,19 +163,19 @@ class Session:
         return action
 
     def stop(self) -> None:
-        """Stop: what waits for the window goes nowhere any more, what comes is dropped, and no link has credit."""
+        """Stop: drop what waits for the window and what arrives, and take all credit from the links."""
         self._blocked.clear()
         self.unsettled.clear()
         for link in self.links.values():
             link.stop()
 
     def release(self) -> None:
-        """Drop the links, when the connection is over and nobody asks for them any more."""
+        """Drop the links: the connection has ended and its last event is handled."""
         self.links.clear()
         self.links_by_remote_handle.clear()
 
     def _new_link(self, name: str, *, is_receiver: bool, is_remote_initiated: bool) -> Link:
-        # Handles go round, so that a new link seldom gets one that was just given up; never above what the peer takes.
+        # Handles are given in turn, so that a new link seldom gets one that was just freed, up to the peer's limit.
         count = self._highest_handle + 1
         if len(self.links) >= count:
             raise ProtocolError("amqp:resource-limit-exceeded", f"more than {count} links in a session")
@@ -213,21 +189,9 @@ class Session:
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send(self, performative: Composite) -> None:
-        """Queue one performative on this session's channel; after an end or close nothing more may follow.
-
-        Where it does not fit into the peer's max-frame-size, the session is ended: without it, the two ends would not
-        agree any more.
-        """
-        if self.state not in (SessionState.BEGIN_SENT, SessionState.MAPPED) or not self.connection.is_open:
-            return
-        if not self.connection.send_frame(self.channel, performative):
-            what = type(performative).__name__.lower()
-            self.end(AmqpError(FRAME_SIZE_TOO_SMALL, f"The {what} that is due does not fit into a frame."))
-
     def send_begin(self) -> None:
         """Queue this end's begin."""
-        config = self.connection.config
+        config = self.config
         self.send(
             Begin(
                 remote_channel=self.remote_channel if self.is_remote_initiated else None,
@@ -237,69 +201,6 @@ class Session:
                 handle_max=config.handle_max,
             )
         )
-
-    def send_flow(
-        self,
-        link: Link | None = None,
-        *,
-        delivery_count: int | None = None,
-        credit: int | None = None,
-        drain: bool = False,
-        echo: bool = False,
-    ) -> None:
-        """Queue a flow: this end's windows, and a link's credit where one is given (2.7.4)."""
-        config = self.connection.config
-        self.incoming_window = config.incoming_window
-        self.send(
-            Flow(
-                next_incoming_id=self.next_incoming_id,
-                incoming_window=self.incoming_window,
-                next_outgoing_id=self.next_outgoing_id,
-                outgoing_window=config.outgoing_window,
-                handle=None if link is None else link.handle,
-                delivery_count=delivery_count,
-                link_credit=credit,
-                drain=drain,
-                echo=echo,
-            )
-        )
-
-    def next_delivery_id(self, unsettled_on: Link | None) -> int:
-        """Return the next delivery id (2.6.12).
-
-        Args:
-            unsettled_on: The link whose peer is to settle the delivery; None for one that is sent settled.
-        """
-        delivery_id = self.outgoing_delivery_id
-        self.outgoing_delivery_id = (delivery_id + 1) & UINT
-        if unsettled_on is not None:
-            self.unsettled[delivery_id] = unsettled_on
-        return delivery_id
-
-    def sent_run(self, count: int) -> None:
-        """Count settled transfers that a link has queued, with consecutive delivery ids and within the window."""
-        self.outgoing_delivery_id = (self.outgoing_delivery_id + count) & UINT
-        self.next_outgoing_id = (self.next_outgoing_id + count) & UINT
-        self.remote_incoming_window -= count
-
-    def mark_starved(self) -> None:
-        """Record that a sender may have been held back by the window."""
-        self.is_starved = self.is_starved or self.remote_incoming_window <= 0
-
-    def send_transfer(self, link: Link, header: bytes, payload: memoryview) -> None:
-        """Queue a transfer frame, or hold it back until the peer's window opens (2.5.6)."""
-        if self.remote_incoming_window <= 0 or self._blocked:
-            self._blocked.append((link, header, payload))
-            return
-        self.remote_incoming_window -= 1
-        self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
-        self.connection.output.append(header)
-        self.connection.output.append(payload)
-
-    def unblock(self, link: Link) -> None:
-        """Forget what is held back for a link that is over: on its handle it would be another link's, or nobody's."""
-        if self._blocked:
-            self._blocked = deque(held for held in self._blocked if held[0] is not link)
 
     # ----------------------------------------------------------------------------------------- receiving
 
@@ -318,14 +219,9 @@ class Session:
         self.remote_incoming_window = begin.incoming_window
         self._step(SessionInput.RECEIVE_BEGIN)
 
-    def used_window(self, frames: int) -> None:
-        """Count transfers that arrived, and open the window again when half of it is used."""
-        self.next_incoming_id = (self.next_incoming_id + frames) & UINT
-        self.incoming_window -= frames
-        if self.incoming_window <= self.connection.config.incoming_window >> 1 and self.state is SessionState.MAPPED:
-            self.send_flow()
-
-    def on_transfer(self, transfer: Transfer, payload: bytes) -> tuple[Link, Delivery | Violation | None]:
+    def on_transfer(
+        self, transfer: Transfer, payload: bytes, unfinished_limit: int | None
+    ) -> tuple[Link, Delivery | Violation | None]:
         """Handle a transfer (`Link.on_transfer`), unless the session is ending.
 
         Returns:
@@ -333,7 +229,7 @@ class Session:
         """
         self.used_window(1)
         link = self._link_of(transfer.handle)
-        return link, link.on_transfer(transfer, payload)
+        return link, link.on_transfer(transfer, payload, unfinished_limit)
 
     def _link_of(self, handle: int) -> Link:
         link = self.links_by_remote_handle.get(handle)
@@ -345,7 +241,7 @@ class Session:
         """Handle the peer's attach. Returns the link, and whether it is to be reported (`Link.on_attach`)."""
         if attach.handle in self.links_by_remote_handle:
             raise ProtocolError("amqp:session:handle-in-use", f"handle {attach.handle} is attached already")
-        if attach.handle > self.connection.config.handle_max:
+        if attach.handle > self.config.handle_max:
             raise ProtocolError("amqp:connection:framing-error", f"handle {attach.handle} is above the handle-max")
         link = next(
             (
@@ -361,7 +257,7 @@ class Session:
         return link, link.on_attach(attach, kept)
 
     def on_detach(self, detach: Detach) -> Link:
-        """Take over the peer's detach, and answer it."""
+        """Handle the peer's detach, and answer it."""
         link = self._link_of(detach.handle)
         del self.links_by_remote_handle[detach.handle]
         link.on_detach(detach)
@@ -371,35 +267,24 @@ class Session:
     def _forget(self, link: Link) -> None:
         del self.links[link.handle]
         if not link.is_receiver:
-            for delivery_id in [key for key, value in self.unsettled.items() if value is link]:
+            for delivery_id in [key for key, handle in self.unsettled.items() if handle == link.handle]:
                 del self.unsettled[delivery_id]
 
     def on_flow(self, flow: Flow) -> list[Link]:
-        """Take over a flow.
+        """Handle a flow.
 
         Returns:
-            The links to tell: senders that may send more, receivers that are drained.
+            The links to report: senders that may send more, receivers that are drained.
         """
-        expected = self._initial_outgoing_id if flow.next_incoming_id is None else flow.next_incoming_id
-        ahead = (self.next_outgoing_id - expected) & UINT
-        if ahead > UINT >> 1:
-            ahead = 0
-        self.remote_incoming_window = max(flow.incoming_window - ahead, 0)
-        while self._blocked and self.remote_incoming_window > 0:
-            self.remote_incoming_window -= 1
-            self.next_outgoing_id = (self.next_outgoing_id + 1) & UINT
-            self.connection.output.extend(self._blocked.popleft()[1:])
-            self.is_starved = True  # a drain may wait for it
         ready: list[Link] = []
-        if self.is_starved and self.remote_incoming_window > 0:
-            self.is_starved = False
+        if self.open_window(flow):
             ready = [link for link in self.links.values() if not link.is_receiver and (link.credit > 0 or link.drain)]
         if flow.handle is not None:
             link = self._link_of(flow.handle)
             if link.on_flow(flow) and link not in ready:
                 ready.append(link)
             if flow.echo and link.is_attached and link.answers_echo:
-                self.send_flow(link, delivery_count=link.delivery_count, credit=max(link.credit, 0))
+                self.send_flow(link.handle, delivery_count=link.delivery_count, credit=max(link.credit, 0))
         elif flow.echo:
             self.send_flow()
         return ready
@@ -410,10 +295,10 @@ class Session:
         return link if link is not None and link.answer_probe() else None
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
-        """Take over a disposition.
+        """Handle a disposition.
 
         Returns:
-            For each sender link, the deliveries whose outcome it tells.
+            For each sender link, the deliveries that it settles, with their outcomes.
         """
         first = disposition.first
         last = first if disposition.last is None else disposition.last
@@ -426,7 +311,7 @@ class Session:
         is_terminal = isinstance(state, _TERMINAL)
         if not is_terminal and not disposition.settled:
             return {}
-        told: dict[Link, list[tuple[int, Any]]] = {}
+        reported: dict[Link, list[tuple[int, Any]]] = {}
         if span < len(self.unsettled):
             ids = [each for each in ((first + step) & UINT for step in range(span + 1)) if each in self.unsettled]
         else:
@@ -437,11 +322,11 @@ class Session:
         # 3.4: settled without a state leaves the sender to its default, which is released here: not taken.
         outcome = state if is_terminal else Released()
         for delivery_id in ids:
-            told.setdefault(self.unsettled.pop(delivery_id), []).append((delivery_id, outcome))
+            reported.setdefault(self.links[self.unsettled.pop(delivery_id)], []).append((delivery_id, outcome))
         if not disposition.settled and ids:
             # 2.6.12, rcv-settle-mode second: the receiver settles once the sender has.
             self.send(Disposition(role=False, first=ids[0], last=ids[-1], settled=True, state=state))
-        return told
+        return reported
 
     def on_end(self) -> list[Link]:
         """Handle the peer's end, and answer it. Returns the links that ended with the session."""

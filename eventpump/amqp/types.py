@@ -1,4 +1,4 @@
-"""AMQP 1.0 types that Python has no type of its own for (AMQP 1.0, part 1.6).
+"""The AMQP 1.0 types that have no counterpart in Python (AMQP 1.0, part 1.6).
 
 A plain `int` stands for long, `float` for double, `str` for string, `bytes` for binary, `bool`, `None`, `list`,
 `dict` (map) and `uuid.UUID` for themselves. What these classes wrap compares and computes as the plain value does.
@@ -13,7 +13,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _BoundedInt(int):
-    """An integer of a fixed width; out of range is `ValueError`."""
+    """An integer of a fixed width. One that is out of range raises `ValueError`."""
 
     __slots__ = ()
     low: ClassVar[int]

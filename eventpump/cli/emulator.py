@@ -1,4 +1,4 @@
-"""`eventpump emulator`: run the local service until it is told to stop."""
+"""`eventpump emulator`: run the local service until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 BAD_INPUT = 2
-"""The exit code for input that cannot work."""
+"""The exit code for invalid input."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -42,17 +42,17 @@ def add_parser(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="a further host name that clients use, which their signatures are for; may be repeated",
+        help="an additional host name that clients use, accepted in signatures; may be repeated",
     )
-    add("--port", default="5672", help="the port; 0 takes a free one (default: %(default)s)")
-    add("--ws-port", metavar="PORT", help="serve AMQP over WebSockets on this port too; 0 takes a free one")
-    add("--data", metavar="DIR", help="keep the hubs in this directory (default: in memory)")
-    add("--fsync", action="store_true", help="with --data: survive power loss too")
+    add("--port", default="5672", help="the port; 0 selects a free one (default: %(default)s)")
+    add("--ws-port", metavar="PORT", help="also serve AMQP over WebSockets on this port; 0 selects a free one")
+    add("--data", metavar="DIR", help="store the hubs in this directory (default: in memory)")
+    add("--fsync", action="store_true", help="with --data: also survive power loss")
     add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
     add("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
     add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
-    add("--retention-bytes", metavar="N", help="keep at most so many bytes of events, over all partitions")
-    add("--retention-seconds", metavar="S", help="keep events at most so long")
+    add("--retention-bytes", metavar="N", help="keep at most this many bytes of events, over all partitions")
+    add("--retention-seconds", metavar="S", help="keep events for at most this long")
     add(
         "--refuse-long-keys",
         action="store_true",
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Returns:
-        The exit code: 0, or 2 for input that cannot work.
+        The exit code: 0, or 2 for invalid input.
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -81,9 +81,9 @@ def _emulator(args: argparse.Namespace) -> Emulator:
     if args.config is not None:
         specs += load_config(Path(args.config))
     if not specs and args.data is None:
-        raise ConfigurationError("--hub", "name at least one hub, such as --hub telemetry:4, or a --config file")
+        raise ConfigurationError("--hub", "at least one is required, such as --hub telemetry:4, or a --config file")
     if args.fsync and args.data is None:
-        raise ConfigurationError("--fsync", "it needs --data")
+        raise ConfigurationError("--fsync", "requires --data")
     return Emulator(
         specs,
         host=args.host,
@@ -101,7 +101,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
 
 def _number(field: str, text: str, highest: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > highest:
-        raise ConfigurationError(field, f"{text[:40]!r} is no number from 0 to {highest}")
+        raise ConfigurationError(field, f"must be a number from 0 to {highest}, not {text[:40]!r}")
     return int(text)
 
 
@@ -117,11 +117,11 @@ def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        raise ConfigurationError("--tls-cert", "it goes together with --tls-key")
+        raise ConfigurationError("--tls-cert", "must be used together with --tls-key")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Without a password callback OpenSSL would ask the terminal.
+        # Without a password callback OpenSSL would prompt on the terminal.
         context.load_cert_chain(cert, key, password=lambda: b"")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no certificate and key in PEM"
@@ -147,12 +147,12 @@ def _say(line: str) -> None:
     """Print a line.
 
     Raises:
-        ConfigurationError: Nobody can read it.
+        ConfigurationError: The standard output is closed.
     """
     try:
         print(line, flush=True)
     except OSError as error:
-        # What is still buffered would fail once more when the interpreter ends.
+        # Buffered output would fail again when the interpreter exits.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise ConfigurationError("stdout", f"the connection string cannot be printed: {error.strerror}") from None

@@ -13,19 +13,19 @@ from eventpump.demo import command as demo
 from eventpump.errors import EventPumpError
 
 FAILED = 2
-"""The exit code for input that cannot work, or a service that refuses it."""
+"""The exit code for invalid input, or a service that refuses it."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, without the usage before it."""
+    """A parser that prints errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Say it, and end with exit code 2."""
+        """Print the error, and exit with code 2."""
         self.exit(FAILED, f"{self.prog}: {message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command and its subcommands."""
+    """Return the parser of the command and its subcommands."""
     made: argparse.ArgumentParser = OneLineParser(
         prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
     )
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        The exit code; 2 with one line on stderr where the input cannot work.
+        The exit code; 2 with one line on stderr if the input is invalid.
     """
     args = parser().parse_args(arguments)
     try:

@@ -8,8 +8,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from importlib import util
 from typing import TYPE_CHECKING, Final
 
@@ -31,15 +31,15 @@ from eventpump.clients import EventProducer
 from eventpump.errors import (
     ConfigurationError,
     EventError,
-    EventPumpError,
-    EventTooLargeError,
     PublishOutcomeUnknownError,
     Recovery,
     ServiceError,
 )
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
-from eventpump.producer.batch import EventBatch
+from eventpump.eventhubs.sealing import pieces_of
+from eventpump.producer.accumulator import Lane
+from eventpump.producer.outbox import Ended, Outbox
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -156,18 +156,6 @@ def key_of(line: bytes, field: str) -> str:
     return value
 
 
-class _Lane:
-    """The way to one partition, or to the gateway: a batch being filled, and one waiting for the sends under way."""
-
-    __slots__ = ("batch", "full", "partition_id", "size")
-
-    def __init__(self, partition_id: str | None) -> None:
-        self.partition_id = partition_id
-        self.batch: EventBatch | None = None
-        self.size = 0
-        self.full: asyncio.Queue[tuple[EventBatch, int]] = asyncio.Queue(1)
-
-
 class _Send:
     """Reads lines, fills batches and sends them: those of one partition one after another, partitions side by side."""
 
@@ -176,16 +164,17 @@ class _Send:
     ) -> None:
         self._producer = producer
         self._source = source
+        self._limit = 0
         self._partition: str | None = args.partition
         self._key_field: str | None = args.key_field
         self._batch_bytes = batch_bytes
-        self._lanes: list[_Lane] = []
-        self._due: float | None = None
+        self._outbox: Outbox[int] | None = None
         self._halted = asyncio.Event()
         self._failure: Exception | None = None
         self._refused: tuple[int, str] | None = None
         self._doubtful = 0
         self._is_at_end = False
+        self._is_over = False
         self.lines = 0
         """Lines read."""
         self.sent = 0
@@ -206,43 +195,34 @@ class _Send:
             return self._conclude(interrupts, time.monotonic() - began)
 
     async def _run(self, interrupts: Interrupts) -> None:
-        workers: list[asyncio.Task[None]] = []
         finish = asyncio.create_task(interrupts.finish.wait(), name="finish")
         try:
-            if not await self._begin():
-                return
-            workers = [
-                asyncio.create_task(self._drain(lane), name=f"send to {lane.partition_id or 'the gateway'}")
-                for lane in self._lanes
-                for _ in range(_GATEWAY_SENDS if lane.partition_id is None else 1)
-            ]
-            with _progress(self, self._source):
-                await self._feed(finish)
-                await self._flush()
-                for lane in self._lanes:
-                    await lane.full.join()
+            self._outbox = outbox = await self._begin()
+            if outbox is not None:
+                with _progress(self, self._source):
+                    await self._feed(outbox, finish)
+                    await outbox.flush()
         finally:
-            for task in (*workers, finish):
-                task.cancel()
-            await asyncio.wait({*workers, finish})
-            # What stayed in doubt is told of already.
+            self._is_over = True
+            finish.cancel()
+            await asyncio.wait({finish})
+            if self._outbox is not None:
+                await self._outbox.aclose()
+            # What stayed in doubt is reported already.
             with contextlib.suppress(PublishOutcomeUnknownError):
                 await self._producer.aclose(deadline=1.0)
 
-    async def _begin(self) -> bool:
-        """Reach the service before any line is read.
+    async def _begin(self) -> Outbox[int] | None:
+        """Connect to the service before any line is read. None if that failed.
 
         Raises:
-            EventPumpError: It cannot be sent to at all.
+            EventPumpError: Sending can never succeed.
         """
         try:
-            if self._key_field is None:
-                self._lanes = [_Lane(self._partition)]
-            else:
-                self._lanes = [_Lane(each) for each in await self._producer.get_partition_ids()]
-            first = self._lanes[0]
-            first.batch = await self._new_batch(first)
-            self._source.longest = first.batch.max_size_in_bytes
+            lanes: Sequence[str | None] = [self._partition]
+            if self._key_field is not None:
+                lanes = await self._producer.get_partition_ids()
+            batch = await self._producer.create_batch(partition_id=lanes[0], max_size_in_bytes=self._batch_bytes)
         except ConfigurationError as error:
             if error.field == "max_size_in_bytes":
                 raise ConfigurationError("--batch-bytes", error.problem) from None
@@ -251,116 +231,91 @@ class _Send:
             if error.recovery is Recovery.GIVE_UP:
                 raise
             self._fail(error)
-            return False
-        return True
-
-    async def _new_batch(self, lane: _Lane) -> EventBatch:
-        return await self._producer.create_batch(partition_id=lane.partition_id, max_size_in_bytes=self._batch_bytes)
+            return None
+        self._limit = self._source.longest = batch.max_size_in_bytes
+        outbox = Outbox[int](
+            self._producer,
+            "command",
+            self._ended,
+            max_bytes=self._limit,
+            max_wait_time=_LINGER,
+            max_in_flight=_GATEWAY_SENDS if lanes[0] is None else 1,
+            settle_tries=_SETTLE_TRIES,
+        )
+        outbox.add_lanes(lanes)
+        return outbox
 
     # ---- from lines to batches
 
-    async def _feed(self, finish: asyncio.Task[bool]) -> None:
-        """Put lines into batches until the input ends, a send fails, or a signal comes."""
-        loop = asyncio.get_running_loop()
+    async def _feed(self, outbox: Outbox[int], finish: asyncio.Task[bool]) -> None:
+        """Add lines until the input ends, a send fails, or a signal comes."""
         halted = asyncio.create_task(self._halted.wait(), name="halted")
         read: asyncio.Task[list[bytes]] | None = None
         try:
             while not finish.done() and self._failure is None:
-                if read is None:
-                    read = asyncio.create_task(self._source.read(), name="read lines")
-                patience = None if self._due is None else max(0.0, self._due - loop.time())
-                await asyncio.wait({read, finish, halted}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                read = asyncio.create_task(self._source.read(), name="read lines")
+                await asyncio.wait({read, finish, halted}, return_when=asyncio.FIRST_COMPLETED)
                 if read.done():
-                    lines, read = read.result(), None
-                    if not lines:
+                    if not (lines := read.result()):
                         self._is_at_end = True
                         return
-                    await self._add(lines)
-                if self._due is not None and loop.time() >= self._due:
-                    await self._flush()
+                    await self._add(outbox, lines)
         except OSError as error:
             self._fail(ConfigurationError("FILE", f"cannot be read any further: {error.strerror}"))
-        except EventPumpError as error:
-            self._fail(error)
         finally:
             for task in (halted, *(() if read is None else (read,))):
                 task.cancel()
 
-    async def _add(self, lines: list[bytes]) -> None:
+    async def _add(self, outbox: Outbox[int], lines: list[bytes]) -> None:
         before = self.lines
         self.lines += len(lines)
-        lane, field, count = self._lanes[0], self._key_field, len(self._lanes)
+        lanes, field, is_idempotent = list(outbox.lanes.values()), self._key_field, self._producer.is_idempotent
+        lane, now = lanes[0], asyncio.get_running_loop().time()
         for number, line in enumerate(lines, before + 1):
             try:
                 if field is None:
                     event = EventData(line)
                 else:
                     key = key_of(line, field)
-                    lane = self._lanes[partition_for_key(key, count)]
+                    lane = lanes[partition_for_key(key, len(lanes))]
                     event = KeyedEvent(line, key)
-                while lane.batch is None or not lane.batch.try_add(event):
-                    if lane.batch is not None:
-                        await self._hand_over(lane)
-                    lane.batch = await self._new_batch(lane)
-                lane.size += len(line) + 1
-            except EventTooLargeError as error:
-                self._refuse(number, f"it is larger than a message may be, {error.limit:,} bytes")
+                head, rest = pieces_of(event, idempotent=is_idempotent)
             except EventError as error:
                 self._refuse(number, str(error))
-            if self._failure is not None:
-                return
-        if self._due is None:
-            self._due = asyncio.get_running_loop().time() + _LINGER
+                continue
+            if len(head) + len(rest) > self._limit:
+                self._refuse(number, f"it is larger than a message may be, {self._limit:,} bytes")
+                continue
+            outbox.add(lane, len(line) + 1, head, rest, now)
+            if now >= outbox.yield_at:
+                await outbox.let_run()
+                await outbox.until(partial(_has_room, lane))
+                if self._failure is not None:
+                    return
+                now = asyncio.get_running_loop().time()
 
-    async def _flush(self) -> None:
-        """Have every line sent that was read, however little of a message it fills."""
-        self._due = None
-        for lane in self._lanes:
-            if lane.batch is not None and lane.batch.count:
-                await self._hand_over(lane)
-
-    async def _hand_over(self, lane: _Lane) -> None:
-        batch, size = lane.batch, lane.size
-        assert batch is not None
-        lane.batch, lane.size = None, 0
-        await lane.full.put((batch, size))
-
-    # ---- from batches to the service
-
-    async def _drain(self, lane: _Lane) -> None:
-        while True:
-            batch, size = await lane.full.get()
-            try:
-                # After a failure nothing more is begun, and what waits is taken so that nobody waits for room.
-                if self._failure is None:
-                    await self._send(batch)
-                    self.sent += batch.count
-                    self.sent_bytes += size
-            except Exception as error:  # whatever it is: these lines are not sent, and that is told
-                if isinstance(error, PublishOutcomeUnknownError) or (
-                    isinstance(error, ServiceError)
-                    and error.recovery is not Recovery.GIVE_UP
-                    and not self._producer.is_idempotent
-                ):
-                    self._doubtful += batch.count
-                self._fail(error)
-            finally:
-                lane.full.task_done()
-
-    async def _send(self, batch: EventBatch) -> None:
-        for _ in range(_SETTLE_TRIES):
-            try:
-                await self._producer.send(batch)
-            except PublishOutcomeUnknownError:
-                continue  # the same batch again waits for what became of it
-            return
-        await self._producer.send(batch)
+    def _ended(self, ended: Ended[int]) -> None:
+        """Count the lines of a message whose outcome is known."""
+        error = ended.error
+        if error is None:
+            self.sent += ended.event_count
+            self.sent_bytes += sum(ended.events)
+        elif not self._is_over:  # what the end cancels is no failure
+            if isinstance(error, PublishOutcomeUnknownError) or (
+                isinstance(error, ServiceError)
+                and error.recovery is not Recovery.GIVE_UP
+                and not self._producer.is_idempotent
+            ):
+                self._doubtful += ended.event_count
+            self._fail(error)
 
     # ---- the end
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
             self._failure = error
+            if self._outbox is not None:
+                self._outbox.drop()  # after a failure nothing more is begun
         self._halted.set()
 
     def _refuse(self, number: int, reason: str) -> None:
@@ -391,6 +346,11 @@ class _Send:
             reason += f" (up to {self._doubtful:,} of them may be stored)"
         complain(reason)
         return FAILURE
+
+
+def _has_room(lane: Lane[int]) -> bool:
+    """Return whether a lane has no more than one message that waits for those being sent."""
+    return len(lane.full) <= 1
 
 
 def _lines(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The command's ends: input read as lines, output that may block or break, signals, and the options of a connection."""
+"""Input, output and signals of the command, and its connection options."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ T = TypeVar("T")
 
 CONNECTION_VARIABLE: Final = "EVENTPUMP_CONNECTION_STRING"
 FAILURE: Final = 1
-"""The exit code where the work was begun and not done."""
+"""The exit code if the work was started and not completed."""
 
 _CHUNK: Final = 1 << 18
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every subcommand that connects takes."""
+    """Add the options of every subcommand that connects."""
     parser.add_argument(
-        "--connection-string", metavar="TEXT", help=f"how to reach the service (default: ${CONNECTION_VARIABLE})"
+        "--connection-string", metavar="TEXT", help=f"the connection string (default: ${CONNECTION_VARIABLE})"
     )
-    parser.add_argument("--hub", metavar="NAME", help="the hub (default: the connection string's EntityPath)")
+    parser.add_argument("--hub", metavar="NAME", help="the hub's name (default: the connection string's EntityPath)")
     parser.add_argument(
-        "--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP (default: tcp)"
+        "--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP (default: tcp)"
     )
-    parser.add_argument("--trust-env", action="store_true", help="go through the proxy of $HTTPS_PROXY")
+    parser.add_argument("--trust-env", action="store_true", help="use the proxy in $HTTPS_PROXY")
     parser.add_argument("--ca-file", metavar="FILE", help="CA certificates (PEM) to trust instead of the system's")
 
 
 def keep_quiet() -> None:
-    """Leave what is tried again to the end's one line: a warning on the way would go through the bar, or the output."""
+    """Suppress warnings about retries, which would break the progress bar or the output; errors end in one line."""
     logging.getLogger("eventpump").setLevel(logging.ERROR)
 
 
 def connection_options(args: argparse.Namespace) -> ConnectionOptions:
-    """Return what those options say, but for the connection string and the hub."""
+    """Return the values of those options, except for the connection string and the hub."""
     options = ConnectionOptions(transport_type=args.transport_type, trust_env=args.trust_env)
     if args.ca_file is not None:
         options["ca_file"] = args.ca_file
@@ -56,34 +56,34 @@ def connection_options(args: argparse.Namespace) -> ConnectionOptions:
 
 
 def connection_text(args: argparse.Namespace) -> str:
-    """Find the connection string.
+    """Return the connection string.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: Neither the option nor the variable is set.
     """
     text: str | None = args.connection_string
     if text is None:
         text = os.environ.get(CONNECTION_VARIABLE)
     if not text:
-        raise ConfigurationError("--connection-string", f"give it, or set {CONNECTION_VARIABLE}")
+        raise ConfigurationError("--connection-string", f"is required, here or in {CONNECTION_VARIABLE}")
     return text
 
 
 def whole_number(field: str, text: str, lowest: int, highest: int) -> int:
-    """Read an option's number.
+    """Parse an option's number.
 
     Raises:
-        ConfigurationError: It is none, or lies outside.
+        ConfigurationError: The text is not a number, or outside the range.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not lowest <= int(text) <= highest:
-        raise ConfigurationError(field, f"{text[:40]!r} is no number from {lowest} to {highest}")
+        raise ConfigurationError(field, f"must be a number from {lowest} to {highest}, not {text[:40]!r}")
     return int(text)
 
 
 class Blocking:
-    """A thread for calls that may block for ever: reading from a terminal, writing to a pager.
+    """A thread for calls that may block forever: reading from a terminal, writing to a pager.
 
-    A daemon, so that such a call does not keep the process from ending.
+    It is a daemon thread, so such a call does not prevent the process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Blocking:
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Make a call, after those asked for before, and give its result. Cancelled, it is made all the same."""
+        """Run a call after earlier ones, and return its result. The call is made even if this is cancelled."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put((call, future))
         return await future
@@ -104,9 +104,9 @@ class Blocking:
             failure: Exception | None = None
             try:
                 result = call()
-            except Exception as error:  # it is the asker's
+            except Exception as error:  # raised in the caller
                 failure = error
-            # The loop may be gone: then nobody waits any more.
+            # The loop may be closed: then no caller is waiting.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_settle, future, result, failure)
 
@@ -121,15 +121,15 @@ def _settle(future: asyncio.Future[Any], result: object, failure: Exception | No
 
 
 class LineSource:
-    """The lines of a file, a pipe or a terminal, as they come.
+    """The lines of a file, a pipe or a terminal, as they arrive.
 
-    A line ends with LF or CR LF, which are no part of it; the last one may lack it.
+    A line ends with LF or CR LF, which are not part of it; they are optional at the end of the last line.
 
     Args:
         name: A path; None or "-" for the standard input.
 
     Raises:
-        ConfigurationError: It cannot be opened.
+        ConfigurationError: The file cannot be opened.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -146,16 +146,16 @@ class LineSource:
         if stat.S_ISDIR(status.st_mode):
             raise ConfigurationError("FILE", f"{name or '-'}: {os.strerror(errno.EISDIR)}")
         self.is_file = stat.S_ISREG(status.st_mode)
-        """Whether it has an end that can be read at once."""
+        """Whether all of it can be read at once."""
         self.is_terminal = os.isatty(self._fd)
         self._thread: Blocking | None = None
         self._begun = b""
         self.longest = 1 << 20
-        """Bytes of a line that are kept. A longer one is cut to one byte more."""
+        """The most bytes of a line that are kept. A longer line is cut to one byte more."""
 
     @property
     def remaining(self) -> int | None:
-        """Bytes to its end; None where that is not known."""
+        """Bytes to its end; None if unknown."""
         if not self.is_file:
             return None
         return max(0, os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
@@ -164,10 +164,10 @@ class LineSource:
         """Wait for lines.
 
         Returns:
-            One or more; none at the end.
+            One or more lines; none at the end.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: Reading failed.
         """
         if self._thread is None:
             self._thread = Blocking("eventpump input")
@@ -181,7 +181,7 @@ class LineSource:
         return [last.removesuffix(b"\r")] if last else []
 
     def count_rest(self) -> int:
-        """Count the lines of a file that were not read yet. Nothing may be reading it."""
+        """Count the lines of a file that were not read yet. No read may be in progress."""
         count, last = 0, self._begun[-1:]
         with contextlib.suppress(OSError):
             while chunk := os.read(self._fd, _CHUNK):
@@ -191,10 +191,10 @@ class LineSource:
 
 
 class Output:
-    """The standard output, for lines of bytes. Writing waits for a slow reader without holding up the loop.
+    """The standard output, for lines of bytes. Writing waits for a slow reader without blocking the loop.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no standard output.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Output:
         """Write all of it, in one piece.
 
         Raises:
-            OSError: It failed; `BrokenPipeError` where its reader has gone.
+            OSError: Writing failed; `BrokenPipeError` if the reader has closed the pipe.
         """
 
         def write_all() -> None:
@@ -220,7 +220,7 @@ class Output:
 
     @contextlib.contextmanager
     def watched(self, closed: Callable[[], None]) -> Iterator[None]:
-        """Have a function called when the reader of a pipe goes, even while there is nothing to write."""
+        """Call a function when the reader closes the pipe, even while there is nothing to write."""
         loop = asyncio.get_running_loop()
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             yield
@@ -239,10 +239,10 @@ class Output:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM, in a `with` block: the first asks to finish, the second to give up, the third ends it.
+    """SIGINT and SIGTERM, in a `with` block: the first requests to finish, the second to give up, the third kills.
 
     Args:
-        grace: Seconds to finish in before giving up.
+        grace: Seconds for finishing before giving up.
     """
 
     def __init__(self, grace: float) -> None:
@@ -255,7 +255,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that tells of it; 0 without one."""
+        """The exit code for the signal; 0 without one."""
         return 0 if self.number is None else 128 + self.number
 
     def __enter__(self) -> Self:
@@ -283,11 +283,11 @@ class Interrupts:
 
 
 def say(text: str) -> None:
-    """Print a line, to nobody where whoever read it has gone."""
+    """Print a line; ignored if the reader has closed the pipe."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Or the interpreter would try again, and complain, at its end.
+        # Otherwise the interpreter would try again at exit, and print an error.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _AT_ONCE: Final = 1000
-"""Events written in one piece."""
+"""The most events in one write."""
 _CACHE: Final = 64 * 1024 * 1024
 """Bytes read ahead over all partitions."""
 _SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
@@ -51,34 +51,34 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "tail",
         help="follow the events of a hub",
-        description="Print the events of a hub, and then those that come, until it is stopped. One line an event: the "
-        "body, or a JSON object; on a terminal, partition, number and time before the body.",
+        description="Print the events of a hub, and then new ones, until stopped. One line per event: the body, or a "
+        "JSON object; on a terminal, partition, number and time before the body.",
     )
     add = parser.add_argument
     add_connection_options(parser)
-    add("--partition", metavar="ID", help="follow this partition only (default: all)")
+    add("--partition", metavar="ID", help="follow only this partition (default: all)")
     add(
         "--from",
         dest="start",
         default="start",
         metavar="POSITION",
-        help="start, end, a sequence number, a time (ISO 8601; local without a zone), or offset:TEXT for what follows "
-        "an offset (default: %(default)s)",
+        help="start, end, a sequence number, a time (ISO 8601; local without a zone), or offset:TEXT for the events "
+        "after an offset (default: %(default)s)",
     )
-    add("--consumer-group", default="$Default", metavar="NAME", help="read as this group (default: %(default)s)")
-    add("--json", action="store_true", help="one JSON object a line, with everything an event has")
-    add("--count", metavar="N", help="stop after so many events")
+    add("--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)")
+    add("--json", action="store_true", help="print one JSON object per line, with all properties of the event")
+    add("--count", metavar="N", help="stop after this many events")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follow.
+    """Follow the partitions.
 
     Returns:
         The exit code.
 
     Raises:
-        EventPumpError: It could not be begun, or was refused.
+        EventPumpError: Reading could not start, or was refused.
     """
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def position(text: str) -> EventPosition:
-    """Read where to begin. What it names is read too.
+    """Parse the start position. It is inclusive.
 
     Raises:
-        ConfigurationError: It is no such place.
+        ConfigurationError: The text is not a position.
     """
     match text:
         case "start":
@@ -118,12 +118,12 @@ def position(text: str) -> EventPosition:
         return EventPosition.at_enqueued_time(datetime.fromisoformat(text).astimezone(UTC), inclusive=True)
     except (ValueError, OverflowError):
         raise ConfigurationError(
-            "--from", f"{text[:40]!r} is neither start, end, a sequence number, a time nor offset:TEXT"
+            "--from", f"must be start, end, a sequence number, a time or offset:TEXT, not {text[:40]!r}"
         ) from None
 
 
 class _Tail:
-    """One task per partition reads and writes; all share a connection and the output."""
+    """Follows a hub with one task per partition; all share one connection and the output."""
 
     def __init__(
         self, hub: str, output: Output, start: EventPosition, count: int | None, *, group: str, is_json: bool
@@ -161,10 +161,10 @@ class _Tail:
                         await transport.aclose()
                 for task in (finding, *tasks):
                     if task.done() and not task.cancelled():
-                        task.exception()  # the first one is told; the loop need not report the others
+                        task.exception()  # the first error is reported; the loop need not report the others
 
     def _outcome(self, tasks: Sequence[asyncio.Task[None]]) -> int:
-        """Find what ended the reading.
+        """Return the exit code for what ended the reading.
 
         Raises:
             EventPumpError: A partition cannot be read.
@@ -183,7 +183,7 @@ class _Tail:
         if partition_id is None:
             partition_ids = (await transport.get_hub_properties(self._hub)).partition_ids
         else:
-            # Asked for, so that a wrong one is told at once, and by the same error as a wrong hub.
+            # Read, so that an unknown partition fails at once, with the same error as an unknown hub.
             partition_ids = ((await transport.get_partition_properties(self._hub, partition_id)).partition_id,)
         readers = []
         for each in partition_ids:
@@ -205,7 +205,7 @@ class _Tail:
         async with reader:
             while events := await reader.read(_AT_ONCE):
                 if self._remaining is not None:
-                    # Taken and handed to the writer in one turn: who takes the last one writes it last.
+                    # Taken and passed to the writer without an await: the task that takes the last one writes it last.
                     events = events[: self._remaining]
                     self._remaining -= len(events)
                 lines = []
@@ -217,7 +217,7 @@ class _Tail:
                 try:
                     await self._output.write(b"".join(lines))
                 except OSError as error:
-                    # Noted at once: another partition's task may find that it was enough before this one has closed.
+                    # Recorded at once: another partition's task may reach the count before this one has closed.
                     self._unwritable = error
                     self._enough.set()
                     return
@@ -230,12 +230,12 @@ class _Tail:
 
 
 def plain_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Return the body as it is, and the end of a line."""
+    """Return the unchanged body and the end of a line."""
     return _body(event) + b"\n"
 
 
 def shown_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Return what a person wants to see of an event; nothing in it can move the cursor or change the terminal."""
+    """Return an event as a line for a terminal; control characters are escaped."""
     moment = event.enqueued_time.astimezone().strftime("%H:%M:%S.%f")[:-3]
     body = _body(event).decode(errors="backslashreplace")
     if not body.isprintable():
@@ -244,7 +244,7 @@ def shown_line(partition_id: str, event: ReceivedEvent) -> bytes:
 
 
 def json_line(partition_id: str, event: ReceivedEvent) -> bytes:
-    """Return everything an event has as one line of JSON. Bytes that are no UTF-8 come as base64."""
+    """Return all properties of an event as one line of JSON. Bytes that are not UTF-8 become base64."""
     record: dict[str, Any] = {
         "partition": partition_id,
         "sequence_number": event.sequence_number,
@@ -271,7 +271,7 @@ def json_line(partition_id: str, event: ReceivedEvent) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Turn an AMQP value into one that JSON has."""
+    """Convert an AMQP value to a JSON value."""
     match value:
         case None | bool() | str():
             return value
@@ -306,5 +306,5 @@ def _body(event: ReceivedEvent) -> bytes:
     try:
         return event.body
     except EventError:
-        value = event.value  # of another kind; or not to be decoded at all, which raises again
+        value = event.value  # another kind of body; or one that cannot be decoded, which raises again
         return b"" if value is None else json.dumps(plain(value), ensure_ascii=False).encode(errors="backslashreplace")

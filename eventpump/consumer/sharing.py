@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
+from typing import Any
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
@@ -152,7 +153,7 @@ class MemberFeed:
             self._shared.observe()
         return events
 
-    async def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
         """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
 
         Args:
@@ -161,8 +162,12 @@ class MemberFeed:
         Returns:
             False where the time ran out. Cancelled, nothing is lost.
         """
-        if self._cursor is not None:
-            return self._error is not None or await self._cursor.wait(timeout)
+        # No coroutine of its own around that of the cursor: this is called for each batch.
+        if self._cursor is not None and self._error is None:
+            return self._cursor.wait(timeout)
+        return self._wait_for_feed(timeout)
+
+    async def _wait_for_feed(self, timeout: float | None) -> bool:
         if self._error is not None:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

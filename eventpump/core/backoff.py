@@ -50,7 +50,7 @@ def is_used_up(policy: RetryPolicy, failures: int) -> bool:
 def gives_up(error: Exception) -> bool:
     """Return whether repeating the operation that failed cannot help.
 
-    A `ServiceError` says so itself (`Recovery`); a `StoreError` may pass; everything else is the caller's affair.
+    A `ServiceError` states it in `Recovery`; a `StoreError` may be transient; every other error is left to the caller.
     """
     if isinstance(error, ServiceError):
         return error.recovery is Recovery.GIVE_UP
@@ -63,7 +63,7 @@ def least_delay(error: BaseException) -> float:
 
 
 class Backoff:
-    """Exponential back-off with full jitter: wait anything up to a ceiling that doubles with every failure.
+    """Exponential backoff with full jitter: a random wait up to a ceiling that doubles with every failure.
 
     Args:
         base: The first ceiling, in seconds.
@@ -74,17 +74,17 @@ class Backoff:
 
     def __init__(self, base: float, maximum: float) -> None:
         if not 0 < base <= maximum:
-            raise ValueError("a back-off needs 0 < base <= maximum")
+            raise ValueError("a backoff needs 0 < base <= maximum")
         self._base = base
         self._maximum = maximum
         self._ceiling = base
         self.failures = 0
 
     def next(self, rng: random.Random, *, at_least: float = 0.0) -> float:
-        """Count a failure, and say how long to wait, in seconds.
+        """Count a failure, and return how long to wait, in seconds.
 
         Args:
-            at_least: What the peer asked for (a throttling service wants its clients to wait); jitter comes on top.
+            at_least: The wait that a throttling service requests, in seconds; jitter is added to it.
         """
         ceiling = self._ceiling
         self.failures += 1
@@ -98,15 +98,16 @@ class Backoff:
 
 
 RECONNECT_JITTER = 0.2
-"""Seconds; the longest delay of a try that comes early."""
+"""Seconds; the longest delay of an early attempt."""
 
 
 class TryPace:
-    """How long to wait before something is tried again that may have failed with its connection.
+    """The delays between attempts of an operation that may have failed together with its connection.
 
-    Attempts to connect are spaced by the transport, so a try that only has to wait for a connection may come before its
-    delay is over: two delays in a row would make an outage longer. In return it does not count where it fails too.
-    Those that count are as far apart as if none came early, so an outage is outlasted as long with as many tries.
+    The transport spaces attempts to connect, so an attempt that only has to wait for a connection may come before its
+    delay is over: two delays in a row would prolong an outage. In return, an early attempt that fails does not count.
+    Attempts that count are as far apart as if none came early, so the same number of attempts survives an outage of the
+    same length.
 
     A link that is attached early, and fails, fails once; then the rest of the delay is waited for.
 
@@ -123,11 +124,11 @@ class TryPace:
 
     @property
     def failures(self) -> int:
-        """How many failed tries counted."""
+        """How many failed attempts counted."""
         return self._backoff.failures
 
     def counts(self, began: float) -> bool:
-        """Return whether a try that failed counts.
+        """Return whether a failed attempt counts.
 
         Args:
             began: When it began, in seconds.
@@ -144,13 +145,13 @@ class TryPace:
         was_attached: bool,
         at_least: float = 0.0,
     ) -> float:
-        """Go on after a failed try, and return how long to wait, in seconds.
+        """Record a failed attempt, and return how long to wait, in seconds.
 
         Args:
             began: When it began.
-            is_connection_lost: Whether it failed because there is no connection any more.
+            is_connection_lost: Whether it failed because the connection was lost.
             was_attached: Whether there was a link.
-            at_least: As of `Backoff.next`.
+            at_least: As for `Backoff.next`.
         """
         has_counted = self.counts(began)
         if has_counted:
@@ -187,12 +188,12 @@ class Retries:
     def delay_after(
         self, error: Exception, rng: random.Random, *, began: float, now: float, was_attached: bool = False
     ) -> float | None:
-        """Return the seconds until the next attempt; None where none follows, because the limits are reached.
+        """Return the seconds until the next attempt; None if none follows, because the limits are reached.
 
-        Whether the error itself is final is for the caller to know (`gives_up`).
+        Whether the error itself is final is up to the caller (`gives_up`).
 
         Args:
-            error: What the attempt failed with.
+            error: The error of the attempt.
             rng: Spreads the delays.
             began: When the attempt began, in seconds.
             now: When it failed, on the same clock.

@@ -1,9 +1,10 @@
 """Decide which leases a host acquires and steals, from one listing of all leases.
 
 Hosts know of each other only through the names on live leases, so they cannot agree; they compute the same answer
-instead. From one listing every host derives the same share for each host in it, and appoints the same taker for every
-free lease and every lease above its owner's share. A host without a live lease is seen by nobody and may have unseen
-rivals: it takes what it lacks all the same, and should it lose every race, one spare lease, so that it is seen.
+instead. From one listing every host derives the same share for each host in it, and selects the same new owner for
+every free lease and every lease above its owner's share. A host without a live lease is invisible to the others and may
+compete with other invisible hosts: it still takes the leases that it lacks, and if it loses every race, one spare
+lease, so that it becomes visible.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ SPARES = 16
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """What a host does about leases in one cycle. Calls may overlap; a lost race needs no answer but `spare`.
+    """The leases that a host takes in one cycle. Calls may overlap; only `spare` is a reaction to lost races.
 
     Args:
-        acquire: Partitions nobody holds, in the order to try them.
-        steal: Leases to take from a live owner, as the listing showed them, in the order to try them.
-        spare: Leases to steal one after another, until one is won, where the host holds nothing and nothing of
-            `acquire` and `steal` was won: a host that owns nothing is not seen by the others.
+        acquire: Partitions without an owner, in the order to try them.
+        steal: Leases to take from a live owner, as listed, in the order to try them.
+        spare: Leases to steal one after another, until one is won, if the host holds nothing and won nothing of
+            `acquire` and `steal`: a host that owns nothing is invisible to the others.
     """
 
     acquire: tuple[str, ...] = ()
@@ -45,23 +46,23 @@ def plan_leases(
     taking: Collection[str] = (),
     avoid: Collection[str] = (),
 ) -> LeasePlan:
-    """Plan one cycle of a host's leases: take all it lacks to an even share.
+    """Plan one cycle of a host's leases: take all that it lacks to an even share.
 
-    What is free is taken before anything is stolen, and a lease is stolen only from a host with at least two more. A
-    host above its share gives nothing up: those below take it. A lease that is alive under the host's own name but not
-    in `held` (an earlier run's, or one whose acquisition got no answer) counts as the host's own, as every other host
-    counts it, and is left alone until it dies; dead, it is the first this host takes.
+    Free leases are taken before any is stolen, and a lease is stolen only from a host with at least two more. A host
+    above its share releases nothing: hosts below their share take it. A live lease under the host's own name that is
+    not in `held` (of an earlier run, or one whose acquisition got no answer) counts as the host's own, as for every
+    other host, and is not touched until it expires; then it is the first that this host takes.
 
     Args:
         snapshots: Every lease of the consumer group, as just listed.
         host: The name of the planning host.
-        held: The partitions whose leases this process holds, by its own knowledge; also where the listing gives them to
-            nobody or to another, as only a renewal tells which of the two is older.
-        taking: The partitions whose acquisition or steal, begun in an earlier cycle, has not ended; they count as the
-            host's own already.
-        rng: Where a host that nobody sees draws from, so that its rivals, seeing the same, choose otherwise.
-        avoid: Partitions this host must not take now. One that died under it is left to the others: it takes another
-            for it. One that it or another released stays free for it.
+        held: The partitions whose leases this process holds, by its own state; even if the listing shows no owner or
+            another, because only a renewal determines which of the two is older.
+        taking: The partitions whose acquisition or steal was started in an earlier cycle and has not ended; they
+            already count as the host's own.
+        rng: Used by an invisible host, so that its competitors, which see the same, choose differently.
+        avoid: Partitions that this host must not take now. One whose lease expired under this host is left to the
+            others, and it takes another instead. One that it or another host released remains free for it.
     """
     mine = frozenset(held).union(taking)
     picture = _Picture(snapshots, host, mine)
@@ -83,11 +84,11 @@ def plan_leases(
 def first_step(
     plan: LeasePlan, snapshots: Sequence[LeaseSnapshot], *, host: str, taking: Collection[str] = ()
 ) -> LeasePlan | None:
-    """Return the part of a plan that makes its host seen, for a host that is not; None where it is, or steals nothing.
+    """Return the part of a plan that makes an invisible host visible; None if it is visible, or steals nothing.
 
-    Hosts that join at once do not see each other: if each stole its whole share of what it sees, the first would take
-    half of all leases, the second a third, and most of it would move again. With one lease each they see each other,
-    and what they are then appointed to is the fewest moves.
+    Hosts that join at the same time do not see each other: if each stole its whole share of what it sees, the first
+    would take half of all leases, the second a third, and most of them would move again. With one lease each they see
+    each other, and the next plan needs the fewest moves.
 
     Args:
         plan: What `plan_leases` returned for these snapshots.
@@ -103,7 +104,7 @@ def first_step(
 
 
 class _Picture:
-    """Who owns what by a listing, and how much everybody should own."""
+    """The owners of leases by a listing, and the target of each host."""
 
     def __init__(self, snapshots: Sequence[LeaseSnapshot], host: str, mine: Collection[str]) -> None:
         self.is_host_seen = False
@@ -113,16 +114,16 @@ class _Picture:
             owner = lease.owner if lease.is_held else None
             self.is_host_seen |= owner == host
             if lease.partition_id in mine:
-                # Where the listing says otherwise, it may be older than the holding; the renewal will tell.
+                # If the listing differs, it may be older than the lease; the renewal will show.
                 self.owned[host].append(lease)
             elif owner is not None:
                 self.owned.setdefault(owner, []).append(lease)
             elif not lease.is_held:
                 self.free.append(lease)
-            # else somebody is between taking the lease and writing its name
+            # else a host has taken the lease and not yet written its name
         self.share, extra = divmod(len(snapshots), len(self.owned))
-        # Those above the share are the first to have one more: fewest moves. The rest goes by name, not by count, as
-        # counts change while leases move.
+        # Hosts above the share are the first to have one more, which needs the fewest moves. The others are ordered by
+        # name, not by count, because counts change while leases move.
         names = sorted(self.owned, key=lambda name: (len(self.owned[name]) <= self.share, name))
         self._targets = {name: self.share + (rank < extra) for rank, name in enumerate(names)}
 
@@ -136,16 +137,16 @@ class _Picture:
 
 
 def _order(lease: LeaseSnapshot) -> tuple[int, str]:
-    """Order leases alike on every host, in every listing, and unlike the order in which they are dealt out.
+    """Return a sort key that is the same on every host, for every listing, and unrelated to the assignment order.
 
-    As what was taken leaves the order of the rest as it is, hosts that act on different listings appoint alike, and no
+    Because taken leases do not change the order of the others, hosts that use different listings select alike, and no
     owner loses more than its surplus.
     """
     return zlib.crc32(lease.partition_id.encode()), lease.partition_id
 
 
 def _appointed(picture: _Picture, host: str, barred: Collection[str]) -> list[LeaseSnapshot]:
-    """Return the leases that every host appoints this one to take."""
+    """Return the leases that every host selects this one to take."""
     lacking = {name: lack for name in sorted(picture.owned) if (lack := picture.lacks(name))}
     appointed: list[LeaseSnapshot] = []
     supply: list[LeaseSnapshot] = []
@@ -161,7 +162,7 @@ def _appointed(picture: _Picture, host: str, barred: Collection[str]) -> list[Le
         if exceeds := picture.exceeds(name):
             surplus += sorted(leases, key=_order)[:exceeds]
     supply += sorted(surplus, key=_order)
-    # A slice each, by name: what one host has taken of its slice moves nobody else's.
+    # One slice for each host, by name: leases taken from one slice do not move the others.
     start = sum(lack for name, lack in lacking.items() if name < host)
     appointed += supply[start : start + lacking[host]]
     return _without_barred(appointed, picture, host, barred)
@@ -170,10 +171,10 @@ def _appointed(picture: _Picture, host: str, barred: Collection[str]) -> list[Le
 def _without_barred(
     appointed: list[LeaseSnapshot], picture: _Picture, host: str, barred: Collection[str]
 ) -> list[LeaseSnapshot]:
-    """Take other leases for those the host is appointed to but must not take, lest they wait for it for ever.
+    """Replace leases that the host is selected for but must not take, so that they do not wait for it forever.
 
-    For a lease it should steal, another of the same owner. For a free one that died under this host, one of the
-    largest owner: this makes the host even, so that another is appointed to what it cannot take.
+    A lease to steal is replaced by another of the same owner. A free one that expired under this host is replaced by
+    one of the largest owner: this fills the host's share, so that another host is selected for the free one.
     """
     taken = [lease for lease in appointed if lease.partition_id not in barred]
     names = {lease.partition_id for lease in appointed}
@@ -204,7 +205,7 @@ def _without_barred(
 def _drawn(
     picture: _Picture, host: str, barred: Collection[str], rng: random.Random
 ) -> tuple[list[LeaseSnapshot], list[LeaseSnapshot]]:
-    """Return the leases an unseen host takes, and spare ones should it win none of them."""
+    """Return the leases that an invisible host takes, and spare ones in case it wins none of them."""
     free = [lease for lease in picture.free if lease.partition_id not in barred]
     rng.shuffle(free)
     free.sort(key=lambda lease: lease.owner != host)
@@ -221,7 +222,7 @@ def _drawn(
             choice = [lease for lease in sorted(leases, key=_order) if lease.partition_id not in barred]
             steal += choice[:quota]
             above += choice[quota:excess]
-            # Rivals may draw the same owner: a quarter of its leases is out of reach, so that it goes on being seen.
+            # Competitors may draw the same owner: a quarter of its leases is excluded, so that it remains visible.
             below += choice[excess : len(leases) - max(1, len(leases) // 4)]
     for leases in (steal, above, below):
         rng.shuffle(leases)

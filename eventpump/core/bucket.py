@@ -1,10 +1,10 @@
-"""Decide when a request may be sent so that there are never more than so many a second."""
+"""Token bucket: limits the number of requests per second."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Spaces requests: in any second at most `rate + burst` begin.
+    """Delays requests so that in any second at most `rate + burst` begin.
 
     Args:
         rate: Requests per second in the long run.
@@ -19,10 +19,10 @@ class TokenBucket:
         self._next = float("-inf")
 
     def take(self, now: float) -> float:
-        """Count a request, and return how many seconds it has to wait, 0 where it may begin now.
+        """Count a request, and return how many seconds it has to wait; 0 if it may begin now.
 
         Args:
-            now: On a clock that never goes back, in seconds.
+            now: The time on a monotonic clock, in seconds.
         """
         due = max(self._next, now - self._ahead)
         self._next = due + self._gap

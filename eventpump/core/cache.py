@@ -1,4 +1,4 @@
-"""What one partition received and its subscribers have not read yet."""
+"""Cache of a partition's received events that its subscribers have not read yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 _COALESCE = 64
-"""Chunks below this many messages are joined, so that a trickle does not make a chain of ones."""
+"""Chunks with fewer messages are joined, so that single messages do not form a long chain of chunks."""
 
 _SHARED_CHUNK = 256
 """The most messages in a chunk that several cursors read: one that is read is freed in such steps."""
@@ -28,7 +28,7 @@ class _Chunk(Generic[_T]):
 class EventCache(Generic[_T]):
     """Encoded messages in order, kept until every cursor has passed them.
 
-    The cache does not bound itself and drops nothing: the link's credit keeps it within bounds (`CreditWindow`).
+    It stores every message: the bounds are kept by link credit (`CreditWindow`), and nothing is dropped.
     Positions count messages from the cache's first one on. Cursors read items that `wrap` makes of the messages; of
     each message one item is made, which all cursors get, unless a sole cursor reads it.
 
@@ -64,10 +64,10 @@ class EventCache(Generic[_T]):
         return self._chunks[0].raw[0] if self._chunks else None
 
     def append(self, batch: list[bytes], size: int) -> None:
-        """Take over a batch. The list is the cache's from now on.
+        """Add a batch. The cache owns the list from now on.
 
         Args:
-            size: The sum of its messages' lengths, in bytes.
+            size: The total size of its messages, in bytes.
         """
         count = len(batch)
         if not count:
@@ -91,7 +91,7 @@ class EventCache(Generic[_T]):
         """
         cursor = Cursor(self, self.end if at_end else self._start)
         self._cursors.append(cursor)
-        self._purge()
+        self._purge()  # where it is the only one, what lies before it will not be read
         return cursor
 
     def clear(self) -> None:
@@ -105,7 +105,7 @@ class EventCache(Generic[_T]):
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
         if len(self._cursors) == 1:
-            # No other cursor needs them: the chunk itself is handed over where it fits.
+            # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
             cursor.position += len(taken)
             return taken
@@ -193,7 +193,7 @@ class EventCache(Generic[_T]):
 
 
 class Cursor(Generic[_T]):
-    """One subscriber's place in a cache."""
+    """One subscriber's position in a cache."""
 
     __slots__ = ("_cache", "_is_closed", "position")
 

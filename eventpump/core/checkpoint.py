@@ -1,4 +1,4 @@
-"""How far a partition is processed, and when that is written down."""
+"""Checkpoint tracking: which position may be stored, and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eventpump.eventhubs.events import Checkpoint
 
 
 class Positioned(Protocol):
-    """What has a place in a partition; a received event."""
+    """An object with a position in a partition, such as a received event."""
 
     @property
     def offset(self) -> str:
@@ -23,12 +23,12 @@ class Positioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are written without being asked for, always of batches whose `process_events` returned.
+    """When checkpoints are written automatically, always of batches whose `process_events` returned.
 
     Args:
-        every_events: After so many events.
-        every_seconds: So long after an event that is not in a checkpoint yet, in seconds.
-        on_close: Before the partition is given up.
+        every_events: After this many events.
+        every_seconds: This many seconds after an event that is not in a checkpoint yet.
+        on_close: Before the partition is released.
     """
 
     every_events: int | None = None
@@ -48,13 +48,13 @@ class CheckpointPolicy:
 
 
 class CheckpointTracker:
-    """One partition's ledger of what was delivered, handled, wanted and stored.
+    """Tracks which events of a partition were delivered, handled, requested for a checkpoint, and stored.
 
-    One write is in flight at most; of several wishes the latest wins; nothing goes backwards, and nothing beyond what
-    was delivered is taken.
+    At most one write is in flight; of several requests the latest wins; checkpoints never go backwards, and events that
+    were not delivered are refused.
 
     Args:
-        stored: The checkpoint the store held at the start.
+        stored: The stored checkpoint at the start.
     """
 
     __slots__ = (
@@ -82,15 +82,15 @@ class CheckpointTracker:
         self._wanted: Checkpoint | None = None
         self._in_flight: Checkpoint | None = None
         self.stored = stored
-        """What the store is known to hold."""
+        """The checkpoint that the store is known to hold."""
 
     @property
     def delivered(self) -> Positioned | None:
-        """The last event handed to the processor."""
+        """The last event passed to the processor."""
         return self._delivered
 
     def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
-        """Record a batch that is being handed over, by its last event.
+        """Record the delivery of a batch, by its last event.
 
         Args:
             is_again: Whether it is a part of the batch before, which failed: what was delivered stays delivered.
@@ -100,14 +100,15 @@ class CheckpointTracker:
             self._delivered = last
 
     def events_failed(self) -> None:
-        """Record that the batch handed over last was not processed: it is delivered again, or given up."""
+        """Record that the last delivered batch was not processed: it is delivered again, or the partition is
+        released."""
         self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> None:
-        """Record a batch that was processed, and want it stored where the policy says so.
+        """Record a processed batch, and request its checkpoint if the policy requires it.
 
         Args:
-            now: Seconds on any clock that `due` is asked with too.
+            now: The time in seconds, on the same clock as for `due`.
         """
         self._handled, self._running = last, None
         if not self._unsaved:
@@ -120,35 +121,35 @@ class CheckpointTracker:
 
     @property
     def deadline(self) -> float | None:
-        """When `due` should be asked next; None while time alone changes nothing."""
+        """When `due` should be called next; None while time alone changes nothing."""
         if self._policy.every_seconds is None or self._unsaved_since is None:
             return None
         return self._unsaved_since + self._policy.every_seconds
 
     def due(self, now: float) -> bool:
-        """Want what was handled stored, where its time has come. True where that made something to write."""
+        """Request a checkpoint of the handled events if it is due. Return whether there is something new to write."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return False
         return self._want_handled()
 
     def closing(self) -> None:
-        """Want what was handled stored, where the policy says so on close."""
+        """Request a checkpoint of the handled events if the policy requires it on close."""
         if self._policy.on_close:
             self._want_handled()
 
     def requested(self, event: Positioned | None, *, is_in_batch: bool = False) -> Checkpoint | None:
-        """Want an event stored as processed. None stands for the last event of the running batch where the wish comes
-        from its handler, and for the last event that was handled where it does not.
+        """Request a checkpoint at an event. None means the last event of the current batch if the request comes from
+        its handler, and otherwise the last handled event.
 
         Args:
-            is_in_batch: Whether the wish comes from the call that processes the running batch.
+            is_in_batch: Whether the request comes from the call that processes the current batch.
 
         Returns:
-            The checkpoint to wait for; None where it or a later one is stored, or nothing was handled.
+            The checkpoint to wait for; None if it or a later one is stored, or nothing was handled.
 
         Raises:
-            ConfigurationError: The event lies beyond what was delivered.
+            ConfigurationError: The event was not delivered yet.
         """
         if event is None:
             event = self._running if is_in_batch and self._running is not None else self._handled
@@ -168,16 +169,16 @@ class CheckpointTracker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to write and nothing in flight."""
+        """Whether nothing is left to write and no write is in flight."""
         return self._wanted is None and self._in_flight is None
 
     @property
     def unwritten(self) -> Checkpoint | None:
-        """The latest that is wanted and not known to be stored."""
+        """The latest requested checkpoint that is not known to be stored."""
         return self._wanted or self._in_flight
 
     def begin_write(self) -> Checkpoint | None:
-        """Take what to write now; None where there is nothing, or a write is in flight."""
+        """Return the checkpoint to write now; None if there is none, or a write is in flight."""
         if self._in_flight is not None or self._wanted is None:
             return None
         self._in_flight, self._wanted = self._wanted, None
@@ -189,7 +190,7 @@ class CheckpointTracker:
         self.stored, self._in_flight = self._in_flight, None
 
     def write_failed(self) -> None:
-        """Record that the outcome of the write in flight is not known: it is wanted again, unless a later one is."""
+        """Record that the outcome of the write in flight is unknown: it is requested again, unless a later one is."""
         assert self._in_flight is not None
         failed, self._in_flight = self._in_flight, None
         self._want(failed)

@@ -1,10 +1,10 @@
-"""The start of an idempotent publisher that has a stored state: under which level it publishes, and what is published.
+"""The start of an idempotent publisher with a stored state: which owner level it uses, and what is published.
 
-:func:`start` is written as a generator: it yields what it needs from outside (a `Request`) and is sent the answer, so
-that a simulation runs the very code that production runs.
+:func:`start` is a generator: it yields requests (`Request`) and is sent the answers, so that a simulation runs the same
+code as production.
 
-*Exclusive*: one process at a time publishes under a name, each start under a level of its own. A level is claimed in
-the store before it is shown to the service::
+*Exclusive*: one process at a time publishes under a name, and each start uses a new level. A level is claimed in the
+store before it is sent to the service::
 
     intent   swap the state for one with the intent to take the next level
     tail     read T0, the sequence number of the partition's last event
@@ -13,18 +13,18 @@ the store before it is shown to the service::
     tail     read T1
     done     swap the intent for the new level. Nothing is sent before this
 
-What the former process had on its way may have been stored between the reading of N and the raise, and N does not count
-it. Nothing was, where T1 is T0, or where the former process had closed with nothing in doubt (*clean*). Otherwise the
-start is in doubt, and says so.
+In-flight events of the former process may have been stored between the reading of N and the raise, and N does not count
+them. There are none if T1 equals T0, or if the former process closed with all outcomes known (*clean*). Otherwise the
+start is in doubt, and raises.
 
-A start that finds an intent takes one level more, and keeps what is known of the level below: clean, T0 and N. N is
-stored before any level is raised, so that without it the former level still attaches. A start whose swap fails has been
-superseded, and stops: no two of them ever publish under one level.
+A start that finds an intent takes the next higher level, and keeps the stored facts about the level below: clean, T0
+and N. N is stored before any level is raised, so without it the former level can still attach. A start whose swap fails
+has been superseded, and stops: no two starts ever publish under one level.
 
 *Replayable*: overlapping processes share id and level, because each sends the same events under the same numbers.
 
-A state is also a *mark*: `published` events were published when the last number was `start`. A service that answers a
-number below it has forgotten the publisher.
+A state is also a *mark*: `published` events were published when the last number was `start`. If the service answers
+with a number below it, it has forgotten the publisher.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, dis
 T = TypeVar("T")
 
 _NOTHING_PUBLISHED: Final = (-1, 0)
-"""What the service answers for an id and level under which nothing is published: sources disagree (8.2)."""
+"""The service's answers for an id and level under which nothing is published: sources disagree (8.2)."""
 
 
 class PublisherMode(enum.StrEnum):
-    """How the processes with one publisher's name go together."""
+    """How processes with the same publisher name coexist."""
 
     EXCLUSIVE = "exclusive"
-    """One at a time: each start shuts the former process out."""
+    """One at a time: each start fences out the former process."""
     REPLAYABLE = "replayable"
-    """They may overlap: what has a certain number is the same event in each."""
+    """They may overlap: a number stands for the same event in each process."""
 
 
 class OnDoubt(enum.StrEnum):
-    """What follows where events of the former process may have been stored that the service's answer does not count."""
+    """What happens if events of the former process may have been stored that the service's answer does not count."""
 
     FAIL = "fail"
     """`PublishOutcomeUnknownError`, at this start and at each after it, until one has another policy."""
     SCAN = "scan"
-    """Their stamps are read from the partition's tail. Takes events that were all sent with stamps."""
+    """Their stamps are read from the partition's tail. Requires that all events were sent with stamps."""
     ACCEPT = "accept"
-    """They are left out of the count: the application may publish them again."""
+    """They are not counted: the application may publish them again."""
 
 
 class OnStateLost(enum.StrEnum):
-    """What follows where the service has forgotten a publisher."""
+    """What happens if the service has forgotten a publisher."""
 
     FAIL = "fail"
     """`ProducerStateLostError`, at this start and at each after it."""
     NEW = "new"
-    """The publisher takes a new id, and counts from the newest stored mark."""
+    """The publisher gets a new id, and counts from the newest stored mark."""
 
 
 # ---------------------------------------------------------------------------------------------------- states
@@ -84,14 +84,14 @@ class OnStateLost(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublisherIntent:
-    """A level that is being taken.
+    """A level that is being claimed.
 
     Args:
         owner_level: The level.
-        tail: The sequence number of the partition's last event, before `number` was read; None where it is not read or
+        tail: The sequence number of the partition's last event, before `number` was read; None if it was not read or is
             not needed.
-        number: The last number published under the state's own level; None as long as it is not read. No level was
-            raised before it is stored.
+        number: The last number published under the state's own level; None until it was read. No level is raised before
+            it is stored.
     """
 
     owner_level: int
@@ -101,19 +101,19 @@ class PublisherIntent:
 
 @dataclass(frozen=True, slots=True)
 class PublisherState:
-    """What an idempotent publisher of one partition needs to go on after its process ended.
+    """The state from which an idempotent publisher of one partition continues after its process ended.
 
     Args:
-        producer_id: The id the service knows it by.
-        owner_level: Its epoch; of two publishers with one id the higher level keeps the other out.
+        producer_id: Its id at the service.
+        owner_level: Its epoch; of two publishers with the same id, the one with the higher level fences out the other.
         start: The published number up to which `published` counts.
-        published: How many events the application had published under its name by then, under former ids and levels
-            too.
-        has_published: Whether the service has accepted something under this id and level.
-        is_clean: Whether the process of this level has closed with nothing in doubt.
+        published: How many events the application had published under its name up to `start`, including former ids and
+            levels.
+        has_published: Whether the service has accepted an event under this id and level.
+        is_clean: Whether the process of this level has closed with all outcomes known.
         is_stamped: Whether every event of this level was sent with a stamp.
-        claim: Random text of the start that took this level, by which it knows its own writes.
-        intent: The level that a later start is taking; None where none is.
+        claim: Random text of the start that claimed this level, by which it recognizes its own writes.
+        intent: The level that a later start is claiming; None if there is none.
     """
 
     producer_id: int
@@ -140,9 +140,10 @@ class StoredPublisherState:
 
 
 def published_since(state: PublisherState, number: int) -> int | None:
-    """Count the events published since a state's mark, by the number the service answers; None where it lies below.
+    """Count the events published since a state's mark, by the number that the service answers; None if it is below the
+    mark.
 
-    Numbers are compared modulo 2^31: of the two ways round, the shorter.
+    Numbers are compared modulo 2^31, by the shorter distance.
     """
     if not state.has_published and number in _NOTHING_PUBLISHED and not (state.start == -1 and number == 0):
         return 0
@@ -151,10 +152,10 @@ def published_since(state: PublisherState, number: int) -> int | None:
 
 
 def is_below(number: int, known: int, *, has_published: bool) -> bool:
-    """Whether a number that the service answers lies below one that is known to be published.
+    """Return whether a number that the service answers is below one that is known to be published.
 
     Args:
-        has_published: Whether something was accepted under this id and level; otherwise it may answer for nothing.
+        has_published: Whether an event was accepted under this id and level; otherwise the number may mean "nothing".
     """
     return published_since(PublisherState(0, 0, known, has_published=has_published), number) is None
 
@@ -164,12 +165,13 @@ def is_below(number: int, known: int, *, has_published: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read the stored state. Answered with a `StoredPublisherState`, or None where there is none."""
+    """Read the stored state. Answered with a `StoredPublisherState`, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwapState:
-    """Store a state in place of the one given. Answered with what is stored, or None where that one is not there."""
+    """Replace a state by another. Answered with the stored state, or None if the replaced one is not stored any
+    more."""
 
     state: PublisherState
     replaces: StoredPublisherState | None
@@ -191,7 +193,7 @@ class AttachProducer:
 class ReadStamps:
     """Read the events after one sequence number up to another, for the stamps of an id and level.
 
-    Answered with the numbers in these stamps; None where some of the events are gone.
+    Answered with the numbers in these stamps; None if some of the events are gone.
     """
 
     after: int
@@ -202,7 +204,7 @@ class ReadStamps:
 
 @dataclass(frozen=True, slots=True)
 class ProducerAnswer:
-    """What the service answered to an attach; None for what it left out."""
+    """The service's answer to an attach; None for omitted fields."""
 
     producer_id: int | None
     owner_level: int | None
@@ -214,7 +216,7 @@ class AttachRefused:
     """The service refused an attach.
 
     Args:
-        is_stolen: For a higher level; otherwise, because it does not know the producer.
+        is_stolen: Whether it was refused for a higher level; otherwise the service does not know the producer.
     """
 
     is_stolen: bool
@@ -227,11 +229,11 @@ Procedure: TypeAlias = Generator[Request, object, T]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A start that may publish.
+    """The result of a successful start.
 
     Args:
-        stored: The state it publishes under.
-        number: The last number published, as the service answered it to the last attach.
+        stored: The state under which it publishes.
+        number: The last published number, as answered to the last attach.
         published: How many events of the application are published.
         is_claimed: Whether the last attach gave the number. The service may then answer that nothing is published.
     """
@@ -244,7 +246,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartPolicy:
-    """How a publisher starts."""
+    """The options of a publisher's start."""
 
     mode: PublisherMode = PublisherMode.EXCLUSIVE
     on_doubt: OnDoubt = OnDoubt.FAIL
@@ -264,13 +266,13 @@ def start(partition_id: str, policy: StartPolicy, claim: str, first: AttachReque
 
     Args:
         claim: Random text, different for every start.
-        first: What to attach with where no state is stored.
+        first: The producer state to attach with if no state is stored.
 
     Raises:
         ProducerDisconnectedError: Another start has superseded this one.
-        PublishOutcomeUnknownError: The start is in doubt, and the policy does not settle it.
+        PublishOutcomeUnknownError: The start is in doubt, and the policy does not resolve it.
         ProducerStateLostError: The service has forgotten the publisher, and the policy is to fail.
-        InvalidClientStateError: The service answered what cannot be.
+        InvalidClientStateError: The service's answer is impossible.
         RequestRefusedError: The service does not know the producer of `first`.
     """
     return (yield from _Start(partition_id, policy, claim, first).run())
@@ -299,10 +301,10 @@ class _Start:
             if started is not None:
                 return started
 
-    # Each gives None where another process changed the state before this one had a part in it: look again.
+    # Each returns None if another process changed the state before this one wrote to it: read it again.
 
     def _begin(self) -> Procedure[Started | None]:
-        """Begin the publisher."""
+        """Start a new publisher."""
         answer = yield from self._attach(self._first)
         if isinstance(answer, AttachRefused):
             if answer.is_stolen:
@@ -311,7 +313,7 @@ class _Start:
         return (yield from self._done(answer, None, published=0, is_claimed=self._first.number is not None))
 
     def _join(self, found: StoredPublisherState) -> Procedure[Started | None]:
-        """Publish under the stored level, along with others."""
+        """Publish under the stored level, together with other processes."""
         state = found.state
         mine = replace(state, is_clean=False, is_stamped=state.is_stamped and self._policy.is_stamping)
         if mine != state:
@@ -328,10 +330,10 @@ class _Start:
         return Started(found, _known(answer.number), state.published + ahead, is_claimed=False)
 
     def _take_over(self, found: StoredPublisherState) -> Procedure[Started | None]:
-        """Take a level of one's own, shutting out who publishes under the stored one."""
+        """Claim a new level, and fence out the process that publishes under the stored one."""
         state = found.state
         intent = state.intent or PublisherIntent(state.owner_level)
-        # Nobody publishes under the highest level: it is there to shut out the one below, and may be claimed twice.
+        # No process publishes under the highest level: it only fences out the one below, and may be claimed twice.
         intent = replace(intent, owner_level=min(intent.owner_level + 1, MAX_OWNER_LEVEL))
         held = yield from self._swap(replace(state, claim=self._claim, intent=intent), found)
         if held is None:
@@ -342,8 +344,8 @@ class _Start:
             if isinstance(answer, AttachRefused) and answer.is_stolen:
                 raise self._stolen(
                     answer,
-                    "; the store knows of no such level: another process has this producer id, or had it with another "
-                    "store or version of eventpump. Where it has ended, reset_state of the store begins anew",
+                    "; the state store does not have this level: another process has this producer id, or had it with "
+                    "another store or version of eventpump. If it has ended, reset_state of the store starts over",
                 )
             ahead = None if isinstance(answer, AttachRefused) else published_since(state, _known(answer.number))
             if ahead is None:
@@ -379,41 +381,49 @@ class _Start:
         return (yield from self._done(answer, held, published=published, is_claimed=is_claimed))
 
     def _settle(self, state: PublisherState, intent: PublisherIntent, last: int) -> Procedure[int]:
-        """Count what the former process has had stored after the number was read. :raises PublishOutcomeUnknownError"""
+        """Count the events of the former process that were stored after the number was read.
+
+        Raises:
+            PublishOutcomeUnknownError: They cannot be counted, and the policy is not to accept that.
+        """
         assert intent.tail is not None
         assert intent.number is not None
         if self._policy.on_doubt is OnDoubt.ACCEPT:
             return 0
-        reason = "on_doubt='scan' counts them where every event was sent with it, on_doubt='accept' leaves them out"
+        reason = "on_doubt='scan' counts them if every event was sent with it, on_doubt='accept' does not count them"
         if self._policy.on_doubt is OnDoubt.SCAN:
-            reason = "the former process sent without stamps, so that they cannot be counted"
+            reason = "the former process sent without stamps, so they cannot be counted"
             if state.is_stamped:
                 found = yield ReadStamps(intent.tail, last, state.producer_id, state.owner_level)
                 assert found is None or isinstance(found, tuple)
                 count = None if found is None else count_after(intent.number, found)
                 if count is not None:
                     return count
-                reason = "the tail does not show them all: some of it is gone"
+                reason = "the partition's tail no longer holds all of them"
         raise PublishOutcomeUnknownError(
             self._partition_id,
             advance(intent.number),
             max(0, last - intent.tail),
-            problem="up to so many events of the former process with this name may have been stored as its level was "
-            f"taken over: the partition's last event was {intent.tail} before and is {last} after; {reason}",
+            problem="up to this many events of the former process with this name may have been stored while its level "
+            f"was taken over: the partition's last event was {intent.tail} before and is {last} after; {reason}",
         )
 
     def _renew(self, held: StoredPublisherState, answer: ProducerAnswer | AttachRefused) -> Procedure[Started | None]:
-        """Go on under a new id, where the policy says so. :raises ProducerStateLostError"""
+        """Continue under a new id, if the policy allows it.
+
+        Raises:
+            ProducerStateLostError: The policy is to fail.
+        """
         state = held.state
         if isinstance(answer, AttachRefused):
             problem = answer.description
         else:
-            problem = f"number {state.start} was published, and the service answers {answer.number}"
+            problem = f"number {state.start} was published, but the service answers {answer.number}"
         if self._policy.on_state_lost is OnStateLost.FAIL:
             raise self._lost(problem)
         if isinstance(answer, ProducerAnswer) and state.intent is not None:
-            # The service takes the id for a new one: shut out who may still publish under it. Whether it is refused
-            # does not matter.
+            # The service treats the id as a new one: fence out a process that may still publish under it. It does not
+            # matter whether this is refused.
             yield AttachProducer(AttachRequest(state.producer_id, state.intent.owner_level))
         fresh = yield from self._attach(AttachRequest())
         if isinstance(fresh, AttachRefused):
@@ -489,7 +499,7 @@ class _Start:
     def _lost(self, problem: str) -> ProducerStateLostError:
         return ProducerStateLostError(
             (self._partition_id,),
-            f"{problem}; on_state_lost='new' goes on under a new id, and reset_state of the store begins anew",
+            f"{problem}; on_state_lost='new' continues under a new id, and reset_state of the store starts over",
         )
 
     def _invalid(self, problem: str) -> InvalidClientStateError:
@@ -497,7 +507,7 @@ class _Start:
 
 
 def count_after(number: int, found: Iterable[int]) -> int | None:
-    """Count the numbers that follow one, from those that were found. None where there is a hole in them."""
+    """Count the found numbers that follow a number. None if one is missing among them."""
     after = {distance(number, each) for each in found}
     after = {each for each in after if 0 < each < NUMBERS // 2}
     return len(after) if max(after, default=0) == len(after) else None

@@ -1,23 +1,24 @@
-"""How many messages the service may send."""
+"""Link credit: how many messages the service may send."""
 
 from __future__ import annotations
 
 START = 32
-"""The credit of a link of which nothing is known yet."""
+"""The credit of a link before any message size is known."""
 
 _SIZES_KEPT = 1024
 """The recent maximum covers at least this many messages, and at most twice as many."""
 
 
 class CreditWindow:
-    """Grants link credit for room in a cache that is bounded in events and in bytes.
+    """Grants link credit for the free space of a cache that is bounded in events and in bytes.
 
-    What a message takes is estimated: the larger of the mean and the recent maximum; the window starts at 32 and grows
-    with what arrives, so that an estimate exists before much is at stake. Where larger messages than estimated fill the
-    budget, credit goes to 0; nothing recalls what the peer has sent before it knows. `strict` grants by the link's
-    maximum message size instead. Either way a cache that is empty is granted one message, however large.
+    The size of messages is estimated: the larger of the mean and the recent maximum. The window starts at 32 and grows
+    with the received messages, so that an estimate exists before it is large. If messages that are larger than
+    estimated fill the budget, credit is set to 0; messages that the peer sends before it knows cannot be recalled.
+    `strict` uses the link's maximum message size instead. In both cases an empty cache is granted one message, however
+    large.
 
-    What holds, whatever comes from a peer that keeps to its credit, and with `grant` asked after each batch and read:
+    Guarantees, for a peer that respects its credit, and if `grant` is called after each batch and read:
 
     * The events held are never more than `max_events`.
     * The bytes held are below `max_bytes + allowance * largest`, with the `allowance` there was just before the batch
@@ -26,12 +27,12 @@ class CreditWindow:
       `max_events`.
     * Strictly, they are at most the larger of `max_bytes` and one message.
 
-    Credit is topped up when at least half the window can be added, so never message by message.
+    Credit is replenished when at least half the window can be added, so never message by message.
 
     Args:
-        max_events: The room, in events.
-        max_bytes: The room, in bytes.
-        left: The messages still wanted; None for no end.
+        max_events: The bound, in events.
+        max_bytes: The bound, in bytes.
+        left: How many more messages are wanted; None for no limit.
     """
 
     __slots__ = (
@@ -64,27 +65,27 @@ class CreditWindow:
         self._counted = 0
         self._total = 0
         self.left = left
-        """Messages still wanted that have not come; None for no end. Lowered only while nothing may come."""
+        """Messages that are wanted and were not received yet; None for no limit. Lowered only while none may arrive."""
         self.credit = 0
-        """The link's credit: as last granted, less what has come since."""
+        """The link's credit: as last granted, minus the messages received since."""
         self.allowance = 0
-        """Messages that may still come: as in `amqp.link.Link`, above the credit after that was lowered."""
+        """Messages that may still arrive: as in `amqp.link.Link`, more than the credit after that was lowered."""
 
     def link_opened(self, max_message_size: int) -> None:
-        """Begin on a new link, which has no credit. What is known of sizes stays.
+        """Start over with a new link, which has no credit. The estimate of sizes is kept.
 
         Args:
-            max_message_size: In bytes; 0 where the link has no limit.
+            max_message_size: In bytes; 0 if the link has no limit.
         """
         self._max_message_size = max_message_size or self._max_bytes
         self.credit = self.allowance = 0
 
     def link_ended(self) -> None:
-        """Forget what was granted: nothing more comes on that link."""
+        """Forget the granted credit: nothing more arrives on that link."""
         self.credit = self.allowance = 0
 
     def received(self, batch: list[bytes]) -> int:
-        """Count a batch that came, and give its size in bytes."""
+        """Count a received batch, and return its size in bytes."""
         count = len(batch)
         if not count:
             return 0
@@ -94,7 +95,7 @@ class CreditWindow:
         self.allowance = max(0, self.allowance - count)
         if self.left is not None:
             self.left = max(0, self.left - count)
-        # The ramp doubles per window used up, whatever the round trip is.
+        # The ramp doubles with each used window, whatever the round trip is.
         self._ramp = min(self._ramp + count, max(self._max_events, START))
         self._total = min(self._total + count, _SIZES_KEPT)
         self._mean += (size / count - self._mean) * min(1.0, count / self._total)
@@ -105,7 +106,7 @@ class CreditWindow:
         return size
 
     def grant(self, events_held: int, bytes_held: int) -> int | None:
-        """Say to which number the link's credit must be set now; None to leave it as it is.
+        """Return the credit to set on the link, or None to leave it unchanged.
 
         Args:
             events_held: Events in the cache.
@@ -140,7 +141,7 @@ class CreditWindow:
         return wanted
 
     def withdraw(self) -> int | None:
-        """Say the credit to set when nothing more is wanted."""
+        """Return the credit to set when no more messages are wanted, or None to leave it unchanged."""
         if not self.credit:
             return None
         self.credit = 0

@@ -1,4 +1,4 @@
-"""What a lease is, as the manager and the stores see it."""
+"""The values that describe leases, shared by manager and stores."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LeaseSnapshot:
-    """A partition's lease as a listing showed it.
+    """A partition's lease in a listing.
 
     Args:
-        owner: The host named by the lease; None where it was released or never taken.
-        is_held: Whether the lease was alive at the listing. A dead one keeps its last owner's name.
-        token: What the store needs, beside the owner, to steal this lease and no later owner's; opaque.
+        owner: The host named by the lease; None if it was released or never taken.
+        is_held: Whether the lease was valid at the listing. An expired one keeps its last owner's name.
+        token: Identifies this lease to the store, in addition to the owner, so that only it is stolen; opaque.
     """
 
     partition_id: str
@@ -23,11 +23,11 @@ class LeaseSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """A lease this host holds.
+    """A lease that this host holds.
 
     Args:
-        epoch: Grows by one with every acquisition; the owner level of the receive link.
-        token: Proves the holding to the store; opaque.
+        epoch: Increases by one with every acquisition; the owner level of the receive link.
+        token: Proves the ownership to the store; opaque.
         expires_at: On the monotonic clock; from then on nothing may be delivered or written under it.
     """
 

@@ -14,9 +14,9 @@ class CloseReason(enum.Enum):
     SHUTDOWN = "shutdown"
     """The host stops. The lease is still held: checkpoints may be written until `close` returns."""
     OWNERSHIP_LOST = "ownership lost"
-    """Another host, or a reader outside the fleet, has the partition, or the lease ran out."""
+    """Another host, or a reader without leases, has the partition, or the lease expired."""
     FAILED = "failed"
-    """The partition cannot be read or processed any more; `process_error` had the error."""
+    """The partition cannot be read or processed any more; `process_error` was called with the error."""
 
 
 class PumpState(enum.Enum):
@@ -29,7 +29,8 @@ class PumpState(enum.Enum):
     RUNNING = "running"
     """Batches are delivered."""
     SUSPENDED = "suspended"
-    """Another reader took the link. No batch is delivered while the manager checks whether the lease is lost, too."""
+    """Another reader took over the link. No batch is delivered while the manager checks whether the lease is lost
+    too."""
     ABORTING = "aborting"
     """The pump ends before `open` has returned. `close` is called only if `open` still returns."""
     DRAINING = "draining"
@@ -54,9 +55,9 @@ class PumpInput(enum.Enum):
     DRAINED = "drained"
     """No call of the processor runs any more."""
     CLOSED = "closed"
-    """The processor is closed and the last checkpoint written or given up."""
+    """The processor is closed, and the last checkpoint was written or dropped."""
     TERMINATED = "terminated"
-    """The task of the pump ended, in order or not."""
+    """The task of the pump ended, regularly or not."""
 
 
 TRANSITIONS: Mapping[tuple[PumpState, PumpInput], PumpState] = MappingProxyType(
@@ -67,7 +68,7 @@ TRANSITIONS: Mapping[tuple[PumpState, PumpInput], PumpState] = MappingProxyType(
         (PumpState.STARTING, PumpInput.ENDING): PumpState.DRAINING,
         (PumpState.RUNNING, PumpInput.STOLEN): PumpState.SUSPENDED,
         (PumpState.RUNNING, PumpInput.ENDING): PumpState.DRAINING,
-        # The link that takes the place of a stolen one can be stolen as well.
+        # The link that replaces a stolen one can be stolen as well.
         (PumpState.SUSPENDED, PumpInput.STOLEN): PumpState.SUSPENDED,
         (PumpState.SUSPENDED, PumpInput.ENDING): PumpState.DRAINING,
         (PumpState.ABORTING, PumpInput.OPENED): PumpState.DRAINING,
@@ -81,7 +82,7 @@ TRANSITIONS: Mapping[tuple[PumpState, PumpInput], PumpState] = MappingProxyType(
         **{(state, PumpInput.TERMINATED): PumpState.CLOSED for state in PumpState},
     }
 )
-"""Every legal transition. A pair that is missing here is a bug of the caller, and raises `KeyError`."""
+"""Every legal transition. Any other pair is a bug of the caller, and raises `KeyError`."""
 
 
 class PumpLife:
@@ -154,7 +155,7 @@ class PumpLife:
         self._move(PumpInput.STOLEN)
 
     def ending(self, reason: CloseReason, now: float, within: float | None = None) -> None:
-        """Begin to end. The first reason stands; a later call can only shorten the time.
+        """Begin to end. The first reason is kept; a later call can only shorten the time.
 
         Args:
             reason: Why the pump ends.

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 class RequestQueue:
-    """Requests that wait for their turn. A request is known by the number that `ask` returns.
+    """Requests that wait to run. A request is identified by the number that `ask` returns.
 
     Args:
         limit: How many may run at a time.
-        shares: For each priority, the most urgent first, how many of that priority may run at a time. Where those of
-            the lower ones together are below the limit, the most urgent requests never wait for lower ones only.
+        shares: For each priority, the most urgent first, how many of that priority may run at a time. If the sum for
+            the lower priorities is below the limit, the most urgent requests never wait only for lower ones.
     """
 
     def __init__(self, limit: int, shares: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class RequestQueue:
 
         Args:
             priority: 0 for the most urgent.
-            order: Of two with the same priority the lower comes first; the earlier, where it is the same.
+            order: Of two with the same priority, the lower comes first; if it is equal, the earlier.
         """
         self._last += 1
         self._priorities[self._last] = priority
@@ -49,7 +49,7 @@ class RequestQueue:
         return self._last
 
     def begin(self) -> int | None:
-        """Return the request that runs from now on; None where none may."""
+        """Return the request that runs from now on; None if none may."""
         if len(self._running) >= self._limit:
             return None
         for priority, waiting in enumerate(self._waiting):
@@ -64,7 +64,7 @@ class RequestQueue:
         return None
 
     def leave(self, request: int) -> None:
-        """Remove a request that has run, or that does not want to any more."""
+        """Remove a request that has run, or that was withdrawn."""
         priority = self._running.pop(request, None)
         if priority is not None:
             self._counts[priority] -= 1

@@ -1,4 +1,4 @@
-"""Which partition an event goes to."""
+"""Routing: the choice of a partition for an event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eventpump.eventhubs.hashing import partition_for_key
 
 
 class PartitionRouter(Protocol):
-    """Chooses a partition for each event that names none."""
+    """Chooses a partition for each event without an explicit one."""
 
     def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
         """Choose a partition.
@@ -20,7 +20,7 @@ class PartitionRouter(Protocol):
 
         Args:
             partition_key: None for an event without key.
-            partition_ids: The hub's partitions, in the service's order; one at least.
+            partition_ids: The hub's partitions, in the service's order; at least one.
 
         Returns:
             One of them.

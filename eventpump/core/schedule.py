@@ -1,4 +1,4 @@
-"""Keep when each of many things is due, each at a time of its own."""
+"""A schedule: names, each with the time at which it is due."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Schedule:
         return len(self._due)
 
     def set(self, name: str, due: float) -> None:
-        """Have a name due at a time, instead of at the one it was due at before."""
+        """Set the time at which a name is due, replacing an earlier one."""
         self._due[name] = due
         heapq.heappush(self._heap, (due, name))
 
     def remove(self, name: str) -> None:
-        """Have a name not due any more."""
+        """Remove a name."""
         self._due.pop(name, None)
 
     def due_at(self, name: str) -> float | None:
-        """Return when a name is due; None where it is not."""
+        """Return when a name is due; None if it is not scheduled."""
         return self._due.get(name)
 
     def take(self, now: float) -> list[str]:
@@ -39,7 +39,7 @@ class Schedule:
 
     @property
     def first(self) -> float | None:
-        """When the next name is due; None where there is none."""
+        """When the next name is due; None if there is none."""
         heap = self._heap
         while heap and self._due.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

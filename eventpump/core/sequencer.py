@@ -1,7 +1,7 @@
-"""The ledger of one partition's idempotent publishing: which numbers, what is in doubt, what to do next.
+"""The state machine of one partition's idempotent publishing: numbers, batches in doubt, and the next step.
 
-One batch at a time is at the *head*: `offer` puts it there, and it leaves when it is published or refused. Whatever
-happens to the link and to its transfers is told to the ledger, and `step` says what follows::
+One batch at a time is at the *head*: `offer` puts it there, and it leaves when it is published or refused. The
+publisher reports everything that happens to the link and its transfers, and `step` is the next step::
 
     publication = sequencer.offer(batch, count)
     while publication is sequencer.head:
@@ -13,7 +13,7 @@ happens to the link and to its transfers is told to the ledger, and `step` says 
             case Step.WAIT:    another task's transfer is out: wait for it
             case Step.FAIL:    raise `error()`
 
-The states, where the head stands in each, and what leads on:
+The states, the state of the head in each, and the transitions:
 
 ============  ====================================  =================================================================
 state         means                                 leads to
@@ -38,16 +38,16 @@ FAILED        final                                 an answer that is neither nu
 The rules behind it:
 
 * Numbers are assigned when a batch is offered (at the first attach, where none is known yet), and stay the same for all
-  its transfers. A look that finds them unused frees nothing: the old transfer may still arrive. They are free again
-  when the service has refused *every* transfer of the batch; one in doubt keeps them for good.
-* A link is attached again with a null number, because the service echoes a number it is given.
+  its transfers. An attach whose answer shows them unused frees nothing: the old transfer may still arrive. They are
+  free again when the service has refused *every* transfer of the batch; a batch in doubt keeps them permanently.
+* A link is attached again with a null number, because the service echoes a given number.
 * A number given at attach (a starting number, or one that a level is raised with) is a claim until a batch is accepted
   on it: meanwhile the service may answer that nothing is published (-1 or 0), and an answer that equals the head's last
   number proves nothing, since it may have been true before. The head is then sent again, which is always safe.
-* What numbers cannot tell apart: another publisher with the same id *and* level shares our numbers, and a batch of
-  its that begins and ends where ours does passes for ours. So does, after a restart under the same level, a late
-  transfer of the former process: a restart sends the same events from the number the service answered, or raises the
-  level first (`core/claim.py`).
+* Limits of numbers: another publisher with the same id *and* level shares our numbers, and its batch that begins and
+  ends at the same numbers as ours cannot be distinguished from ours. Neither can, after a restart under the same level,
+  a late transfer of the former process: a restart sends the same events from the number the service answered, or raises
+  the level first (`core/claim.py`).
 """
 
 from __future__ import annotations
@@ -73,27 +73,27 @@ B = TypeVar("B")
 
 
 class Outcome(enum.Enum):
-    """What is known of a batch."""
+    """The known outcome of a batch."""
 
     PENDING = "pending"
-    """Nothing yet: it waits, or its first transfer is out."""
+    """Not known yet: it waits, or its first transfer is in flight."""
     PUBLISHED = "published"
     """It is stored, once."""
     REFUSED = "refused"
-    """It is not stored and never will be. It has no numbers, and may be offered as new."""
+    """It is not stored and never will be. It has no numbers, and may be offered again as new."""
     UNKNOWN = "unknown"
     """It may be stored, now or later. It keeps its numbers and its place."""
 
 
 class Step(enum.Enum):
-    """What the publisher has to do next."""
+    """The publisher's next step."""
 
     ATTACH = "attach"
-    """Attach a link with `attach_request`. Without a head it may wait until somebody wants the link."""
+    """Attach a link with `attach_request`. Without a head it may wait until the link is needed."""
     SEND = "send"
     """Transfer the head."""
     WAIT = "wait"
-    """Wait for the outcome of the transfer that is out."""
+    """Wait for the outcome of the transfer in flight."""
     REST = "rest"
     """Nothing."""
     FAIL = "fail"
@@ -101,7 +101,7 @@ class Step(enum.Enum):
 
 
 class Failure(enum.Enum):
-    """Why a partition is not published to any more."""
+    """Why publishing to a partition has failed permanently."""
 
     INVALID_STATE = "invalid state"
     FENCED = "fenced"
@@ -109,7 +109,7 @@ class Failure(enum.Enum):
 
 
 class SequencerState(enum.Enum):
-    """Where a partition's publishing stands; see the module."""
+    """The state of a partition's publishing; see the module."""
 
     DETACHED = "detached"
     IDLE = "idle"
@@ -124,7 +124,7 @@ class SequencerState(enum.Enum):
 
 
 class SequencerInput(enum.Enum):
-    """What can happen. Answers to an attach are judged first: the last three."""
+    """The inputs. The last three are answers to an attach, which `_judge` classifies."""
 
     OFFERED = "offered"
     WITHDRAWN = "withdrawn"
@@ -137,7 +137,7 @@ class SequencerInput(enum.Enum):
     DETACHED = "detached"
     FENCED = "fenced"
     ATTACHED = "attached"
-    """Nothing of the head is stored, as far as the answer tells."""
+    """Nothing of the head is stored, according to the answer."""
     STORED = "stored"
     """The head is stored."""
     MISMATCH = "mismatch"
@@ -203,7 +203,7 @@ TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = Ma
         (_S.FAILED, _I.WITHDRAWN): _S.FAILED,
     }
 )
-"""Every legal step. What is missing cannot happen: the shell would be wrong, and gets a `KeyError`."""
+"""Every legal transition. Any other pair is a bug of the shell, and raises `KeyError`."""
 
 _STEPS: Mapping[SequencerState, Step] = MappingProxyType(
     {
@@ -221,7 +221,7 @@ _STEPS: Mapping[SequencerState, Step] = MappingProxyType(
 )
 
 _MAY_BE_STORED = frozenset({_S.DOUBTFUL, _S.UNSTORED, _S.RESENDING, _S.CONTRADICTED})
-"""Where an earlier transfer of the head is in doubt, whatever becomes of a later one."""
+"""The states in which an earlier transfer of the head is in doubt, whatever the outcome of a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +242,10 @@ class Publication(Generic[B]):
     """A batch, from its offer on. Only its sequencer writes to it.
 
     Attributes:
-        batch: Whatever was offered.
+        batch: The offered object.
         count: How many events it has.
-        first: The number of its first event; None as long as, and as soon as, it has none.
-        outcome: What is known of it.
+        first: The number of its first event; None while it has none.
+        outcome: Its known outcome.
     """
 
     __slots__ = ("batch", "count", "first", "outcome")
@@ -266,26 +266,26 @@ class Publication(Generic[B]):
 
 
 class PartitionSequencer(Generic[B]):
-    """Decides which numbers a partition's batches get, and settles those whose outcome is not known.
+    """Assigns numbers to a partition's batches, and determines unknown outcomes.
 
     Args:
-        partition_id: For messages only.
-        producer_id: The id to publish with; None to be given one.
+        partition_id: Used only in messages.
+        producer_id: The id to publish with; None to get one from the service.
         owner_level: The level to publish with; None for the service's.
-        starting_number: The number before the first to use, given to the service at the first attach instead of asking
-            it.
+        starting_number: The number before the first to use, sent to the service at the first attach instead of asking
+            for it.
 
     Attributes:
         state: See the module.
-        head: The batch at the head; None where there is none. A failed sequencer keeps one that is in doubt.
+        head: The batch at the head; None if there is none. A failed sequencer keeps one that is in doubt.
         producer_id: The id, as given and then as answered.
         owner_level: The level, as given and then as answered.
-        last_number: The last number known to be published (-1 or 0 where none is), None before the first attach.
+        last_number: The last number known to be published (-1 or 0 if there is none), None before the first attach.
         failure: Why the state is FAILED; None in every other.
-        problem: The failure in words.
+        problem: A description of the failure.
 
     Raises:
-        ValueError: A value outside the service's range.
+        ValueError: A value is outside the service's range.
     """
 
     __slots__ = (
@@ -329,18 +329,18 @@ class PartitionSequencer(Generic[B]):
 
     @property
     def step(self) -> Step:
-        """What to do next."""
+        """The next step."""
         return _STEPS[self.state]
 
     @property
     def attach_request(self) -> AttachRequest:
-        """What to attach with, where the step is to attach."""
+        """The producer state to attach with, if the step is to attach."""
         if self.last_number is None:
             return AttachRequest(self.producer_id, self.owner_level, self._starting_number)
         return AttachRequest(self.producer_id, self.owner_level)
 
     def error(self) -> EventPumpError:
-        """Make the error of a failed partition, a new one for each who is told."""
+        """Return the error of a failed partition, a new one for each caller."""
         if self.failure is Failure.FENCED:
             return ProducerDisconnectedError(self.problem, entity=f"partition {self.partition_id}")
         if self.failure is Failure.STATE_LOST:
@@ -351,7 +351,7 @@ class PartitionSequencer(Generic[B]):
     # ------------------------------------------------------------------------------------------ the head
 
     def offer(self, batch: B, count: int) -> Publication[B]:
-        """Put a batch at the head, which must be free. It has its numbers now, or at the first attach.
+        """Put a batch at the head, which must be free. It gets its numbers now, or at the first attach.
 
         Args:
             count: How many events it has, at least 1.
@@ -373,8 +373,8 @@ class PartitionSequencer(Generic[B]):
         """Record that its caller stops trying: cancelled, or out of retries. Always allowed.
 
         Returns:
-            REFUSED where nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays
-            there, to be settled. What became of it already, where it did.
+            REFUSED if nothing of it can be stored: it is not at the head any more. UNKNOWN otherwise: it stays there
+            until its outcome is known. Its outcome, if that is already known.
         """
         if publication is not self.head:
             return publication.outcome
@@ -388,7 +388,7 @@ class PartitionSequencer(Generic[B]):
         return Outcome.UNKNOWN
 
     def sending(self) -> int:
-        """Record that the head goes out on the link now.
+        """Record that the head is being sent on the link.
 
         Returns:
             The number of its first event.
@@ -406,7 +406,7 @@ class PartitionSequencer(Generic[B]):
         self._published()
 
     def refused(self) -> None:
-        """Record that the service refused this transfer, and will refuse another. That of an earlier one is open."""
+        """Record that the service refused this transfer, and would refuse another. An earlier one may still be open."""
         self._move(SequencerInput.REFUSED)
         if self.state is SequencerState.IDLE:
             self._free()
@@ -416,26 +416,27 @@ class PartitionSequencer(Generic[B]):
         self._not_stored()
 
     def refused_out_of_order(self) -> None:
-        """Record that the service has refused this transfer as out of order. Final where nothing is there to settle."""
+        """Record that the service has refused this transfer as out of order. Final if no earlier transfer is in
+        doubt."""
         self._move(SequencerInput.OUT_OF_ORDER)
         if self.state is SequencerState.FAILED:
             assert self.head is not None
             self._fail(
                 Failure.INVALID_STATE,
-                f"the service refused number {self.head.first} as out of order, after {self.last_number}, and nothing "
-                "sent before explains it; another publisher may have the same id, or the starting number is wrong",
+                f"the service refused number {self.head.first} as out of order, after {self.last_number}, and no "
+                "earlier transfer explains it; another publisher may have the same id, or the starting number is wrong",
             )
             self._free()
 
     def outcome_unknown(self) -> None:
-        """Record that what became of the transfer is not known: any error that is no refusal."""
+        """Record that the outcome of the transfer is unknown: any error that is not a refusal."""
         self._move(SequencerInput.UNKNOWN)
         self._in_doubt()
 
     # ------------------------------------------------------------------------------------------ the link
 
     def attached(self, producer_id: int | None, owner_level: int | None, number: int | None) -> None:
-        """Record what the service answered to an attach with `attach_request`; None for what it left out."""
+        """Record the service's answer to an attach with `attach_request`; None for omitted fields."""
         happened, problem = self._judge(producer_id, owner_level, number)
         before = self.state
         self._move(happened)
@@ -452,7 +453,7 @@ class PartitionSequencer(Generic[B]):
             self._number()
 
     def detached(self) -> None:
-        """Record that the link is lost. A transfer still out is in doubt."""
+        """Record that the link is lost. A transfer in flight is then in doubt."""
         self._move(SequencerInput.DETACHED)
         if self.state is SequencerState.DOUBTFUL:
             self._in_doubt()
@@ -461,17 +462,17 @@ class PartitionSequencer(Generic[B]):
         """Record that a publisher with a higher level took over: final.
 
         Args:
-            description: The service's words.
-            transfer_refused: Whether the transfer that is out was refused for it; False where an attach was, or where
-                the link ended.
+            description: The service's text.
+            transfer_refused: Whether the transfer in flight was refused for it; False if an attach was refused, or the
+                link ended.
         """
         self._shut_out(Failure.FENCED, description, transfer_refused=transfer_refused)
 
     def state_lost(self, problem: str) -> None:
-        """Record that the service, asked by an attach, has forgotten the publisher: final. A batch in doubt stays so.
+        """Record that an attach showed that the service has forgotten the publisher: final. A batch in doubt stays so.
 
         Args:
-            problem: How that shows.
+            problem: How this was detected.
         """
         self._shut_out(Failure.STATE_LOST, problem, transfer_refused=False)
 
@@ -519,7 +520,7 @@ class PartitionSequencer(Generic[B]):
         return SequencerInput.MISMATCH, f"the last number is {self.last_number}{doubt}, the service answered {number}"
 
     def _not_stored(self) -> None:
-        # A batch nobody waits for, and that is not in doubt, ends with its refusal.
+        # A batch without waiting callers that is not in doubt ends with its refusal.
         if self._is_withdrawn and self.state is SequencerState.SENDING:
             self.refused()
         else:
@@ -558,4 +559,4 @@ class PartitionSequencer(Generic[B]):
 
 def _check(name: str, value: int | None, maximum: int) -> None:
     if value is not None and not 0 <= value <= maximum:
-        raise ValueError(f"the {name} lies between 0 and {maximum}, not at {value}")
+        raise ValueError(f"the {name} must be between 0 and {maximum}, not {value}")

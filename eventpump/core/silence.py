@@ -1,13 +1,13 @@
-"""Whether a link that is open and silent has nothing to bring, or is dead. Decides; asks nobody itself.
+"""Decides whether a link that is open and silent has nothing to receive, or is dead. Makes no requests itself.
 
 A check of one link, from the moment it has been silent for too long:
 
-| step | what came of it | then |
+| step | result | next |
 |---|---|---|
 | PROBE | an answer | ASK; REST where the link was opened for this check |
 | | none, from a peer that has answered one before | REOPEN; DROP [1] where the link was opened for this check |
-| | none, from another peer; or it cannot be asked | ASK; REST where the link was opened for this check |
-| ASK | the hub is not ahead, or does not say | REST |
+| | none, from another peer; or it cannot be probed | ASK; REST where the link was opened for this check |
+| ASK | the hub is not ahead, or there is no answer | REST |
 | | it is ahead, for the first time | PROBE, then ASK again |
 | | it is ahead, for the second time | REOPEN; DROP [2] where an earlier check did so, and nothing was received since |
 | REOPEN | attached, after an unanswered probe | PROBE |
@@ -18,14 +18,15 @@ A check of one link, from the moment it has been silent for too long:
 
 While a connection may not be dropped again (`Peer.may_drop`), [1] is REST and [2] is REOPEN.
 
-AMQP asks a peer to answer a flow with echo (2.7.4). Whether the service does is not documented, so silence alone says
-nothing of a peer that never answered one. The hub being ahead once says nothing either: the event may be on its way.
-Twice, with nothing received in between on a link that had credit all along, it is not: between the two lies a probe,
-and what was sent before its answer comes before it; without an answer there are at least `LOOK_INTERVAL` seconds.
+AMQP requires a peer to answer a flow with echo (2.7.4). Whether the service does is not documented, so silence alone
+proves nothing about a peer that never answered one. If the hub is ahead once, that proves nothing either: the event may
+be in flight. If it is ahead twice, with nothing received in between on a link that had credit all the time, the event
+is not in flight: between the two checks there is a probe, and events sent before its answer arrive before it; or
+without an answer at least `LOOK_INTERVAL` seconds.
 
-A connection can be as dead as a link: it attaches links, and brings nothing on any. A second link that is silent like
-the first shows it. A compacted hub whose newest events are gone looks the same over a healthy connection, for ever.
-Therefore drops get ever rarer, counted over all links of a transport, until one has helped.
+A connection can be as dead as a link: it attaches links, and receives nothing on any. A second link that is silent like
+the first shows this. A compacted hub whose newest events are gone looks the same over a healthy connection, forever.
+Therefore drops become less and less frequent, counted over all links of a transport, until one has helped.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from dataclasses import dataclass
 from eventpump.eventhubs.events import EventPosition
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two questions to management, of all partitions of a host together."""
+"""Seconds between two requests to management, for all partitions of a host together."""
 
 PROBE_TIMEOUT = 10.0
-"""Seconds a peer has to answer a probe."""
+"""Seconds that a peer has to answer a probe."""
 
 DROP_INTERVAL = 30.0
-"""Seconds between two drops of a transport's connections, where the first helped; twice as many where it did not."""
+"""Seconds between two drops of a transport's connections if the first helped; twice as many if it did not."""
 
 _LONGEST = 64
-"""How many times as long as at first it takes until a link is checked, or a connection dropped, again; at most."""
+"""The largest factor by which the time between two checks of a link, or two drops of a connection, grows."""
 
 
 class Step(enum.Enum):
-    """What a check does next."""
+    """The next step of a check."""
 
     PROBE = "probe the link"
     ASK = "ask management"
@@ -60,10 +61,10 @@ class Step(enum.Enum):
 
 
 class Patience:
-    """How long to wait before something is tried again that was in vain, so that trying it for nothing gets rare.
+    """A delay that doubles with every unsuccessful attempt, so that these become rare.
 
-    A link must be silent for so long before it is checked: a hub can be ahead of one with nothing to bring, such as a
-    compacted one whose newest events are gone. So long lies between two drops of a connection.
+    Used for the silence of a link before it is checked, because a hub can be ahead although there is nothing to
+    receive, such as a compacted one whose newest events are gone; and for the time between two drops of a connection.
 
     Args:
         first: Seconds.
@@ -77,30 +78,30 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """How long now."""
+        """The current delay."""
         return self._first * self._factor
 
     @property
     def longest(self) -> float:
-        """How long at most, in seconds."""
+        """The longest delay, in seconds."""
         return self._first * _LONGEST
 
     @property
     def was_in_vain(self) -> bool:
-        """Whether it was tried, and did not help yet."""
+        """Whether there was an attempt that has not helped yet."""
         return self._factor > 1
 
     def tried(self) -> None:
-        """Double it."""
+        """Double the delay after an attempt."""
         self._factor = min(self._factor * 2, _LONGEST)
 
     def helped(self) -> None:
-        """Begin anew."""
+        """Reset the delay."""
         self._factor = 1
 
 
 class Peer:
-    """What is known of the service at the other end of a transport.
+    """The observed behavior of the service at the other end of a transport.
 
     Attributes:
         answers_echo: Whether it has ever answered a probe.
@@ -118,29 +119,30 @@ class Peer:
         """Return whether a connection to it may be dropped.
 
         Args:
-            now: Seconds, as in the other calls.
+            now: The time in seconds, on the same clock as in the other calls.
         """
         return now - self._dropped_at >= self._drops.seconds
 
     def dropped(self, now: float, *, was_mute: bool) -> None:
-        """Go on after a connection was dropped: the next may be dropped after twice the time.
+        """Record that a connection was dropped: the next may be dropped after twice the time.
 
         Args:
-            was_mute: Whether because probes had no answer.
+            was_mute: Whether it was dropped because probes were not answered.
         """
         self._was_mute = was_mute
         if now - self._dropped_at > 2 * self._drops.longest:
-            # What the drops before did not help against is over: each link in question would have asked for another.
+            # The problem that earlier drops did not solve is over: otherwise its links would have requested another.
             self._drops.helped()
         self._drops.tried()
         self._dropped_at = now
 
     def drop_helped(self) -> None:
-        """Begin anew: a link brought what the hub had held back from the links before the last drop."""
+        """Reset the delay: a link received the events that the hub had held back before the last drop."""
         self._drops.helped()
 
     def answered(self) -> None:
-        """Go on after an answer to a probe. Where the last connection was dropped for want of one, that helped."""
+        """Record an answer to a probe. If the last connection was dropped because there was none, the drop has
+        helped."""
         self.answers_echo = True
         if self._was_mute:
             self._was_mute = False
@@ -148,16 +150,16 @@ class Peer:
 
 
 class SilenceCheck:
-    """One check of one silent link; see the table above. Its calls take what came of `step`, and set the next.
+    """One check of one silent link; see the table above. Its methods record the result of `step`, and set the next.
 
     Args:
-        was_reopened: Whether an earlier check opened the link again, or dropped its connection, and nothing was
-            received since.
+        was_reopened: Whether an earlier check reopened the link, or dropped its connection, and nothing was received
+            since.
         may_drop: Whether the connection may be dropped.
 
     Attributes:
-        step: What to do now.
-        is_ahead: Whether the hub was seen ahead twice; then that is why the link is opened again.
+        step: The next step.
+        is_ahead: Whether the hub was ahead twice, which is then the reason to reopen the link.
     """
 
     __slots__ = ("_is_second_link", "_may_drop", "_peer", "_was_ahead", "_was_reopened", "is_ahead", "step")
@@ -172,7 +174,7 @@ class SilenceCheck:
         self.step = Step.PROBE
 
     def probed(self, answer: bool | None) -> None:
-        """Go on after a probe.
+        """Record the result of a probe.
 
         Args:
             answer: As `ReceiveLink.probe` returned it.
@@ -186,10 +188,10 @@ class SilenceCheck:
             self.step = Step.REST if self._was_reopened else Step.ASK
 
     def looked(self, is_ahead: bool | None) -> None:
-        """Go on after management was asked.
+        """Record management's answer.
 
         Args:
-            is_ahead: None where that is not known.
+            is_ahead: Whether the hub is ahead; None if unknown.
         """
         assert self.step is Step.ASK
         if not is_ahead:
@@ -202,11 +204,10 @@ class SilenceCheck:
             self.step = Step.DROP if self._is_second_link and self._may_drop else Step.REOPEN
 
     def reopened(self, is_attached: bool | None) -> None:
-        """Go on after the link was ended.
+        """Record that the link was replaced.
 
         Args:
-            is_attached: True where another is attached, False where the attach had no answer; None where it failed
-                otherwise.
+            is_attached: True if another is attached, False if the attach was not answered; None if it failed otherwise.
         """
         assert self.step is Step.REOPEN
         self._was_reopened = True
@@ -221,12 +222,12 @@ class SilenceCheck:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What management said of a partition.
+    """Management's answer about a partition.
 
     Args:
-        at: When it was asked, on the loop's clock.
-        last: The sequence number of the newest event; -1 where there never was one.
-        is_ahead: Whether the hub holds events beyond what was received.
+        at: When it was requested, on the loop's clock.
+        last: The sequence number of the newest event; -1 if there never was one.
+        is_ahead: Whether the hub holds events after the last received one.
     """
 
     at: float
@@ -243,14 +244,14 @@ def is_ahead(
     last_time: float,
     is_empty: bool,
 ) -> bool:
-    """Return whether a partition holds events beyond what was received of it.
+    """Return whether a partition holds events after the last received one.
 
     Args:
-        received: The sequence number of the last event received; None where none was.
-        position: Where the link began, which counts where nothing was received; never "@latest".
+        received: The sequence number of the last received event; None if there is none.
+        position: Where the link began, used if nothing was received; never "@latest".
         last: The sequence number of the partition's newest event; the next two are its offset and when it was enqueued,
             in seconds since the Unix epoch.
-        is_empty: Whether the partition holds no event now.
+        is_empty: Whether the partition currently holds no event.
     """
     if is_empty:
         return False
@@ -274,19 +275,19 @@ def lag(
     now: float,
     patience: float,
 ) -> int | None:
-    """Count how many events a partition's newest one is ahead of the last delivered; None where that is not known.
+    """Return how many events a partition's newest one is ahead of the last delivered; None if unknown.
 
-    It is not known while the link is not attached; where the newest event is known neither from the last one received
-    nor from a later look; and when the link has been silent for longer than `patience` seconds and no look of the last
-    `2 * patience` seconds confirms it. A silent link is one that is attached, has credit, and nothing received is left
-    to deliver; its silence begins with the last message, on whichever link that came. Where nothing was delivered yet,
-    it is 0 if a look confirms that there is nothing to deliver.
+    The lag is unknown while the link is not attached; if the newest event is known neither from the last received event
+    nor from a later look; and if the link has been silent for longer than `patience` seconds and no look of the last
+    `2 * patience` seconds confirms it. A silent link is attached, has credit, and has nothing received left to deliver;
+    its silence begins with the last message, on this link or an earlier one. If nothing was delivered yet, the lag is 0
+    if a look confirms that there is nothing to deliver.
 
     Args:
-        delivered: The sequence number of the last event delivered.
-        told: That of the newest event, as the last one received told it.
-        look: The last look, where nothing was received since.
-        silent_for: How many seconds the link has been silent; None where it is not.
+        delivered: The sequence number of the last delivered event.
+        told: That of the newest event, as stated by the last received one.
+        look: The last look, if nothing was received since.
+        silent_for: How many seconds the link has been silent; None if it is not.
     """
     if not is_attached:
         return None

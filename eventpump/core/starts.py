@@ -1,7 +1,7 @@
 """Where a partition begins, and which of its events are gone: decided from record, checkpoint and what the hub says.
 
 A start is kept as text: ``offset>-1``, ``offset>@latest``, ``number>=5``, ``time>2024-01-01T00:00:00+00:00``; the
-operator is ``>=`` where the event at the place itself is read too.
+operator is ``>=`` if the event at the position itself is read too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Literal, Protocol, TypeAlias
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
 
 OnDataLoss: TypeAlias = Literal["earliest", "latest", "fail"]
-"""What follows where events are gone: go on at the oldest event kept, at the end of the partition, or not at all."""
+"""What happens if events are gone: continue at the oldest available event, at the partition's end, or fail."""
 
 ASK_PAUSE = 1.0
 ASK_PAUSE_MAX = 60.0
-"""Seconds between two questions about gaps in a partition whose last gap was no loss; doubled each time, up to this."""
+"""The longest time in seconds between two checks of gaps in a partition whose last gap was not a loss; doubled each
+time."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _NUMBERED = re.compile(r"[0-9]{1,9}")
@@ -30,7 +31,7 @@ _NUMBERED = re.compile(r"[0-9]{1,9}")
 
 
 def position_text(position: EventPosition) -> str:
-    """Write a position as text. Times are written in UTC, to the microsecond."""
+    """Return a position as text. Times are in UTC, to the microsecond."""
     operator = ">=" if position.inclusive else ">"
     if position.offset is not None:
         return f"offset{operator}{position.offset}"
@@ -41,10 +42,10 @@ def position_text(position: EventPosition) -> str:
 
 
 def parse_position(text: str) -> EventPosition:
-    """Read what `position_text` wrote.
+    """Parse the output of `position_text`.
 
     Raises:
-        ValueError: It did not write this.
+        ValueError: The text has another form.
     """
     kind, operator, value = text.partition(">")
     inclusive = value.startswith("=")
@@ -58,14 +59,14 @@ def parse_position(text: str) -> EventPosition:
         case "time":
             position = EventPosition.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
         case _:
-            raise ValueError(f"{text[:80]!r} is no start of a partition")
+            raise ValueError(f"{text[:80]!r} is not a start position of a partition")
     if position_text(position) != text:
-        raise ValueError(f"{text[:80]!r} is no start of a partition")
+        raise ValueError(f"{text[:80]!r} is not a start position of a partition")
     return position
 
 
 def starts_text(configured: EventPosition | Mapping[str, EventPosition]) -> dict[str, str]:
-    """Write the starts that a host is configured with, as a record keeps them: by partition id, "" for the others."""
+    """Return a host's configured starts in the form of a record: by partition id, "" for the others."""
     if isinstance(configured, EventPosition):
         return {"": position_text(configured)}
     return {"": position_text(EventPosition.earliest())} | {
@@ -85,7 +86,7 @@ class Record(Protocol):
 
     @property
     def partition_count(self) -> int:
-        """Partitions with a number not below it were added later."""
+        """Partitions with this number or a higher one were added later."""
 
     @property
     def starts(self) -> Mapping[str, str]:
@@ -104,7 +105,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
     """Return where a partition without a checkpoint begins: one that was added later, at its beginning.
 
     Raises:
-        ValueError: The record holds something else than starts.
+        ValueError: The record does not contain valid starts.
     """
     if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
@@ -113,7 +114,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
 
 
 def hub_of(record: Record, partition_id: str) -> datetime:
-    """Return when the hub was created that a partition's checkpoint, or its having none, belongs to."""
+    """Return the creation time of the hub to which a partition's checkpoint, or its absence, belongs."""
     if record.reset_for is not None and partition_id in record.reset_partitions:
         return record.reset_for
     return record.hub_created_at
@@ -121,7 +122,7 @@ def hub_of(record: Record, partition_id: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class RecordChange:
-    """What is new in a record; see `eventpump.interfaces.ScopeRecord`."""
+    """The changed fields of a record; see `eventpump.interfaces.ScopeRecord`."""
 
     hub_created_at: datetime
     partition_count: int
@@ -132,21 +133,21 @@ class RecordChange:
 def entered(
     record: Record, partition_ids: Collection[str], created_at: datetime, known: Collection[str], partition_count: int
 ) -> RecordChange | None:
-    """Enter partitions whose state belongs to the hub created then; None where the record says so already.
+    """Record partitions whose state belongs to the hub created at that time; None if the record already has them.
 
-    Call it only with a record that was read before the service was asked when the hub was created: a newer hub that
-    the record speaks of would be forgotten.
+    Call it only with a record that was read before the hub's creation time was requested: otherwise a newer hub in the
+    record would be lost.
 
     Args:
         known: Every partition that may have a checkpoint: those of the leases and those of the hub.
-        partition_count: Of the hub now.
+        partition_count: The hub's current number.
     """
     if all(hub_of(record, each) == created_at for each in partition_ids):
         return None
     before = record.reset_partitions if record.reset_for == created_at else frozenset[str]()
     listed = before | frozenset(partition_ids)
     if listed >= frozenset(known):
-        # A partition that neither hub had at first is read from its beginning.
+        # A partition that neither hub had initially is read from its beginning.
         return RecordChange(created_at, min(record.partition_count, partition_count), None, frozenset())
     return RecordChange(record.hub_created_at, record.partition_count, created_at, listed)
 
@@ -155,23 +156,23 @@ def entered(
 
 
 class PartitionFacts(Protocol):
-    """What the service says of a partition; see `eventpump.interfaces.PartitionProperties`."""
+    """The service's properties of a partition; see `eventpump.interfaces.PartitionProperties`."""
 
     @property
     def beginning_sequence_number(self) -> int:
-        """Of the oldest event kept."""
+        """The number of the oldest available event."""
 
     @property
     def last_enqueued_sequence_number(self) -> int:
-        """Of the newest event there ever was; -1 where there was none."""
+        """The number of the newest event there ever was; -1 if there was none."""
 
     @property
     def last_enqueued_offset(self) -> str:
-        """Its offset."""
+        """That event's offset."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether no event is kept."""
+        """Whether no event is available."""
 
 
 class TimedPartitionFacts(PartitionFacts, Protocol):
@@ -190,16 +191,16 @@ class LossKind(enum.Enum):
     RECREATED = "hub recreated"
     """The hub was deleted and recreated; the position is one of the previous hub."""
     BEYOND_END = "beyond the end"
-    """The position lies behind the partition's newest event."""
+    """The position is after the partition's newest event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events that were to be read and are gone.
+    """Unread events that are gone.
 
     Args:
-        first_missing: The sequence number of the first of them.
-        last_missing: That of the last; None where nobody knows, because their hub is gone.
+        first_missing: The sequence number of the first.
+        last_missing: That of the last; None if it is unknown, because their hub is gone.
     """
 
     kind: LossKind
@@ -215,14 +216,14 @@ class Loss:
         else:
             numbers = f"numbers {self.first_missing} to {self.last_missing} are"
         if self.kind is LossKind.RETENTION:
-            return f"retention has passed: sequence {numbers} gone"
-        return f"the position lies beyond the partition's end: sequence {numbers} not there"
+            return f"retention has removed unread events: sequence {numbers} gone"
+        return f"the position is beyond the partition's end: sequence {numbers} not there"
 
     def action(self, configured: OnDataLoss | None) -> OnDataLoss:
-        """Return what follows.
+        """Return the action to take.
 
         Args:
-            configured: None for the default of this kind of loss.
+            configured: The user's option; None for the default of this kind of loss.
         """
         if configured is not None:
             return configured
@@ -230,15 +231,15 @@ class Loss:
 
 
 def retained_from(facts: PartitionFacts) -> int:
-    """Return the first sequence number that may still be read. Of an empty partition only what is still to come is."""
+    """Return the first sequence number that can still be read; for an empty partition, that of its next event."""
     return facts.last_enqueued_sequence_number + 1 if facts.is_empty else facts.beginning_sequence_number
 
 
 def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hub: bool) -> Loss | None:
-    """Return what a reader that goes on after a checkpoint would miss; None where nothing.
+    """Return the loss of a reader that continues after a checkpoint, or None.
 
     Args:
-        facts: What the service says of the partition now; not needed where the checkpoint is of another hub.
+        facts: The partition's current properties; not needed if the checkpoint belongs to another hub.
     """
     if not is_of_this_hub:
         return Loss(LossKind.RECREATED, stored.sequence_number + 1, None)
@@ -252,23 +253,23 @@ def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hu
 
 
 def at_end(partition_id: str, facts: PartitionFacts) -> Checkpoint:
-    """Return the checkpoint that pins the end of a partition: what comes after its newest event is read.
+    """Return the checkpoint that pins the end of a partition: events after its newest one are read.
 
-    By that event's offset and number, although retention may have dropped it; before the first event ever, by "-1" and
-    -1. Never a checkpoint without an offset, or at number 0 before event 0: other readers of the store would take the
-    first for none, and skip event 0 after the second.
+    It has that event's offset and number, although retention may have removed it; before the first event ever, "-1" and
+    -1. It never lacks an offset, and is never at number 0 before event 0: other readers of the store would treat the
+    former as no checkpoint, and skip event 0 after the latter.
     """
     number = facts.last_enqueued_sequence_number
     return Checkpoint(partition_id, START_OFFSET if number < 0 else facts.last_enqueued_offset, max(number, -1))
 
 
 def at_beginning(partition_id: str) -> Checkpoint:
-    """Return the checkpoint that stands before a partition's first event."""
+    """Return the checkpoint before a partition's first event."""
     return Checkpoint(partition_id, START_OFFSET, -1)
 
 
 def end_position(start: EventPosition, facts: PartitionFacts) -> EventPosition:
-    """Pin `@latest` to what the partition's end is now. Inclusive, its newest event is read too, where it is kept."""
+    """Pin `@latest` to the partition's current end. If inclusive, its newest event is read too, if available."""
     assert start.offset == LATEST_OFFSET
     pinned = at_end("", facts)
     return EventPosition.at_offset(pinned.offset, inclusive=start.inclusive and not facts.is_empty)
@@ -300,14 +301,14 @@ def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int
 
 
 class NumberWatch:
-    """The sequence numbers of what is read, batch by batch: which are missing, and when to ask whether they are lost.
+    """Tracks the sequence numbers that are read: which are missing, and when to check whether they are lost.
 
-    Numbers may be missing rightly: compaction drops single events. Only the service knows whether the partition begins
-    behind them now. In a partition whose gaps were no loss that is asked less and less often, and gaps that come
-    between two questions are judged together.
+    Gaps can be normal: compaction drops single events. Only the service knows whether the partition now begins after
+    them. In a partition whose gaps were not losses, it is asked less and less often, and gaps between two requests are
+    checked together.
 
     Args:
-        expected: The number of the next event; None where that is not known.
+        expected: The number of the next event; None if it is unknown.
     """
 
     __slots__ = ("_ask_at", "_pause", "expected", "first_missing", "last_missing")
@@ -315,14 +316,14 @@ class NumberWatch:
     def __init__(self, expected: int | None) -> None:
         self.expected = expected
         self.first_missing: int | None = None
-        """The first of the missing numbers that are not judged yet."""
+        """The first of the missing numbers that were not checked yet."""
         self.last_missing = -1
         """The last of them."""
         self._ask_at = 0.0
         self._pause = 0.0
 
     def passed(self, first: int, last: int, count: int) -> bool:
-        """Record a batch by its first and last number. False where numbers are missing, now or from before."""
+        """Record a batch by its first and last number. Return False if numbers are missing, now or from before."""
         expected = self.expected
         self.expected = last + 1
         if first == expected and last - first + 1 == count and self.first_missing is None:
@@ -332,7 +333,7 @@ class NumberWatch:
         return last - first + 1 == count and self.first_missing is None
 
     def look_into(self, numbers: Collection[int]) -> None:
-        """Record what is missing between the numbers of a batch."""
+        """Record the numbers that are missing within a batch."""
         before: int | None = None
         for number in numbers:
             if before is not None and number > before + 1:
@@ -352,7 +353,8 @@ class NumberWatch:
         self._ask_at = now + ASK_PAUSE
 
     def judge(self, facts: PartitionFacts, now: float) -> Loss | None:
-        """Return what is lost of the missing numbers, by what the service says after they were missed; forget them."""
+        """Return the loss among the missing numbers, by properties that were read after they were missed; forget
+        them."""
         first, last = self.first_missing, self.last_missing
         assert first is not None
         self.first_missing, self.last_missing = None, -1

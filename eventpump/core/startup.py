@@ -1,22 +1,22 @@
-"""Decide whether a refused partition means that the host was configured wrongly: only then does a refusal end it."""
+"""Decides whether a refused partition means that the host is misconfigured: only then does a refusal end it."""
 
 from __future__ import annotations
 
 from eventpump.errors import AuthenticationError, EntityNotFoundError
 
 _OF_THE_HOST = (AuthenticationError, EntityNotFoundError)
-"""What the service says of the credential, the hub or the consumer group, and so of every partition alike."""
+"""Errors about the credential, the hub or the consumer group, which are the same for every partition."""
 
 
 class HostStart:
     """The first attempts of one host to open links.
 
-    A host ends over a refusal only soon after its start, if it never had a link, and if the service refused all that it
-    tried with a condition of the credential, the hub or the consumer group. Everything else is one partition's matter:
-    it is reported, left alone, and tried again.
+    A host ends because of a refusal only soon after its start, if it never attached a link, and if the service refused
+    all its attempts because of the credential, the hub or the consumer group. Everything else concerns one partition:
+    it is reported, released, and tried again.
 
-    The partitions counted are those tried when the first refusal arrives: with a thousand of them there is always one
-    whose attempt has just begun.
+    The partitions considered are those tried when the first refusal arrives: with a thousand partitions there is always
+    one whose attempt has just begun.
 
     Args:
         until: When the start is over, on the clock whose time `verdict` takes, in seconds.
@@ -38,9 +38,9 @@ class HostStart:
         self._was_answered = True
 
     def refused(self, partition_id: str, error: Exception) -> None:
-        """Record that an attempt was refused for good."""
+        """Record that an attempt was refused permanently."""
         if not isinstance(error, _OF_THE_HOST):
-            # The service looked at the partition itself, so it takes this host's credential, hub and group.
+            # The service looked up the partition, so it accepts this host's credential, hub and group.
             self._was_answered = True
         elif self._refusal is None:
             self._refusal = error
@@ -48,17 +48,17 @@ class HostStart:
         self.ended(partition_id)
 
     def ended(self, partition_id: str) -> None:
-        """Record that an attempt is over, without a refusal where `refused` was not called."""
+        """Record that an attempt is over; without a refusal if `refused` was not called."""
         self._trying.discard(partition_id)
         if self._awaited is not None:
             self._awaited.discard(partition_id)
 
     def is_open(self, now: float) -> bool:
-        """Return whether attempts that are under way decide if a refusal of before ends the host."""
+        """Return whether attempts in progress decide if an earlier refusal ends the host."""
         return not self._was_answered and now <= self._until and bool(self._awaited)
 
     def verdict(self, now: float) -> Exception | None:
-        """Return the error that the host ends with; None where it goes on."""
+        """Return the error with which the host ends; None if it continues."""
         if self._was_answered or now > self._until or self._awaited is None or self._awaited:
             return None
         return self._refusal

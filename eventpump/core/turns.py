@@ -1,4 +1,4 @@
-"""When deliveries wait, so that a host whose handlers compute still keeps its leases."""
+"""Delays deliveries so that a host with CPU-bound handlers keeps its leases."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import itertools
 import math
 
 SLOW_TURN = 0.05
-"""Seconds; a longer turn of the event loop is slow."""
+"""Seconds; a longer iteration ("turn") of the event loop is slow."""
 
 NOTED_STEP = 0.0002
-"""Seconds; shorter steps of a handler are not noted: even a thousand of them make a turn that harms nothing."""
+"""Seconds; shorter steps of a handler are not recorded: even a thousand of them are a harmless turn."""
 
 FRESH = 1.0
-"""Seconds for which a slow turn says something about the next one."""
+"""Seconds for which a slow turn predicts the next one."""
 
 CALL_TURNS = 16
-"""Turns of the loop that a call of a store may take: SQLite takes 3, one over HTTP about 10."""
+"""Turns of the loop that a call of a store may take: SQLite takes 3, HTTP about 10."""
 
 
 class TurnLedger:
-    """One host's slow turns, and what must not wait for them: renewals that are due, and calls of the store.
+    """One host's slow turns, and the work that must not wait for them: due renewals, and calls of the store.
 
     A call of the store needs several turns of the loop, and each costs a step of every handler. So while turns are
-    slow, no delivery starts as long as a renewal is due, or a call might run into its time-out if further slow turns
-    came. Handlers whose turns are quick are never held back, however slow the store is. All times are seconds on one
-    clock.
+    slow, no delivery starts as long as a renewal is due, or a call might time out if more slow turns followed. Handlers
+    with quick turns are never delayed, however slow the store is. All times are seconds on one clock.
     """
 
     __slots__ = ("_began", "_calls", "_due", "_is_holding", "_keys", "_slow", "_slow_at", "is_watching")
@@ -38,7 +37,7 @@ class TurnLedger:
         self._calls: dict[int, float] = {}
         self._keys = itertools.count()
         self.is_watching = False
-        """Whether `is_closed` may be true; False for a host whose handlers do not compute."""
+        """Whether `is_closed` may be true; False for a host without CPU-bound handlers."""
 
     def stepped(self, began: float) -> bool:
         """Record a step of a handler that took more than `NOTED_STEP`.
@@ -64,7 +63,7 @@ class TurnLedger:
         self.is_watching = self._slow > 0.0
 
     def lease_held(self, partition_id: str, due_at: float) -> None:
-        """Record a lease that was taken or renewed, and when its next renewal is due."""
+        """Record an acquired or renewed lease, and when its next renewal is due."""
         self._due[partition_id] = due_at
 
     def lease_gone(self, partition_id: str) -> None:
@@ -75,10 +74,10 @@ class TurnLedger:
         """Record a call of the store.
 
         Args:
-            ends_at: When it is cut off.
+            ends_at: When it times out.
 
         Returns:
-            What `call_ended` wants.
+            The key for `call_ended`.
         """
         key = next(self._keys)
         self._calls[key] = ends_at
@@ -90,7 +89,7 @@ class TurnLedger:
 
     def is_closed(self, now: float) -> bool:
         """Return whether no delivery may start now. Once it is closed, only a renewal or the end of a call opens it."""
-        # While deliveries are held back the turns are quick, which says nothing about those that wait.
+        # While deliveries are delayed the turns are quick, which does not mean that the waiting deliveries are.
         length = self._slow if self._is_holding or now - self._slow_at < FRESH else 0.0
         if self._began is not None:
             length = max(length, now - self._began)

@@ -1,4 +1,4 @@
-"""What Spark's demo proves: every bar that the published trades make, against what the hub of bars holds. Pure."""
+"""Verification of Spark's demo: compares the bars of the published trades with those in the hub of bars. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BarKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a symbol's trades of one window come to.
+    """The aggregate of a symbol's trades in one window.
 
     Args:
-        start: Of the window, milliseconds since the Unix epoch.
-        volume: Shares.
-        turnover: Cents.
+        start: The start of the window, in milliseconds since the Unix epoch.
+        volume: In shares.
+        turnover: In cents.
     """
 
     symbol: str
@@ -38,15 +38,15 @@ class Bar:
 
     @property
     def key(self) -> BarKey:
-        """What tells it from every other."""
+        """The key that identifies it."""
         return self.start, self.symbol
 
     @classmethod
     def decode(cls, body: bytes) -> Bar:
-        """Read a bar from JSON.
+        """Parse a bar from JSON.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not a bar.
         """
         try:
             return cls(**json.loads(body))
@@ -64,13 +64,13 @@ class ExpectedBars:
     def __init__(self, window: int) -> None:
         self._window = window
         self._bars: dict[BarKey, Bar] = {}
-        # Trades come symbol by symbol: the first and the last of a window are told by their numbers.
+        # Trades arrive symbol by symbol: the first and the last of a window are found by their numbers.
         self._ends: dict[BarKey, tuple[int, int]] = {}
         self.last_time = _EPOCH
         """Of the latest trade."""
 
     def add(self, bodies: Iterable[bytes]) -> None:
-        """Take published trades, in any order."""
+        """Add published trades, in any order."""
         for body in bodies:
             trade = json.loads(body)
             time = datetime.fromisoformat(trade["time"])
@@ -111,17 +111,18 @@ class ExpectedBars:
 
 @dataclass(frozen=True, slots=True)
 class BarsVerdict:
-    """What came of a run. Counts are of bars, but for `trades`.
+    """The result of a run. All counts except `trades` are of bars.
 
     Args:
-        trades: Published.
-        expected: What the trades make.
-        stored: Found in the hub at the end.
-        lost: Expected, and not there.
-        duplicates: There more than once, counted each further time.
-        wrong: There with other figures than the trades make, or not expected at all.
-        disorder: There behind a later one of their partition.
-        cut: Of the batch that the kill broke off: stored before it, and after the restart; None where it broke none.
+        trades: The published trades.
+        expected: The bars of the trades.
+        stored: The bars found in the hub at the end.
+        lost: Expected, but not found.
+        duplicates: Found more than once, counting each repetition.
+        wrong: Found with wrong figures, or not expected.
+        disorder: Found after a later one of their partition.
+        cut: The bars of the batch that the kill interrupted: stored before it, and after the restart; None if none was
+            interrupted.
         recovery: Seconds from the kill to the next bar.
     """
 
@@ -141,7 +142,7 @@ class BarsVerdict:
         return not (self.lost or self.duplicates or self.wrong or self.disorder)
 
     def figures(self) -> list[tuple[str, str]]:
-        """What was counted: name and value."""
+        """The counts: name and value."""
         return [
             ("trades published", f"{self.trades:,}"),
             ("bars expected", f"{self.expected:,}"),
@@ -155,7 +156,7 @@ class BarsVerdict:
         ]
 
     def judgement(self) -> str:
-        """Say in one sentence what it means."""
+        """Return the conclusion in one sentence."""
         if self.holds:
             return "every bar is in the hub exactly once, in order per partition"
         found = {
@@ -175,11 +176,11 @@ def judge_bars(
     cut: tuple[int, int] | None = None,
     recovery: float | None = None,
 ) -> BarsVerdict:
-    """Compare.
+    """Compare expected and stored bars.
 
     Args:
         expected: The bars of all published trades.
-        stored: What each partition of the hub holds, in its order.
+        stored: The bars of each partition of the hub, in order.
     """
     found = [bar for bars in stored.values() for bar in bars]
     counted = Counter(bar.key for bar in found)

@@ -1,4 +1,4 @@
-"""`eventpump demo`: the main jobs on a laptop, with a kill on the way, and the proof that nothing was lost."""
+"""`eventpump demo`: the main use cases on one machine, with a process killed meanwhile, and verification of no loss."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand and its options."""
     parser = subparsers.add_parser(
         "demo",
-        help="watch hosts share a stream, or Spark aggregate it, lose one on the way, and lose nothing",
-        description="Start a local service, publish market data, process it on three hosts in processes of their own, "
+        help="watch hosts share a stream, or Spark aggregate it, kill one, and verify that nothing is lost",
+        description="Start a local service, publish market data, process it on three hosts, each in its own process, "
         "kill one, add another, and verify that every event was processed. With --spark: aggregate it by structured "
         "streaming into a second hub, kill Spark in the middle of a batch, start it again, and verify that every "
         "aggregate is there exactly once and in order. Exit code 1 if that is not so.",
@@ -35,10 +35,10 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--events", type=int, default=200_000, metavar="N", help="events to publish (default: %(default)s)")
     add("--partitions", type=int, default=8, metavar="N", help="partitions of each hub (default: %(default)s)")
     add("--seconds", type=float, default=24.0, metavar="S", help="time to publish them in (default: %(default)s)")
-    add("--seed", type=int, default=7, help="of the made-up market (default: %(default)s)")
-    add("--transport-type", choices=get_args(TransportType), default="tcp", help="what carries AMQP")
+    add("--seed", type=int, default=7, help="seed of the simulated market (default: %(default)s)")
+    add("--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP")
     add("--transport", choices=get_args(TransportName), default="native", help="the AMQP implementation of the hosts")
-    add("--plain", action="store_true", help="lines instead of the live table")
+    add("--plain", action="store_true", help="print lines instead of the live table")
     parser.set_defaults(run=run)
 
 
@@ -47,16 +47,16 @@ class Play(Protocol):
 
     @property
     def scene(self) -> Scene:
-        """What there is to see."""
+        """The content of the view."""
 
     async def play(self, view: View) -> Verdict:
-        """Play it.
+        """Run the demo.
 
         Returns:
-            What came of it.
+            The verdict.
 
         Raises:
-            EventPumpError: It could not be played.
+            EventPumpError: It could not be run.
         """
 
     async def stop(self) -> None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo.
 
     Returns:
-        0 where every promise was kept, else 1.
+        0 if every promise was kept, else 1.
 
     Raises:
         EventPumpError: It could not be run.
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         if not low <= getattr(args, name) <= high:
             raise ConfigurationError(f"--{name}", f"must lie between {low} and {high}")
     _check_transport(args)
-    # What Spark's processes still write while they end is removed with the rest, or left to the system.
+    # Files that Spark's processes write while they end are removed with the rest, or left to the system.
     with tempfile.TemporaryDirectory(prefix="eventpump-demo-", ignore_cleanup_errors=True) as folder:
         play = _play_of(args, Path(folder))
         view = view_of(play.scene, is_plain=args.plain or not sys.stdout.isatty())
@@ -88,7 +88,7 @@ def _check_transport(args: argparse.Namespace) -> None:
         raise ConfigurationError("--spark", "runs on the native transport over TCP")
     if args.transport == "uamqp":
         if args.transport_type == "websocket":
-            raise ConfigurationError("--transport", "uamqp is not carried by a WebSocket here")
+            raise ConfigurationError("--transport", "uamqp does not support WebSockets")
         if util.find_spec("trustme") is None:
             raise ConfigurationError(
                 "--transport", "uamqp speaks TLS only, and a certificate needs: pip install trustme"

@@ -1,4 +1,4 @@
-"""The exchange of the demos: publishes the trades of a made-up market, evenly over some seconds."""
+"""The exchange of the demos: publishes the trades of a simulated market, evenly over some seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TICK = 0.05
 async def publish(producer: EventProducer, seed: int, total: int, seconds: float) -> AsyncIterator[list[bytes]]:
     """Publish trades, each by the key of its symbol.
 
-    All of one step are stored before the next is begun, and no step takes more than a fortieth of the whole: no
-    partition gets ahead of another by more.
+    All trades of one step are stored before the next begins, and no step has more than a fortieth of all trades: no
+    partition gets further ahead of another.
 
     Args:
-        seconds: To take for all of them.
+        seconds: The time for all of them.
 
     Returns:
         An iterator over the bodies that each step published.

@@ -1,4 +1,4 @@
-"""The processes of the demo: the service and the hosts, as the demo sees them."""
+"""The processes of the demo: the service and the hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventpump.clients import ClientOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0
-"""Seconds a process may take to stop when asked."""
+"""Seconds that a process may take to stop on request."""
 _RATE_WINDOW = 2.0
 
 
@@ -33,7 +33,7 @@ class Meter:
         self._points: deque[tuple[float, int]] = deque()
 
     def note(self, count: int) -> None:
-        """Take the count of this moment."""
+        """Record the current count."""
         now = time.monotonic()
         self._points.append((now, count))
         while len(self._points) > 2 and self._points[1][0] < now - _RATE_WINDOW:
@@ -51,12 +51,12 @@ class Meter:
 
 
 class LocalService:
-    """`eventpump emulator` in a process of its own."""
+    """`eventpump emulator` in its own process."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self.connection_string = ""
-        """What clients connect with."""
+        """The connection string for clients."""
 
     async def start(self, hubs: Mapping[str, int], tls: Sequence[str] = (), *, is_websocket: bool = False) -> None:
         """Start it, and wait until it accepts connections.
@@ -67,7 +67,7 @@ class LocalService:
             is_websocket: Whether clients connect by WebSocket.
 
         Raises:
-            DemoError: It does not.
+            DemoError: It does not start.
         """
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
@@ -87,7 +87,7 @@ class LocalService:
         self.connection_string = line
 
     async def stop(self) -> None:
-        """Ask it to end, and wait. It need not have been started."""
+        """Request its end, and wait for it. Does nothing if it was not started."""
         if self._process is not None:
             if self._process.returncode is None:
                 self._process.send_signal(signal.SIGTERM)
@@ -96,10 +96,10 @@ class LocalService:
 
 @dataclass(slots=True)
 class HostProcess:
-    """One processor host and what it last said.
+    """One processor host and its last status.
 
     Args:
-        killed_at: When it was killed, seconds since the Unix epoch; None while it was not.
+        killed_at: When it was killed, in seconds since the Unix epoch; None if it was not.
     """
 
     name: str
@@ -115,18 +115,18 @@ class HostProcess:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state in one word."""
         if self.killed_at is not None:
             return "killed"
         return "running" if self.process.returncode is None else "stopped"
 
     @property
     def is_running(self) -> bool:
-        """Whether it may process events now."""
+        """Whether it may currently process events."""
         return self.state == "running"
 
     async def read_status(self) -> None:
-        """Take in its lines until it ends."""
+        """Read its status lines until it ends."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             said = json.loads(line)
@@ -139,23 +139,23 @@ class HostProcess:
         self.heard.set()
 
     def kill(self) -> None:
-        """Kill it: no cleanup, no good-bye."""
+        """Kill it, without cleanup."""
         self.killed_at = time.time()
         self.process.send_signal(signal.SIGKILL)
 
     def complaint(self) -> str:
-        """What it wrote to its log last."""
+        """The last line of its log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return lines[-1] if lines else f"exit code {self.process.returncode}"
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Everything the demo runs.
+    """All processes of the demo.
 
     Args:
-        folder: Where leases, records and logs are kept.
-        options: How everybody connects.
+        folder: The folder of leases, records and logs.
+        options: The connection options of all processes.
     """
 
     folder: Path
@@ -168,21 +168,21 @@ class Fleet:
 
     @property
     def connection_string(self) -> str:
-        """What clients of the service connect with."""
+        """The connection string for clients of the service."""
         return self._service.connection_string
 
     async def start_service(self) -> None:
         """Start the local service and wait until it accepts connections.
 
         Raises:
-            DemoError: It does not.
+            DemoError: It does not start.
         """
         tls = self._certify() if self.options.get("transport") == "uamqp" else []
         is_websocket = self.options.get("transport_type") == "websocket"
         await self._service.start({self.hub: self.partitions}, tls, is_websocket=is_websocket)
 
     def _certify(self) -> list[str]:
-        """Make a certificate for the service, which the hosts are told to trust: uamqp speaks TLS only.
+        """Create a certificate for the service, which the hosts trust: uamqp supports only TLS.
 
         Returns:
             The service's arguments.
@@ -221,15 +221,15 @@ class Fleet:
         return host
 
     def owner(self, partition_id: str) -> HostProcess | None:
-        """The running host that says it has the partition, with the highest epoch where several do."""
+        """The running host that reports the partition, with the highest epoch if there are several."""
         claims = [host for host in self.hosts if host.is_running and partition_id in host.partitions]
         return max(claims, key=lambda host: int(host.partitions[partition_id]["epoch"]), default=None)
 
     async def wait(self, what: str, condition: Any, timeout: float) -> None:
-        """Wait until what the hosts say meets a condition.
+        """Wait until the hosts' status meets a condition.
 
         Raises:
-            DemoError: Not in time, or a host ended.
+            DemoError: The time is over, or a host ended.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -248,7 +248,7 @@ class Fleet:
             raise DemoError(f"not within {timeout:.0f} s: {what}") from None
 
     async def stop_hosts(self) -> None:
-        """Ask every running host to stop, and wait until all have."""
+        """Request every running host to stop, and wait until all have."""
         for host in self.hosts:
             if host.process.returncode is None:
                 host.process.send_signal(signal.SIGTERM)
@@ -258,13 +258,13 @@ class Fleet:
                 await host.reader
 
     async def stop(self) -> None:
-        """Stop everything that still runs."""
+        """Stop all processes that are still running."""
         await self.stop_hosts()
         await self._service.stop()
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of a process that was asked to; one that takes too long is killed."""
+    """Wait for the end of a process that was requested to stop; one that takes too long is killed."""
     try:
         async with asyncio.timeout(STOP_TIMEOUT):
             await process.wait()

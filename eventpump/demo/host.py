@@ -1,6 +1,6 @@
-"""One processor host of the demo, in a process of its own: `python -m eventpump.demo.host`.
+"""One processor host of the demo, in its own process: `python -m eventpump.demo.host`.
 
-The connection string comes in the environment variable EVENTPUMP_CONNECTION_STRING.
+The connection string is in the environment variable EVENTPUMP_CONNECTION_STRING.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATUS_INTERVAL = 0.25
 
 
 class TradeProcessor(EventProcessor):
-    """Keeps the volume-weighted price of every symbol, and writes down what it processed."""
+    """Keeps the volume-weighted price of every symbol, and records what it processed."""
 
     def __init__(self, records: RecordFile) -> None:
         self._records = records
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--leases", required=True, help="the SQLite file of the leases")
     parser.add_argument("--lease-duration", type=float, required=True, help="seconds")
     parser.add_argument("--records", required=True, help="the file to write processed events to")
-    parser.add_argument("--options", required=True, type=json.loads, help="how to connect (JSON)")
+    parser.add_argument("--options", required=True, type=json.loads, help="the connection options (JSON)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     try:

@@ -1,7 +1,8 @@
-"""The Spark job of the demo, in a process of its own: trades into bars. `python -m eventpump.demo.job`.
+"""The Spark job of the demo, in its own process: trades into bars. `python -m eventpump.demo.job`.
 
-The connection string comes in the environment variable EVENTPUMP_CONNECTION_STRING. What happens is a line of JSON on
-stdout. A line of JSON on stdin, the offsets to read up to, ends it when the bars of all trades before them are out.
+The connection string is in the environment variable EVENTPUMP_CONNECTION_STRING. Each event is reported as a line of
+JSON on stdout. A line of JSON on stdin, the offsets to read up to, ends the job when the bars of all trades before them
+are published.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def bars(trades: DataFrame, window: int, delay: int) -> DataFrame:
 
 
 class Reporter(StreamingQueryListener):
-    """Says what the query does, and knows how far it came."""
+    """Reports the query's progress."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -99,14 +100,14 @@ class Reporter(StreamingQueryListener):
             say(failed=event.exception)
 
     def lag(self, lag: QueryLag) -> None:
-        """Take how far it is behind."""
+        """Record the lag."""
         with self._changed:
             self._positions = {each.partition_id: each.position for each in lag.partitions}
             self._changed.notify_all()
         say(lag={each.partition_id: (each.position, each.events, each.seconds) for each in lag.partitions})
 
     def until_read(self, ends: dict[str, int]) -> None:
-        """Wait until all before these offsets is read, or the query is over."""
+        """Wait until everything before these offsets is read, or the query has ended."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_over or all(self._positions.get(key, 0) >= end for key, end in ends.items())
@@ -123,7 +124,7 @@ def say(**facts: Any) -> None:
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Run the query until it is told to end."""
+    """Run the query until it is requested to end."""
     connection_string = os.environ["EVENTPUMP_CONNECTION_STRING"]
     register(spark)
     reporter = Reporter()
@@ -158,7 +159,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
     )
     if ends := sys.stdin.readline():
         reporter.until_read(json.loads(ends))
-        # The windows that the last trades closed are a batch without new trades.
+        # The windows closed by the last trades form a batch without new trades.
         query.processAllAvailable()
         query.stop()
         say(done=True)

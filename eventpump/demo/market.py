@@ -1,4 +1,4 @@
-"""A made-up market that looks like a real one: trades of a few dozen symbols, the same for the same seed."""
+"""A simulated market: trades of a few dozen symbols, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Trade:
 
 
 def trades(seed: int) -> Iterator[Trade]:
-    """Give trades without end: prices walk at random, and busy symbols trade more."""
+    """Yield trades endlessly: prices follow a random walk, and busy symbols trade more."""
     rng = random.Random(seed)
     prices = dict(_SYMBOLS)
     symbols = list(prices)

@@ -1,4 +1,5 @@
-"""Spark's demo: trades into bars, Spark killed in the middle of a batch, and the proof that each bar is there once."""
+"""Spark's demo: trades into bars, Spark is killed in the middle of a batch, and each bar is verified to be there
+once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _STATES = {"starting": "yellow", "running": "green", "killed": "bold red", "ende
 
 @dataclass(slots=True)
 class SparkJob:
-    """One run of the Spark job, and what it last said."""
+    """One run of the Spark job, and its last status."""
 
     number: int
     process: asyncio.subprocess.Process
@@ -61,7 +62,7 @@ class SparkJob:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state in one word."""
         if self.is_killed:
             return "killed"
         if self.is_over:
@@ -69,7 +70,7 @@ class SparkJob:
         return "running" if self.is_started else "starting"
 
     async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
-        """Take in its lines until all its processes ended: the JVM holds the same pipe.
+        """Read its lines until all its processes have ended: the JVM holds the same pipe.
 
         Args:
             said: Is called with what each line says, and with nothing at the end.
@@ -103,13 +104,13 @@ class SparkJob:
             self.lag = {key: (position, events, age) for key, (position, events, age) in facts["lag"].items()}
 
     def kill(self) -> None:
-        """Kill driver and JVM: no cleanup, no good-bye."""
+        """Kill driver and JVM, without cleanup."""
         if not self.is_over:
             self.is_killed = True
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def complaint(self) -> str:
-        """What it failed of, in a line."""
+        """The cause of its failure, in one line."""
         if self.failure:
             return self.failure.strip().splitlines()[0]
         lines = self.log.read_text(errors="replace").strip().splitlines()[-1:] + list(self.noise)[-1:]
@@ -117,7 +118,7 @@ class SparkJob:
 
 
 class PipelineScene:
-    """Where the job stands, and the latest bars.
+    """The state of the job, and the latest bars.
 
     Args:
         total: Trades to publish.
@@ -219,7 +220,7 @@ class Pipeline:
         folder: Where its processes write.
 
     Raises:
-        ConfigurationError: There is no pyspark, or no Java for it.
+        ConfigurationError: pyspark, or a Java for it, is not installed.
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
@@ -250,10 +251,10 @@ class Pipeline:
         return self.scene.jobs[-1]
 
     async def play(self, view: View) -> BarsVerdict:
-        """Play it.
+        """Run the demo.
 
         Returns:
-            What came of it.
+            The verdict.
 
         Raises:
             EventPumpError: It could not be played.
@@ -335,7 +336,7 @@ class Pipeline:
         self._tell()
 
     async def _revive(self, view: View) -> None:
-        """Start the job again after its kill."""
+        """Restart the job after it was killed."""
         killed = self._job
         await self._until("Spark is killed", lambda: killed.is_killed)
         await self._until("the killed Spark has ended", lambda: killed.is_over)
@@ -358,7 +359,7 @@ class Pipeline:
         )
 
     async def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so.
+        """Wait until a condition holds.
 
         Raises:
             DemoError: The job failed, or it takes too long.
@@ -379,7 +380,7 @@ class Pipeline:
         return Trade(self._args.events + 1, "CLOSE", 0.0, 0, "buy", "XNAS", time)
 
     async def _watch(self, partition_id: str) -> None:
-        """Follow the bars of a partition, and kill Spark when it is its time."""
+        """Follow the bars of a partition, and kill Spark at the right time."""
         reader = PartitionReader(self._service.connection_string, BARS, partition_id=partition_id)
         async with reader:
             while events := await reader.read():
@@ -399,7 +400,7 @@ class Pipeline:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake all who wait for something to become so."""
+        """Wake all tasks that wait for a condition."""
         self._changed.set()
         self._changed.clear()
 

@@ -1,4 +1,4 @@
-"""The hosts' demo: a stream shared by hosts, one of which is killed, and the proof that nothing was lost."""
+"""The hosts' demo: hosts share a stream, one of them is killed, and the demo verifies that nothing was lost."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Processing:
         self._is_joined = False
 
     async def play(self, view: View) -> Verdict:
-        """Play it.
+        """Run the demo.
 
         Returns:
-            What came of it.
+            The verdict.
 
         Raises:
             EventPumpError: It could not be played.

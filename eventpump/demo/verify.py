@@ -14,7 +14,7 @@ Event = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a run. Counts are of events, but for `shared`.
+    """The result of a run. All counts except `shared` are of events.
 
     Args:
         published: Acknowledged by the service.
@@ -25,7 +25,7 @@ class Verdict:
         unknown: Written down by a host, and not in the hub.
         shared: Ownerships (a partition under one epoch) that more than one host delivered under.
         take_over: Seconds from the kill to the first event of the killed host's last partition under a new owner; None
-            where nobody was killed, or it owned nothing.
+            if no host was killed, or it owned nothing.
     """
 
     published: int
@@ -54,7 +54,7 @@ class Verdict:
         ]
 
     def judgement(self) -> str:
-        """Say in one sentence what it means."""
+        """Return the conclusion in one sentence."""
         if self.holds:
             return "every published event was processed"
         if self.unknown:

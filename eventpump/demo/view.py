@@ -58,7 +58,7 @@ class Scene(Protocol):
 
 
 class Verdict(Protocol):
-    """What came of a run."""
+    """The result of a run."""
 
     @property
     def holds(self) -> bool:
@@ -68,7 +68,7 @@ class Verdict(Protocol):
         """What was counted: name and value."""
 
     def judgement(self) -> str:
-        """Say in one sentence what it means."""
+        """Return the conclusion in one sentence."""
 
 
 class View(AbstractContextManager[object], Protocol):
@@ -85,7 +85,7 @@ class View(AbstractContextManager[object], Protocol):
 
 
 def view_of(scene: Scene, *, is_plain: bool) -> View:
-    """Make what shows a scene.
+    """Create the view of a scene.
 
     Raises:
         ConfigurationError: The live view cannot be drawn here.

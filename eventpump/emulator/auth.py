@@ -1,4 +1,4 @@
-"""Who may do what: access rules, tokens checked for real, and the rights a connection has. Pure."""
+"""Access control: access rules, verification of tokens, and the rights of a connection. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eventpump.texts import excerpt
 DEFAULT_KEY_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-"""What this machine is called by itself."""
+"""The names of the local machine."""
 
 
 class Right(enum.Flag):
-    """What a rule or token gives."""
+    """A right that a rule or token grants."""
 
     SEND = enum.auto()
     LISTEN = enum.auto()
@@ -28,7 +28,7 @@ class Right(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """A named key and the rights it gives over the whole namespace."""
+    """A named key and the rights that it grants on the whole namespace."""
 
     name: str
     key: str = field(repr=False)
@@ -37,7 +37,7 @@ class AccessRule:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedToken:
-    """What a `token_verifier` says of a token it accepts.
+    """The result of a `token_verifier` for an accepted token.
 
     Args:
         expires_at: Seconds since the Unix epoch.
@@ -56,7 +56,7 @@ class Grant:
     """Rights on an entity.
 
     Args:
-        expires_at: Seconds since the Unix epoch; None never.
+        expires_at: Seconds since the Unix epoch; None for never.
     """
 
     audience: Audience
@@ -77,9 +77,9 @@ class KeyRing:
 
     Args:
         token_verifier: Accepts JWTs; without one they are refused.
-        hosts: Names and addresses that the service answers to, in lower case, all of which mean the same; a signature
-            is for one of these. None where they are not known: the host of a signature is then any, but the host of the
-            audience that it is put for.
+        hosts: Names and addresses of the service, in lower case, which are equivalent; a signature must be for one of
+            them. None if they are unknown: a signature may then be for any host, if it equals that of the audience that
+            the token is put for.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class KeyRing:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
-        """Replace the key of a rule: no token signed with the old one is taken from now on.
+        """Replace the key of a rule: tokens signed with the old one are refused from now on.
 
         Raises:
             KeyError: There is no such rule.
@@ -102,13 +102,13 @@ class KeyRing:
         self._rules[name] = AccessRule(name, key, self._rules[name].rights)
 
     def check_token(self, token: object, token_type: str, audience_text: str, now: float) -> Grant | Denial:
-        """Check a token put for an audience. No text of a denial holds anything of the token."""
+        """Check a token put for an audience. The text of a denial never contains anything of the token."""
         try:
             audience = parse_audience(audience_text)
         except ValueError as error:
             return Denial(400, str(error))
         if not isinstance(token, str):
-            return Denial(400, "the token is no text")
+            return Denial(400, "the token is not text")
         if token_type == JWT_TOKEN_TYPE:
             verified = self._token_verifier(token) if self._token_verifier is not None else None
             if verified is None:
@@ -127,7 +127,7 @@ class KeyRing:
         except ValueError as error:
             return Denial(401, f"MalformedToken: {error}")
         rule = self._rules.get(parsed.key_name)
-        # An unknown name and a wrong key look alike from outside.
+        # An unknown name and a wrong key cannot be distinguished by the client.
         verdict = sas.Verdict.BAD_SIGNATURE if rule is None else sas.verify(parsed, rule.key, now)
         if verdict is sas.Verdict.EXPIRED:
             return Denial(401, "ExpiredToken: the token has expired.")
@@ -155,7 +155,7 @@ class KeyRing:
 
 
 class Grants:
-    """The rights of one connection. A token put later for the same audience takes the place of the earlier one."""
+    """The rights of one connection. A later token for the same audience replaces the earlier one."""
 
     def __init__(self) -> None:
         self._grants: dict[Audience, Grant] = {}
@@ -168,10 +168,10 @@ class Grants:
         return bool(self._grants)
 
     def allow(self, address: Address, right: Right | None) -> bool:
-        """Return whether a link may stand.
+        """Return whether a link is allowed.
 
         Args:
-            right: The one it needs; None, any.
+            right: The right that it needs; None for any.
         """
         if address.kind is AddressKind.CBS:
             return True
@@ -179,17 +179,17 @@ class Grants:
         return any(grant.rights & wanted and grant.audience.covers(address) for grant in self._grants.values())
 
     def allow_read(self, hub: str) -> bool:
-        """Return whether a hub's properties may be read: any right on the hub, or a part of it, will do."""
+        """Return whether a hub's properties may be read: any right on the hub, or a part of it, suffices."""
         return any(
             grant.audience.hub is None or grant.audience.hub.lower() == hub.lower() for grant in self._grants.values()
         )
 
     def next_expiry(self) -> float | None:
-        """Say when the first rights end, in seconds since the Unix epoch."""
+        """Return when the first rights expire, in seconds since the Unix epoch."""
         return min((grant.expires_at for grant in self._grants.values() if grant.expires_at is not None), default=None)
 
     def expire(self, now: float) -> bool:
-        """Forget the rights that have ended.
+        """Remove expired rights.
 
         Returns:
             Whether there were any.

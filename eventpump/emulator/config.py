@@ -1,4 +1,4 @@
-"""What the emulator serves: declared hubs, from options or the official emulator's `Config.json`."""
+"""The hubs that the emulator serves, from options or the official emulator's `Config.json`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HubSpec:
     Args:
         name: Letters and digits, inside also `_ - . /`.
         partitions: From 1 to 1024.
-        consumer_groups: Besides `$Default`, which always exists.
+        consumer_groups: Those besides `$Default`, which always exists.
 
     Raises:
-        ConfigurationError: A value that the service would not take either.
+        ConfigurationError: A value that the service would refuse too.
     """
 
     name: str
@@ -39,7 +39,7 @@ class HubSpec:
         _check_name("hub", self.name)
         if type(self.partitions) is not int or not 1 <= self.partitions <= MAX_PARTITIONS:
             raise ConfigurationError(
-                "hub", f"{self.name} has {self.partitions} partitions, and must have 1 to {MAX_PARTITIONS}"
+                "hub", f"{self.name} has {self.partitions} partitions; it must have 1 to {MAX_PARTITIONS}"
             )
         for group in self.consumer_groups:
             if group.lower() != "$default":
@@ -49,15 +49,15 @@ class HubSpec:
 def _check_name(field: str, name: str) -> None:
     if len(name) > MAX_NAME_LENGTH or not re.fullmatch(_NAME, name):
         raise ConfigurationError(
-            field, f"{name[:80]!r} is no name: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
+            field, f"{name[:80]!r} is invalid: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
         )
 
 
 def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
-    """Read the `hubs` option.
+    """Parse the `hubs` option.
 
     Raises:
-        ConfigurationError: A bad name or count, no hub, or a hub twice.
+        ConfigurationError: An invalid name or count, no hub, or a hub twice.
     """
     specs = [HubSpec(name, count) for name, count in hubs.items()] if isinstance(hubs, Mapping) else list(hubs)
     seen: set[str] = set()
@@ -69,14 +69,14 @@ def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
 
 
 def parse_hub(text: str) -> HubSpec:
-    """Read `NAME:PARTITIONS`, as the command line gives it.
+    """Parse `NAME:PARTITIONS` of the command line.
 
     Raises:
-        ConfigurationError: It is not that.
+        ConfigurationError: The text has another form.
     """
     name, colon, count = text.rpartition(":")
     if not colon or not count.isascii() or not count.isdigit() or len(count) > 9:
-        raise ConfigurationError("--hub", f"{text[:80]!r} is not NAME:PARTITIONS, such as telemetry:4")
+        raise ConfigurationError("--hub", f"must be NAME:PARTITIONS, such as telemetry:4, not {text[:80]!r}")
     return HubSpec(name, int(count))
 
 
@@ -113,20 +113,20 @@ class _File(BaseModel):
 
 
 def load_config(path: Path) -> list[HubSpec]:
-    """Read the official emulator's `Config.json`; its limits on counts are not ours.
+    """Read the official emulator's `Config.json`; its limits on counts do not apply.
 
     Raises:
-        ConfigurationError: It cannot be read, or an entry is wrong; the error names it.
+        ConfigurationError: It cannot be read, or an entry is wrong; the error names the entry.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError("config", f"{path} cannot be read: {reason}") from None
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError("config", f"{path} is no JSON: {error}") from None
+        raise ConfigurationError("config", f"{path} is not JSON: {error}") from None
     try:
         config = _File.model_validate(document)
     except ValidationError as error:

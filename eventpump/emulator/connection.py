@@ -1,4 +1,4 @@
-"""One client's connection: what its links may do, and whose turn it is to send. Called by the engine's shell."""
+"""The service's side of one client's connection: rights of its links and fair sending. Called by the engine's shell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     ConnectionState,
     CreditChanged,
     Event,
@@ -76,9 +76,9 @@ _logger = logging.getLogger("eventpump.emulator")
 _numbers = itertools.count(1)
 
 CLOSE_GRACE = 1.0
-"""Seconds a client has to answer the service's close."""
+"""Seconds that a client has to answer the service's close."""
 _MIN_IDLE_TIME_OUT = 1000
-"""Milliseconds. The service's AMQP library has such a limit too, a higher one, and answers with the same condition."""
+"""Milliseconds. The service's AMQP library has a higher limit, and answers with the same condition."""
 _ARGUMENT_ERROR = "com.microsoft:argument-error"
 
 
@@ -86,7 +86,7 @@ class _RefusedError(Exception):
     """The attach is refused.
 
     Args:
-        error: What the client is told.
+        error: The error that the client gets.
     """
 
     def __init__(self, condition: str, description: str) -> None:
@@ -105,7 +105,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
         outgoing_window=5_000,
         idle_timeout=480.0,
         min_idle_time_out=_MIN_IDLE_TIME_OUT,
-        # Larger messages are rejected one by one up to this size; beyond it the engine ends the link.
+        # Larger messages up to this size are rejected one by one; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
         limits=bounds.without_token(),
         enforce_credit=False,
@@ -116,7 +116,7 @@ class ServiceConnection:
     """The service's end of one connection.
 
     Attributes:
-        grants: The rights its tokens gave it.
+        grants: The rights granted by its tokens.
         waiting_answers: Bytes of the nodes' answers that wait for credit, on all links.
     """
 
@@ -141,13 +141,13 @@ class ServiceConnection:
     # ------------------------------------------------------------------------------------ the shell's calls
 
     def on_connected(self, protocol: ConnectionProtocol) -> None:
-        """Take over the shell that carries the bytes."""
+        """Store the shell that transfers the bytes."""
         self._protocol = protocol
         self.service.connections.add(self)
         self._set_deadline()
 
     def on_events(self, events: list[Event]) -> None:
-        """Take what the engine says the client did."""
+        """Handle the engine's events."""
         self.guard(self._take_events, events)
 
     def _take_events(self, events: list[Event]) -> None:
@@ -158,7 +158,8 @@ class ServiceConnection:
                     if isinstance(end, ReceivingEnd):
                         end.on_messages(payloads, delivery_ids, formats)
                     elif link.state is LinkState.ATTACH_RECEIVED:
-                        # Before credit is one thing (protocol.md 7.5); before the link has an end, another.
+                        # A transfer before credit is tolerated (protocol.md 7.5), but not one before the link is
+                        # accepted.
                         link.detach(AmqpError("amqp:link:transfer-limit-exceeded", "The link is not attached yet."))
                 case CreditChanged(link):
                     end = self._ends.get(link)
@@ -182,11 +183,11 @@ class ServiceConnection:
         self._give_turns()
 
     def on_writable(self) -> None:
-        """Go on sending."""
+        """Resume sending."""
         self.guard(self._give_turns)
 
     def on_closed(self, _error: BaseException | None) -> None:
-        """The connection is gone."""
+        """Release everything when the connection is lost."""
         self.guard(self._let_go)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -198,10 +199,10 @@ class ServiceConnection:
     # ------------------------------------------------------------------------------------- the last resort
 
     def guard(self, call: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Make a call on behalf of this connection, and of no other.
+        """Make a call on behalf of this connection only.
 
-        What nobody expected to be raised closes this connection, with `amqp:internal-error`, and is logged. Everything
-        that the event loop, the store or a fault calls goes through here; what is no `Exception` passes.
+        An unexpected exception closes this connection, with `amqp:internal-error`, and is logged. Everything that the
+        event loop, the store or a fault calls goes through here; a `BaseException` that is not an `Exception` passes.
         """
         try:
             call(*args, **kwargs)
@@ -209,22 +210,24 @@ class ServiceConnection:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if self._has_failed:  # that was logged, and the client has its answer
+        if self._has_failed:  # the failure was logged and answered
             self.abort()
             return
         self._has_failed = True
-        _logger.error("the emulator failed: it closes one connection, and serves the others", exc_info=error)
+        _logger.error(
+            "unexpected error in the emulator: it closes one connection and serves the others", exc_info=error
+        )
         self.guard(self.close, AmqpError("amqp:internal-error", "The service failed, and closes the connection."))
 
     # --------------------------------------------------------------------------------------- the links' calls
 
     def flush(self) -> None:
-        """Write what the engine has to send."""
+        """Write the engine's output."""
         if self._protocol is not None:
             self._protocol.flush()
 
     def abort(self) -> None:
-        """Cut the connection without a word."""
+        """Drop the connection without a close."""
         self._let_go()
         if self._protocol is not None:
             self._protocol.abort()
@@ -236,7 +239,7 @@ class ServiceConnection:
             self.engine.close(error)
             self.flush()
             if self.engine.state is ConnectionState.CLOSE_SENT:
-                # A client that does not answer the close is not waited for.
+                # Do not wait forever for a client that does not answer the close.
                 self._deadline = self._loop.call_later(CLOSE_GRACE, self._finish)
             else:
                 self._finish()
@@ -246,24 +249,24 @@ class ServiceConnection:
             self._protocol.finish()
 
     def detach_hub(self, hub: str) -> None:
-        """End every link to a hub, as it was deleted."""
+        """End every link to a hub that was deleted."""
         for end in list(self._ends.values()):
             if end.target.hub == hub.lower():
                 end.detach(AmqpError("amqp:not-found", entity_not_found(self.service.address_of(str(end.address)))))
 
     def detached(self, end: LinkEnd) -> None:
-        """A link was ended by the service."""
+        """Called when the service has ended a link."""
         self._ends.pop(end.link, None)
         self._changed()
         self.flush()
 
     def wants_turn(self, end: ConsumerEnd) -> None:
-        """Have a consumer's link send when its turn comes."""
+        """Queue a consumer's link for sending."""
         self._turns[end] = None
         self._ask_for_turns()
 
     def granted(self, grant: Grant) -> None:
-        """Take over the rights of a token."""
+        """Add the rights of a token."""
         self.grants.put(grant)
         self._had_token = True
         self.engine.limits = bounds.with_token(self.service.max_message_size)
@@ -271,13 +274,13 @@ class ServiceConnection:
 
     @property
     def max_waiting_answers(self) -> int:
-        """How many bytes of answers may wait for credit."""
+        """The most bytes of answers that may wait for credit."""
         return bounds.ANSWERS if self._had_token else bounds.ANSWERS_WITHOUT_TOKEN
 
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
-        """Find the link a node's answer goes out on.
+        """Return the link for a node's answer.
 
-        Python names none: it is the one of the same node in the same session (protocol.md 13).
+        The Python client names none: it is that of the same node in the same session (protocol.md 13).
         """
         answers = [
             end
@@ -304,7 +307,7 @@ class ServiceConnection:
         self._give_turns()
 
     def _give_turns(self) -> None:
-        """Let each waiting consumer send one run, while the client takes it."""
+        """Let each waiting consumer send one run, as long as the client reads."""
         turns, protocol = self._turns, self._protocol
         if not turns or protocol is None:
             return
@@ -382,7 +385,7 @@ class ServiceConnection:
         """Attach a link, or refuse it.
 
         Args:
-            ends_with: A fault's error, to detach it with at once.
+            ends_with: A fault's error, with which the link is detached at once.
         """
         try:
             if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
@@ -401,7 +404,7 @@ class ServiceConnection:
             self._attached(end, ends_with)
 
     def _attached(self, end: LinkEnd, ends_with: AmqpError | None) -> None:
-        """Take a link in that was just accepted."""
+        """Register a link that was just accepted."""
         self._ends[end.link] = end
         if end.link.is_receiver:
             end.link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
@@ -429,7 +432,7 @@ class ServiceConnection:
         return ProducerEnd(self, link, address, target, hub, partition)
 
     def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends_with: AmqpError | None) -> None:
-        """Attach an idempotent producer: once its partition's ledger has taken it (protocol.md 8.2)."""
+        """Attach an idempotent producer: once its partition's ledger has admitted it (protocol.md 8.2)."""
         hub, partition = self._destination(address)
         if partition is None:
             raise _RefusedError("amqp:not-allowed", "An idempotent producer sends to one partition.")
@@ -445,7 +448,7 @@ class ServiceConnection:
             raise _RefusedError(refusal.condition, refusal.description)
 
     def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends_with: AmqpError | None) -> None:
-        """Accept an idempotent producer's link, if it still waits for that."""
+        """Accept an idempotent producer's link, if it still waits."""
         if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
             self._accept(end.link, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER])
             self._attached(end, ends_with)
@@ -453,10 +456,10 @@ class ServiceConnection:
             end.closed()
 
     def publisher_failed(self, end: ProducerEnd, reason: str) -> None:
-        """Refuse an idempotent producer's link, as the ledger could not be written."""
+        """Refuse an idempotent producer's link, because the ledger could not be written."""
         end.closed()
         if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
-            end.link.refuse(AmqpError("amqp:internal-error", f"The producer could not be remembered: {reason}"))
+            end.link.refuse(AmqpError("amqp:internal-error", f"The producer's state could not be stored: {reason}"))
             self._changed()
 
     def _destination(self, address: Address) -> tuple[Hub, PartitionLog | None]:
@@ -485,7 +488,7 @@ class ServiceConnection:
         properties = link.remote.properties or {}
         epoch, name = properties.get(EPOCH), properties.get(RECEIVER_NAME)
         if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):
-            raise _RefusedError(_ARGUMENT_ERROR, "The receiver's epoch is no whole number.")
+            raise _RefusedError(_ARGUMENT_ERROR, "The receiver's epoch is not an integer.")
         readers = self.service.readers_of(hub, address.consumer_group, partition)
         end = ConsumerEnd(
             self,
@@ -520,7 +523,7 @@ class ServiceConnection:
         """Accept a link.
 
         Args:
-            max_request_size: For requests; a larger one ends the link.
+            max_request_size: The limit for requests; a larger one ends the link.
         """
         remote = link.remote
         assert remote is not None
@@ -537,13 +540,14 @@ class ServiceConnection:
                 offered_capabilities=offered_capabilities,
             )
             if max_request_size is None:
-                # The engine's own limit is looser, so that one message too large is rejected and the link stays.
+                # The engine's own limit is higher, so that a message that is too large is rejected and the link
+                # remains.
                 link.limit_messages(None)
         else:
-            # The service settles what it sends, whatever was asked for (protocol.md 5.1).
+            # The service sends settled messages, whatever was requested (protocol.md 5.1).
             link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)
             if remote.max_message_size is not None and remote.max_message_size >= limit:
-                # What the service's annotations add to the largest event does not count.
+                # The size of the service's annotations does not count towards the largest event.
                 remote.max_message_size = None
 
     def _hub_of(self, address: Address) -> Hub:
@@ -673,7 +677,7 @@ class _AttachTicket:
 
     Args:
         number: The sequence number to answer.
-        ends_with: What a fault detaches the link with at once.
+        ends_with: A fault's error, with which the link is detached at once.
     """
 
     __slots__ = ("_ends_with", "_number", "_state", "end")
@@ -685,7 +689,7 @@ class _AttachTicket:
         self._ends_with = ends_with
 
     def stored(self) -> None:
-        """Accept the link, with what the producer is and where it stands."""
+        """Accept the link, with the producer's id, epoch and number."""
         properties: dict[str, object] = {
             PRODUCER_ID: self._state.producer_id,
             PRODUCER_EPOCH: Short(self._state.epoch),

@@ -1,7 +1,7 @@
-"""Faults the emulator commits on request: on which link, at which performative, after how many, how often.
+"""Faults that the emulator injects on request: on which link, at which performative, after how many, how often.
 
-A fault is added with an action and a target, fires on the performatives that match, and is spent after `count` of
-them or when it is removed. Several matching faults fire in the order they were added, one per performative.
+A fault is added with an action and a target, fires on matching performatives, and is spent after `count` of them or
+when it is removed. Several matching faults fire in the order they were added, one per performative.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eventpump.amqp.performatives import AmqpError
 
 
 class LinkRole(enum.Enum):
-    """What a link does, from the client's side."""
+    """The role of a link, from the client's point of view."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -50,10 +50,10 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Wait, then go on. What follows on the link waits too.
+    """Wait, then continue. Everything after it on the link waits too.
 
     Args:
-        seconds: How long.
+        seconds: The delay.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class Delay:
 class Hold:
     """Do nothing more on the link until the fault is removed: an attach, a message or a delivery stays unanswered.
 
-    A consumer's link held at a transfer is stalled: open, silent, and its heartbeats go on.
+    A consumer's link held at a transfer is stalled: open and silent, while its connection still sends heartbeats.
 
     Args:
         answers_echo: Whether a flow with echo is still answered on a link that is held at a transfer.
@@ -74,10 +74,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Cut the connection without a word.
+    """Drop the connection without a close.
 
     Args:
-        stored: For a producer's message, after storing it.
+        stored: For a producer's message: store it first.
     """
 
     stored: bool = False
@@ -85,9 +85,9 @@ class DropConnection:
 
 @dataclass(frozen=True, slots=True)
 class StoreLate:
-    """Cut the connection without a word, and take a producer's message when the fault is removed.
+    """Drop the connection without a close, and process a producer's message when the fault is removed.
 
-    It is then judged by what was stored in between, and answered to nobody. What came behind it is lost.
+    The message is then checked against what was stored in between, and is not answered. Messages after it are lost.
     """
 
 
@@ -111,13 +111,13 @@ Action = Refuse | Reject | Delay | Hold | DropConnection | StoreLate | CloseConn
 
 
 def error_of(action: Refuse | Reject | CloseConnection | DetachLink) -> AmqpError:
-    """Return the error an action answers with."""
+    """Return the error with which an action answers."""
     return AmqpError(action.condition, action.description)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultTarget:
-    """A link, as faults see it. Hub and group are in lower case."""
+    """The properties of a link that faults match. Hub and group are in lower case."""
 
     role: LinkRole
     hub: str | None = None
@@ -127,7 +127,7 @@ class FaultTarget:
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """A fault that was added. `fired` tells how often it fired."""
+    """A fault that was added. `fired` is how often it has fired."""
 
     action: Action
     on: Performative
@@ -143,7 +143,7 @@ class Fault:
     _releases: list[Callable[[], None]] = field(default_factory=list)
 
     def matches(self, on: Performative, target: FaultTarget) -> bool:
-        """Return whether it concerns a performative of a link, spent or not."""
+        """Return whether it matches a performative of a link, spent or not."""
         return (
             self.on is on
             and (self.target_role is None or self.target_role is target.role)
@@ -168,18 +168,18 @@ class Fault:
 
     @property
     def holds_something(self) -> bool:
-        """Whether something waits for its removal."""
+        """Whether a link or message is held until its removal."""
         return bool(self._releases)
 
     def when_removed(self, release: Callable[[], None]) -> None:
-        """Have something called when the fault is removed; at once, where it is already."""
+        """Call a function when the fault is removed; at once if it already is."""
         if self.removed:
             release()
         else:
             self._releases.append(release)
 
     def remove(self) -> None:
-        """End the fault, and let go of what it holds. Twice is fine."""
+        """End the fault, and release what it holds. May be called twice."""
         self.removed = True
         releases, self._releases = self._releases, []
         for release in releases:
@@ -187,7 +187,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of one emulator. Used from its event loop only."""
+    """The faults of one emulator. Used only from its event loop."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
@@ -207,19 +207,19 @@ class Faults:
         """Add a fault.
 
         Args:
-            role: With the next three, the links it concerns; None is any.
+            role: With the next three parameters, the links that it matches; None for any.
             after: How many matching performatives pass before it fires.
-            count: How often it fires; None is every time, until it is removed.
+            count: How often it fires; None for every time, until it is removed.
 
         Raises:
-            ValueError: The action cannot be done at that performative.
+            ValueError: The action is not possible at that performative.
         """
         if isinstance(action, Refuse) and on is not Performative.ATTACH:
-            raise ValueError("an attach is what can be refused")
+            raise ValueError("Refuse is only possible at an attach")
         if isinstance(action, Reject) and (on is not Performative.TRANSFER or role in (None, LinkRole.CONSUMER)):
-            raise ValueError("a transfer of a producer or of a request is what can be rejected: name the role")
+            raise ValueError("Reject is only possible at a transfer of a producer or a request: set the role")
         if isinstance(action, StoreLate) and (on is not Performative.TRANSFER or role is not LinkRole.PRODUCER):
-            raise ValueError("a producer's transfer is what can be stored late: name the role")
+            raise ValueError("StoreLate is only possible at a producer's transfer: set the role")
         fault = Fault(
             action,
             on,
@@ -235,7 +235,7 @@ class Faults:
 
     @property
     def is_any_set(self) -> bool:
-        """Whether a fault was added and not forgotten yet."""
+        """Whether there is a fault that was added and not cleared."""
         return bool(self._faults)
 
     def clear(self) -> None:
@@ -245,19 +245,19 @@ class Faults:
             fault.remove()
 
     def fire(self, on: Performative, target: FaultTarget) -> Fault | None:
-        """Count one performative of a link; the fault that fires on it, if one does."""
+        """Count one performative of a link, and return the fault that fires on it, or None."""
         passed, fault = self.allowance(on, target, 1)
         assert passed == 1 or fault is not None
         return fault
 
     def allowance(self, on: Performative, target: FaultTarget, wanted: int) -> tuple[int, Fault | None]:
-        """Count performatives of a link up to the first that a fault fires on.
+        """Count performatives of a link up to the first on which a fault fires.
 
         Args:
             wanted: How many are about to happen.
 
         Returns:
-            How many happen undisturbed, and the fault that fires on the one after them.
+            How many happen without a fault, and the fault that fires on the next one.
         """
         if not self._faults:
             return wanted, None

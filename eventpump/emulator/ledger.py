@@ -1,10 +1,10 @@
-"""What a partition remembers of its idempotent producers, and what it therefore takes from them. Pure.
+"""A partition's state of its idempotent producers, and the checks based on it. Pure.
 
-The rules are those of protocol.md 8.2 (attach) and 8.5 (messages). Where nothing is known of the service, the
-choice that shows a client's mistake was made; such rows say so.
+The rules are those of protocol.md 8.2 (attach) and 8.5 (messages). Where the service's behavior is unknown, the choice
+that reveals a client's mistake was made; comments mark these places.
 
-A ledger has two steps, as the log has: `attach` and `advance` change what later ones are judged by, `committed` says
-that a change is as durable as the hub is, and `take_back` forgets those that are not.
+A ledger has two steps, like the log: `attach` and `advance` change the state that later checks use, `committed` records
+that a change is as durable as the hub, and `take_back` reverts changes that are not.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQU
 from eventpump.eventhubs.numbering import NUMBERS
 
 LOOK_BACK = 5
-"""How many batches a repeat is recognised among. The service's own depth is not known; Kafka keeps five."""
+"""How many of the last batches are recognized as repeats. The service's number is unknown; Kafka's is five."""
 NOTHING_PUBLISHED = 0
-"""What an attach is answered before the first event. An older source says -1 (protocol.md 8.2)."""
+"""The answer to an attach before the first event. According to an older source it is -1 (protocol.md 8.2)."""
 
 _OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 _ARGUMENT_ERROR = "com.microsoft:argument-error"
@@ -37,12 +37,12 @@ _NOT_ALLOWED = "amqp:not-allowed"
 _KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 _TYPES = (int, Short, Int)
 _ID_BITS = 52
-"""Ids are whole numbers in JavaScript too."""
+"""Ids must be exact integers in JavaScript too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a link says it publishes as; the service fills in what is None."""
+    """The producer that a link claims to be; the service fills in fields that are None."""
 
     producer_id: int | None
     epoch: int | None
@@ -54,7 +54,7 @@ class Run:
     """The events of one message, by their annotations.
 
     Args:
-        first: The first one's sequence number; the others follow, with the wrap.
+        first: The first event's sequence number; the others follow, with the wrap.
     """
 
     producer_id: int
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The last one's number."""
+        """The last event's number."""
         return (self.first + self.count - 1) % NUMBERS
 
 
@@ -73,8 +73,8 @@ class ProducerState:
     """One producer in one partition.
 
     Args:
-        last: The last number published, or the one it said it stands at, or `NOTHING_PUBLISHED`.
-        is_fresh: Nothing was published in this epoch, so that any number may come first.
+        last: The last published number, or the one that the producer stated, or `NOTHING_PUBLISHED`.
+        is_fresh: Nothing was published in this epoch, so any number may be the first.
         recent: First number and count of the newest batches, oldest first.
     """
 
@@ -87,13 +87,13 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRetention:
-    """How long a partition remembers idempotent producers that nobody uses.
+    """How long a partition keeps the states of unused idempotent producers.
 
-    What the service does is not known (protocol.md 8.5). A day is what Kafka takes.
+    The service's retention is unknown (protocol.md 8.5). Kafka's is a day.
 
     Args:
-        seconds: Since a producer attached or published last. A restart counts as a use.
-        count: How many at most; one more, and the one whose use is longest ago is forgotten.
+        seconds: The time since a producer last attached or published. A restart counts as a use.
+        count: The most producers; beyond it, the least recently used is forgotten.
     """
 
     seconds: float = 86_400.0
@@ -107,11 +107,11 @@ class ProducerRetention:
 
 
 class Admission(NamedTuple):
-    """An attach that is taken.
+    """An accepted attach.
 
     Args:
-        state: Where the producer stands; to be kept before the attach is answered.
-        number: The number to answer: its own where it gave one (8.2), else the last published.
+        state: The producer's state, to be stored before the attach is answered.
+        number: The number to answer: the producer's own if it stated one (8.2), else the last published.
     """
 
     state: ProducerState
@@ -119,7 +119,7 @@ class Admission(NamedTuple):
 
 
 class Repeat:
-    """The run is stored already."""
+    """The run is already stored."""
 
 
 REPEAT = Repeat()
@@ -128,11 +128,11 @@ REPEAT = Repeat()
 class PublishingLedger:
     """The idempotent producers of one partition. One task mutates it.
 
-    A state that nobody uses expires, or is forgotten on request; its producer is then refused as one never heard of.
+    An unused state expires, or is forgotten on request; its producer is then refused like an unknown one.
 
     Attributes:
         retention: When states expire.
-        expired: Ids of those that did, for the store to remove.
+        expired: The ids of expired states, for the store to remove.
     """
 
     __slots__ = ("_committed", "_now", "_states", "_takes_strangers", "_used", "expired", "retention")
@@ -142,7 +142,7 @@ class PublishingLedger:
         self.expired: list[int] = []
         self._states: dict[int, ProducerState] = {}
         self._committed: dict[int, ProducerState] = {}
-        self._used: OrderedDict[int, float] = OrderedDict()  # when each was used last, the longest ago first
+        self._used: OrderedDict[int, float] = OrderedDict()  # when each was last used, least recently used first
         self._now = 0.0
         self._takes_strangers = False
 
@@ -154,11 +154,11 @@ class PublishingLedger:
         *,
         now: float = 0.0,
     ) -> Admission | Refusal:
-        """Answer a link that wants to publish, and remember what it raises or begins.
+        """Decide on a publishing link's attach, and record the epoch that it raises or the producer that it creates.
 
         Args:
-            rng: Makes the ids of new producers.
-            nothing_published: The number a producer without any stands at.
+            rng: Generates the ids of new producers.
+            nothing_published: The number of a producer that has published nothing.
             now: Seconds on any clock, the same for all calls.
         """
         self._now = now
@@ -177,10 +177,10 @@ class PublishingLedger:
                     return _unknown(claim.producer_id)
                 known = ProducerState(claim.producer_id, claim.epoch or 0, standing)
             if claim.epoch is None or claim.epoch == known.epoch:
-                # A stale number is told by the first send, not here.
+                # A stale number is refused at the first send, not here.
                 state = replace(known, last=claim.number) if known.is_fresh and claim.number is not None else known
             elif claim.epoch < known.epoch:
-                # Not known of the service; Kafka fences here as well.
+                # The service's behavior is unknown; Kafka fences here as well.
                 return _stolen(claim.producer_id, claim.epoch, known.epoch)
             else:
                 state = ProducerState(known.producer_id, claim.epoch, standing)
@@ -189,10 +189,10 @@ class PublishingLedger:
         return Admission(state, state.last if claim.number is None else claim.number)
 
     def judge(self, run: Run, *, now: float = 0.0) -> ProducerState | Repeat | Refusal:
-        """Return the state after storing a run, for `advance`; or why it is not to be stored.
+        """Return the state after storing a run, for `advance`; or the reason not to store it.
 
         Args:
-            now: As of `attach`.
+            now: As for `attach`.
         """
         self._now = now
         self._expire()
@@ -206,7 +206,7 @@ class PublishingLedger:
         if run.epoch < state.epoch:
             return _stolen(run.producer_id, run.epoch, state.epoch)
         if run.epoch > state.epoch:
-            # Not known of the service: every client seen raises its epoch by attaching.
+            # The service's behavior is unknown: all known clients raise their epoch by attaching.
             return Refusal(
                 _NOT_ALLOWED,
                 f"Producer {run.producer_id} has no link of epoch {run.epoch}: the current one is {state.epoch}.",
@@ -228,24 +228,24 @@ class PublishingLedger:
         return ProducerState(run.producer_id, run.epoch, run.last, is_fresh=False, recent=recent)
 
     def advance(self, state: ProducerState) -> None:
-        """Judge by a state from now on."""
+        """Use a state for later checks."""
         self._states[state.producer_id] = state
         self._use(state.producer_id)
 
     def committed(self, state: ProducerState) -> None:
-        """Record that a state, and the events it tells of, will not be lost."""
+        """Record that a state, and the events that it covers, are durable."""
         if state.producer_id in self._states:
             self._committed[state.producer_id] = state
 
     def take_back(self) -> None:
-        """Forget everything that was not committed."""
+        """Revert everything that was not committed."""
         self._states = dict(self._committed)
 
     def forget(self, *, takes_strangers: bool) -> None:
         """Forget every producer.
 
         Args:
-            takes_strangers: Whether, from now on, one that is not known counts as new, with the id and epoch it says,
+            takes_strangers: Whether an unknown producer is from now on accepted as new, with its own id and epoch,
                 instead of being refused.
         """
         self._states.clear()
@@ -254,7 +254,7 @@ class PublishingLedger:
         self._takes_strangers = takes_strangers
 
     def restore(self, state: ProducerState, *, now: float = 0.0) -> None:
-        """Take in a state of an earlier life. It counts as used now."""
+        """Restore a stored state. It counts as used now."""
         self._now = now
         self._states[state.producer_id] = self._committed[state.producer_id] = state
         self._use(state.producer_id)
@@ -285,11 +285,11 @@ class PublishingLedger:
 
 
 def claim_of(properties: Mapping[Any, Any] | None) -> Claim | Refusal:
-    """Read what a link claims from its properties: all three, some of them null, or none."""
+    """Return the claim in a link's properties: all three, some of them null, or none."""
     given = properties or {}
     values = tuple(given.get(key) for key in _KEYS)
     if not all(key in given for key in _KEYS) and any(key in given for key in _KEYS):
-        # A rule that clients state; what the service does is not known.
+        # A rule stated by clients; the service's behavior is unknown.
         return Refusal(_ARGUMENT_ERROR, "A producer gives its id, epoch and sequence number together, or none of them.")
     if not all(value is None or type(value) is kind for value, kind in zip(values, _TYPES, strict=True)):
         return Refusal(_ARGUMENT_ERROR, "A producer's id is a long, its epoch a short, its sequence number an int.")
@@ -299,16 +299,16 @@ def claim_of(properties: Mapping[Any, Any] | None) -> Claim | Refusal:
 def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
     """Read the annotations of a message's events.
 
-    Events without them are refused, as nothing is known of what the service does with them on such a link.
+    Events without them are refused, because the service's behavior on such a link is unknown.
 
     Args:
-        events: Encoded messages, one at least.
+        events: Encoded messages, at least one.
 
     Returns:
-        The run, and the events, without their annotations where these are nothing but the run's.
+        The run, and the events; their annotations are removed if they are only the run's.
 
     Raises:
-        DecodeError: One of them is no AMQP message, or their annotations are too many.
+        DecodeError: One of them is not an AMQP message, or they have too many annotations.
     """
     left = bounds.ANNOTATION_ITEMS
     first, left = _annotations_of(events[0], left)
@@ -321,7 +321,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
     for index, raw in enumerate(events):
         split = layout.split
         if split > 0 and raw.startswith(layout.head) and raw.startswith(layout.tail, split + 4):
-            # The same bytes but for the number: nothing else needs to be read.
+            # The bytes are the same except for the number: nothing else needs to be read.
             number = int.from_bytes(raw[split : split + 4], "big", signed=True)
         elif index:
             found, left = _annotations_of(raw, left)
@@ -340,7 +340,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
             )
         expected = (expected + 1) % NUMBERS
     run = Run(producer_id, int(epoch), int(first[2]), len(events))
-    # Readers never get them, and without them storing an event costs what a plain one does.
+    # Readers never get them, and without them storing an event costs the same as a plain one.
     end = layout.end
     if is_uniform and layout.is_bare and min(map(len, events)) > end:
         return run, [raw[end:] for raw in events]
@@ -354,7 +354,7 @@ def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refus
         left: How many values its annotations may hold.
 
     Returns:
-        Them, or why it is refused; and how many values are left for the other events of the message.
+        The three, or the reason for the refusal; and how many values are left for the message's other events.
     """
     annotations: Mapping[Any, Any] = {}
     for code, start, end in section_spans(raw):
@@ -379,10 +379,10 @@ def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refus
 
 
 class _Layout(NamedTuple):
-    """Where an event's number lies.
+    """The position of an event's number.
 
     Args:
-        split: Where its four bytes begin; 0 where it is not encoded in four.
+        split: Where its four bytes begin; 0 if it is not encoded in four.
         head: The bytes before them.
         tail: The bytes after them, up to `end`.
         end: Where the annotations end.
@@ -397,7 +397,7 @@ class _Layout(NamedTuple):
 
 
 def _layout_of(raw: bytes) -> _Layout:
-    """Find the number of an event that was read already."""
+    """Return the layout of an event that was already read."""
     spans = [span for span in section_spans(raw) if span[0] <= MESSAGE_ANNOTATIONS]
     end = spans[-1][2]
     starts = [start for code, start, _ in spans if code == MESSAGE_ANNOTATIONS]

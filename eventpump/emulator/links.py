@@ -1,4 +1,4 @@
-"""The service's end of producer and consumer links. Driven by the connection's events, without tasks of their own."""
+"""The service's end of producer and consumer links. Driven by the connection's events, without their own tasks."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
 
 RUN_BYTES = 256 * 1024
-"""How much one consumer gets before others have their turn."""
+"""How many bytes one consumer gets before the others have their turn."""
 PRODUCER_CREDIT = 300
-"""How many messages may be on their way to the store per link; each may be of the largest size."""
+"""How many messages per link may wait for the store; each may have the largest size."""
 _FAULTY_RUN = 64
-"""How many events at most go out together while faults are set, so that each is counted."""
+"""The most events that are sent together while faults are set, so that each is counted."""
 
 _ACCEPTED = Accepted()
 
 
 class LinkEnd:
-    """What all links have: an address, the right they need, and a way to end."""
+    """Base class of all links: an address, the right that they need, and their end."""
 
     def __init__(
         self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
@@ -71,24 +71,24 @@ class LinkEnd:
         self.is_open = True
 
     def detach(self, error: AmqpError) -> None:
-        """End the link with an error. Twice is fine."""
+        """End the link with an error. May be called twice."""
         if self.is_open:
             self.closed()
             self.link.detach(error)
             self.connection.detached(self)
 
     def closed(self) -> None:
-        """Let go of everything: the link, or its connection, has ended. Twice is fine."""
+        """Release everything, because the link or its connection has ended. May be called twice."""
         self.is_open = False
 
     def on_credit(self) -> None:
         """Called when more may be sent."""
 
     def strike(self, fault: Fault) -> bool:
-        """Commit a fault that does the same on every link.
+        """Inject a fault that has the same effect on every link.
 
         Returns:
-            Whether the link goes on, later.
+            Whether the link continues later.
         """
         match fault.action:
             case Delay(seconds):
@@ -111,14 +111,14 @@ class LinkEnd:
         self.resume()
 
     def resume(self) -> None:
-        """Go on after a delay or hold."""
+        """Continue after a delay or hold."""
 
 
 class Incoming(NamedTuple):
-    """A message that arrived.
+    """A received message.
 
     Args:
-        delivery_id: None where it came settled.
+        delivery_id: None if it was sent settled.
     """
 
     payload: bytes
@@ -131,7 +131,7 @@ class Incoming(NamedTuple):
 
 
 class ReceivingEnd(LinkEnd):
-    """A link that messages arrive on. They are taken in order, and faults fire on each."""
+    """A link that receives messages. They are processed in order, and faults fire on each."""
 
     def __init__(
         self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
@@ -142,12 +142,12 @@ class ReceivingEnd(LinkEnd):
         self._may_pass = False
 
     def closed(self) -> None:
-        """Drop the messages that wait."""
+        """Drop the waiting messages."""
         super().closed()
         self._waiting.clear()
 
     def on_messages(self, payloads: list[bytes], delivery_ids: list[int], formats: list[int] | None) -> None:
-        """Take what arrived."""
+        """Process received messages."""
         for index, payload in enumerate(payloads):
             self._waiting.append(
                 Incoming(
@@ -159,7 +159,7 @@ class ReceivingEnd(LinkEnd):
         self._work()
 
     def resume(self) -> None:
-        """Go on after a delay or hold, with the message it fired on."""
+        """Continue after a delay or hold, with the message on which it fired."""
         if self.is_open:
             self._is_blocked = False
             self._may_pass = True
@@ -189,35 +189,35 @@ class ReceivingEnd(LinkEnd):
             self.worked()
 
     def take(self, item: Incoming, *, drops: bool = False) -> None:
-        """Do what the message asks.
+        """Process the message.
 
         Args:
-            drops: Cut the connection instead of answering.
+            drops: Drop the connection instead of answering.
         """
         raise NotImplementedError
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
-        """Answer that it was not done."""
+        """Reject the message."""
         raise NotImplementedError
 
     def worked(self) -> None:
-        """Finish what the last messages began."""
+        """Complete the work of the last messages."""
 
 
 class Ticket(Protocol):
-    """Answers for what was handed to the store, once it is kept or could not be."""
+    """Answers the client once the store has, or has not, stored something."""
 
     end: ProducerEnd
 
     def stored(self) -> None:
-        """Answer that it is kept."""
+        """Answer that it is stored."""
 
     def failed(self, reason: str) -> None:
-        """Answer that it is not."""
+        """Answer that it could not be stored."""
 
 
 class MessageTicket:
-    """Answers a producer for one message."""
+    """Answers a producer's message."""
 
     __slots__ = ("delivery_id", "drops", "end")
 
@@ -227,11 +227,11 @@ class MessageTicket:
         self.drops = drops
 
     def stored(self) -> None:
-        """Have it accepted."""
+        """Accept the message."""
         self.end.stored(self)
 
     def failed(self, reason: str) -> None:
-        """Have it rejected."""
+        """Reject the message."""
         self.end.failed(self, reason)
 
 
@@ -239,7 +239,7 @@ class ProducerEnd(ReceivingEnd):
     """A link that a producer sends on: to one partition, or (None) to the gateway.
 
     Args:
-        is_idempotent: Its events are numbered, and judged by their partition's ledger.
+        is_idempotent: Its events are numbered, and checked against their partition's ledger.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class ProducerEnd(ReceivingEnd):
         self._unstored = 0
 
     def take(self, item: Incoming, *, drops: bool = False) -> None:
-        """Number the message's events and hand them to the store."""
+        """Number the message's events and pass them to the store."""
         service = self.connection.service
         payload = item.payload
         if len(payload) > service.max_message_size:
@@ -290,7 +290,7 @@ class ProducerEnd(ReceivingEnd):
             partition = self._hub.next_partition()
         elif partition is None and key is not None:
             if len(key) > LONG:
-                # What came after it waits: the order of the link's events is kept.
+                # Later messages wait, so that the order of the link's events is kept.
                 self._is_blocked = True
                 done = partial(self._hashed, item=item, events=events, batch_key=batch_key, drops=drops)
                 service.long_keys.hash(key, partial(self.connection.guard, done))
@@ -301,12 +301,12 @@ class ProducerEnd(ReceivingEnd):
         self._take(item, events, batch_key, partition, drops)
 
     def _hashed(self, value: int, item: Incoming, events: list[bytes], batch_key: str | None, drops: bool) -> None:
-        """Take a message whose key was long, and go on with those that came after it."""
+        """Process a message after its long key was hashed, then those after it."""
         if self.connection.service.hub(self._hub.name) is not self._hub:
-            return  # it was recreated meanwhile: the link is detached, and what came for the old hub is gone with it
+            return  # the hub was recreated meanwhile: the link is detached, and messages for the old hub are gone
         self._is_blocked = False
         if not self.is_open:
-            item = item._replace(delivery_id=None)  # nobody is left to answer
+            item = item._replace(delivery_id=None)  # there is no link left to answer on
         partitions = self._hub.partitions
         self._take(item, events, batch_key, partitions[partition_for_hash(value, len(partitions))], drops)
         self._work()
@@ -349,7 +349,7 @@ class ProducerEnd(ReceivingEnd):
             self.link.settle(item.delivery_id, item.delivery_id, Rejected(error))
 
     def stored(self, ticket: MessageTicket) -> None:
-        """Record that a message is stored; `worked` tells the producer."""
+        """Record that a message is stored; `worked` notifies the producer."""
         self._unstored -= 1
         if ticket.drops:
             self.connection.abort()
@@ -357,14 +357,14 @@ class ProducerEnd(ReceivingEnd):
             self._accepted.append(ticket.delivery_id)
 
     def failed(self, ticket: MessageTicket, reason: str) -> None:
-        """Tell the producer that a message could not be stored."""
+        """Notify the producer that a message could not be stored."""
         self._unstored -= 1
         if self.is_open and ticket.delivery_id is not None:
             error = AmqpError("amqp:internal-error", f"The event could not be stored: {reason}")
             self.link.settle(ticket.delivery_id, ticket.delivery_id, Rejected(error))
 
     def worked(self) -> None:
-        """Settle what was stored, neighbours in one disposition, and top the credit up."""
+        """Settle stored messages, consecutive ones in one disposition, and replenish the credit."""
         if not self.is_open:
             return
         self.last_transfer = asyncio.get_running_loop().time()
@@ -378,13 +378,13 @@ class ProducerEnd(ReceivingEnd):
                 last = delivery_id
             self.link.settle(first, last, _ACCEPTED)
             accepted.clear()
-        # Some clients grant themselves credit, so what was given may be far below nothing.
+        # Some clients send without credit, so the remaining credit may be far below zero.
         if self.link.credit <= PRODUCER_CREDIT // 2 and self._unstored < PRODUCER_CREDIT // 2:
             self.link.set_credit(PRODUCER_CREDIT)
 
 
 class ConsumerEnd(LinkEnd):
-    """A link that a consumer reads a partition on."""
+    """A link on which a consumer reads a partition."""
 
     def __init__(
         self,
@@ -407,18 +407,18 @@ class ConsumerEnd(LinkEnd):
         partition.listeners.add(self.on_credit)
 
     def closed(self) -> None:
-        """Leave the partition to others."""
+        """Remove the reader from the partition."""
         super().closed()
         self._partition.listeners.discard(self.on_credit)
         self._readers.leave(self)
 
     def on_credit(self) -> None:
-        """Ask for a turn: there is credit, or there are events."""
+        """Request a turn: there is credit, or there are events."""
         if not self._is_blocked and self.link.credit > 0:
             self.connection.wants_turn(self)
 
     def resume(self) -> None:
-        """Go on after a delay or hold, with the event it fired on."""
+        """Continue after a delay or hold, with the event on which it fired."""
         if self.is_open:
             self._is_blocked = False
             self._may_pass = True
@@ -428,7 +428,7 @@ class ConsumerEnd(LinkEnd):
         """Send one run of events.
 
         Returns:
-            Whether there may be more to send at once.
+            Whether more can be sent at once.
         """
         if not self.is_open or self._is_blocked or not self.link.is_attached:
             return False

@@ -1,4 +1,4 @@
-"""What the emulator keeps: hubs, their partitions, and each partition's log of encoded events. No I/O, no clock.
+"""The emulator's data: hubs, their partitions, and each partition's log of encoded events. No I/O, no clock.
 
 A batch goes through two steps, so that a durable hub can write between them: `number` stamps it with its sequence
 numbers and offsets, `publish` makes it visible to readers. Numbered batches are published in their order.
@@ -25,10 +25,10 @@ _MOST_DIGITS = 9
 
 
 class OffsetBeyondEndError(Exception):
-    """A reader asked for an offset behind the last event.
+    """A reader requested an offset after the last event.
 
     Args:
-        last_offset: The last one given.
+        last_offset: The last assigned offset.
     """
 
     def __init__(self, offset: str, last_offset: int) -> None:
@@ -38,7 +38,7 @@ class OffsetBeyondEndError(Exception):
 
 
 class InvalidPositionError(Exception):
-    """A reader's position has a value that is none."""
+    """A reader's position has an invalid value."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class NumberedBatch:
     """A batch with its numbers, not visible yet.
 
     Args:
-        producer: Where the idempotent producer that sent it stands after it.
+        producer: The state of its idempotent producer after it.
     """
 
     partition: PartitionLog
@@ -60,17 +60,17 @@ class NumberedBatch:
 
     @property
     def next_sequence_number(self) -> int:
-        """The first number free after it."""
+        """The first free number after it."""
         return self.sequence_number + len(self.payloads)
 
 
 @dataclass(slots=True, frozen=True)
 class LogEnd:
-    """Where a partition's numbers stand.
+    """The end of a partition's numbers.
 
     Args:
         last_offset: The offset of the last event there ever was, -1 before the first.
-        last_enqueued_ms: Its enqueued time, in milliseconds since the Unix epoch.
+        last_enqueued_ms: That event's enqueued time, in milliseconds since the Unix epoch.
     """
 
     next_sequence_number: int = 0
@@ -82,10 +82,10 @@ class LogEnd:
 class PartitionLog:
     """The events of one partition. One task mutates it.
 
-    `payloads` holds what is retained; the one at index `i` has the sequence number `beginning + i`.
+    `payloads` holds the retained events; the one at index `i` has the sequence number `beginning + i`.
 
     Args:
-        resume: Where the numbers of an earlier life of it stopped.
+        resume: Where the numbers of the stored partition end.
 
     Attributes:
         publishing: Its idempotent producers.
@@ -116,29 +116,29 @@ class PartitionLog:
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last visible event, -1 where there never was one."""
+        """The offset of the last visible event, -1 if there never was one."""
         return self._last_offset
 
     @property
     def last_enqueued_ms(self) -> int | None:
-        """When the last visible event came, in milliseconds since the Unix epoch."""
+        """When the last visible event was enqueued, in milliseconds since the Unix epoch."""
         return self._last_ms
 
     @property
     def first_enqueued_ms(self) -> int | None:
-        """When the oldest retained event came; None where nothing is retained."""
+        """When the oldest retained event was enqueued; None if nothing is retained."""
         return self._times[0] if self._times else None
 
     def number(
         self, events: list[bytes], now_ms: int, batch_key: str | None = None, producer: ProducerState | None = None
     ) -> NumberedBatch:
-        """Give a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
+        """Assign a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
 
         Args:
-            producer: Where its idempotent producer stands after it.
+            producer: The state of its idempotent producer after it.
 
         Raises:
-            DecodeError: One event is no AMQP message; no number was given.
+            DecodeError: An event is not an AMQP message; no number was assigned.
         """
         time_ms = max(now_ms, self._clock_ms)
         stamped = stamp(events, self._next_number, self._next_offset, time_ms, batch_key)
@@ -160,7 +160,7 @@ class PartitionLog:
         return batch
 
     def publish(self, batch: NumberedBatch) -> None:
-        """Make the next numbered batch visible, and tell the listeners."""
+        """Make the next numbered batch visible, and notify the listeners."""
         assert batch.sequence_number == self.end
         self.payloads += batch.payloads
         self._offsets += batch.offsets
@@ -174,7 +174,7 @@ class PartitionLog:
             listener()
 
     def restore(self, batch: NumberedBatch) -> None:
-        """Take in a batch of an earlier life, in order."""
+        """Restore a stored batch, in order."""
         if not self.payloads:
             self.beginning = batch.sequence_number
         self.publish(batch)
@@ -183,7 +183,7 @@ class PartitionLog:
         self._clock_ms = batch.time_ms
 
     def take_back(self) -> None:
-        """Forget the numbers of every batch that was not published: nobody has seen them."""
+        """Revert the numbers of all unpublished batches, which no client has seen."""
         self.publishing.take_back()
         self._next_number = self.end
         if self.payloads:
@@ -205,11 +205,11 @@ class PartitionLog:
         return freed
 
     def count_older_than(self, time_ms: int) -> int:
-        """Count the retained events that came before a moment."""
+        """Count the retained events that were enqueued before a time."""
         return bisect_left(self._times, time_ms)
 
     def facts(self) -> PartitionFacts:
-        """Tell what is visible now."""
+        """Return the properties of the visible events."""
         return PartitionFacts(
             hub=self.hub,
             partition_id=self.partition_id,
@@ -221,13 +221,13 @@ class PartitionLog:
         )
 
     def locate(self, position: EventPosition | None) -> int:
-        """Find the sequence number a reader starts at. None is the start of the stream.
+        """Return the sequence number at which a reader starts. None is the start of the stream.
 
-        A sequence number or time beyond the end waits for it there.
+        For a sequence number or time beyond the end, the reader waits there.
 
         Raises:
-            OffsetBeyondEndError: The offset lies behind the last event.
-            InvalidPositionError: The offset is no number.
+            OffsetBeyondEndError: The offset is after the last event.
+            InvalidPositionError: The offset is not a number.
         """
         if position is None:
             return self.beginning
@@ -245,7 +245,7 @@ class PartitionLog:
         if offset == "@latest":
             return max(self.beginning, self.end - 1) if inclusive else self.end
         if _OFFSET.fullmatch(offset) is None:
-            raise InvalidPositionError(f"The supplied offset '{excerpt(offset)}' is no offset of this partition.")
+            raise InvalidPositionError(f"The supplied offset '{excerpt(offset)}' is not an offset of this partition.")
         value = int(offset)
         if value > self._last_offset and value >= 0:
             raise OffsetBeyondEndError(offset, self._last_offset)
@@ -270,13 +270,13 @@ class Hub:
     _turn: int = field(default=0)
 
     def next_partition(self) -> PartitionLog:
-        """Pick a partition in turn, for events without a key."""
+        """Return the next partition in rotation, for events without a key."""
         partition = self.partitions[self._turn % len(self.partitions)]
         self._turn += 1
         return partition
 
     def partition(self, partition_id: str) -> PartitionLog | None:
-        """Find a partition by its id."""
+        """Return the partition with an id, or None."""
         if not partition_id.isascii() or not partition_id.isdigit() or len(partition_id) > _MOST_DIGITS:
             return None
         number = int(partition_id)
@@ -290,7 +290,7 @@ class Hub:
 
 
 def group_names(names: Iterable[str]) -> dict[str, str]:
-    """Key consumer groups by lower case; the default group always exists."""
+    """Return consumer groups by their lower-case names; the default group always exists."""
     groups = {DEFAULT_CONSUMER_GROUP.lower(): DEFAULT_CONSUMER_GROUP}
     for name in names:
         groups.setdefault(name.lower(), name)
@@ -303,7 +303,7 @@ class Retention:
 
     Args:
         size: Bytes of stored events.
-        seconds: Since an event came.
+        seconds: The age of events.
     """
 
     size: int = 1 << 30
@@ -311,14 +311,14 @@ class Retention:
 
 
 DURABLE_RETENTION = Retention(seconds=7 * 86_400.0)
-"""What is kept on disk on purpose is not dropped after the official emulator's hour."""
+"""Durable hubs keep events longer than the official emulator's hour."""
 
 
 def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
-    """Drop what retention does not keep: first what is too old, then the oldest events of the largest partitions.
+    """Apply retention: drop events that are too old, then the oldest events of the largest partitions.
 
     Returns:
-        The partitions that dropped something.
+        The partitions that dropped events.
     """
     dropped: dict[int, PartitionLog] = {}
     horizon = now_ms - int(retention.seconds * 1000)
@@ -337,12 +337,12 @@ def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, 
 
 
 def entity_not_found(entity: str) -> str:
-    """Say that an entity is missing, in the words that clients look for."""
+    """Return the text for a missing entity, in the words that clients look for."""
     return f"The messaging entity '{entity}' could not be found."
 
 
 def invalid_partition(hub: Hub, partition_id: str) -> str:
-    """Say that a hub has no such partition."""
+    """Return the text for an unknown partition."""
     return (
         f"The specified partition '{excerpt(partition_id)}' is invalid for an EventHub partition sender or receiver. "
         f"It should be between 0 and {len(hub.partitions) - 1}."

@@ -1,7 +1,7 @@
-"""Partition keys that take long to hash, hashed a little per turn of the loop.
+"""Hashing of long partition keys in steps, a little per iteration of the event loop.
 
-A key of a message's largest size takes 0.2 s. The service's hash cannot be had faster in Python, and in a thread it
-would hold the interpreter's lock.
+A key of the largest message size takes 0.2 s. The service's hash cannot be computed faster in Python, and in a thread
+it would hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from eventpump.eventhubs.hashing import KeyHash
 
 LONG = 4096
-"""Characters above which a key is not hashed at once."""
+"""The number of characters above which a key is hashed in steps."""
 _STEP = 8192
-"""Bytes hashed per turn of the loop, of all keys together: a millisecond or two."""
+"""Bytes hashed per iteration of the loop, of all keys together: one or two milliseconds."""
 
 
 class LongKeys:
-    """Hashes long keys for all connections, in turn. Used from one event loop."""
+    """Hashes long keys for all connections, one after the other. Used from one event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[KeyHash, Callable[[int], None]]] = deque()
@@ -30,17 +30,17 @@ class LongKeys:
         return len(self._waiting)
 
     def hash(self, key: str, done: Callable[[int], None]) -> None:
-        """Begin to hash a key.
+        """Start hashing a key.
 
         Args:
-            done: Is called with the hash, in a later turn.
+            done: Called with the hash, in a later iteration of the loop.
         """
         self._waiting.append((KeyHash(key), done))
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._step)
 
     def clear(self) -> None:
-        """Forget the keys that are not hashed yet: their `done` is not called."""
+        """Drop the keys that are not hashed yet: their `done` is not called."""
         self._waiting.clear()
 
     def _step(self) -> None:

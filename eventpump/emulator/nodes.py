@@ -1,4 +1,4 @@
-"""The `$cbs` and `$management` nodes: links that requests arrive on, and links that answers go out on."""
+"""The `$cbs` and `$management` nodes: links for requests and links for answers."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def _request_of(payload: bytes) -> Message:
     """Decode a request.
 
     Raises:
-        DecodeError: It is none, or has a message id that no answer could repeat (3.2.4).
+        DecodeError: It is not a message, or has a message id that an answer cannot repeat (3.2.4).
     """
     count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
     request = Message.decode(payload)
     name = message_id(request)
     if isinstance(name, int) and name < 0:
-        raise DecodeError("a message id is a ulong, a UUID, binary or a string")
+        raise DecodeError("a message id must be a ulong, a UUID, binary or a string")
     return request
 
 
 class AnswerEnd(LinkEnd):
-    """A link that a node's answers go out on. They wait for credit, within bounds."""
+    """A link for a node's answers. They wait for credit, within bounds."""
 
     def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
@@ -60,7 +60,7 @@ class AnswerEnd(LinkEnd):
 
     @property
     def names(self) -> set[object]:
-        """What a request may call this link in its reply-to: JavaScript its name, .NET its target."""
+        """The names by which a request's reply-to can refer to this link: its name (JavaScript), its target (.NET)."""
         remote = self.link.remote
         target = None if remote is None or remote.target is None else remote.target.address
         return {self.link.name, target}
@@ -77,15 +77,15 @@ class AnswerEnd(LinkEnd):
             self.detach(AmqpError("amqp:resource-limit-exceeded", "Too many answers wait for credit."))
 
     def closed(self) -> None:
-        """Drop the answers that wait."""
+        """Drop the waiting answers."""
         super().closed()
         self.connection.waiting_answers -= sum(map(len, self._waiting))
         self._waiting.clear()
 
     def on_credit(self) -> None:
-        """Send what waits, as far as credit and the session window go: the engine, too, would keep what they stop."""
+        """Send waiting answers, as far as credit and the session window allow: otherwise the engine would hold them."""
         try:
-            # The engine may have read a detach already whose event is still to come.
+            # The engine may already have read a detach whose event has not been handled yet.
             while self._waiting and self.link.is_attached and self.link.send_run((self._waiting[0],)):
                 self.connection.waiting_answers -= len(self._waiting.popleft())
         except EventTooLargeError as error:
@@ -95,13 +95,13 @@ class AnswerEnd(LinkEnd):
 
 
 class RequestEnd(ReceivingEnd):
-    """A link that requests to a node arrive on."""
+    """A link for requests to a node."""
 
     def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
 
     def take(self, item: Incoming, *, drops: bool = False) -> None:
-        """Settle the request, do it, and answer."""
+        """Settle the request, execute it, and answer."""
         try:
             request = _request_of(item.payload)
         except DecodeError as error:
@@ -127,7 +127,7 @@ class RequestEnd(ReceivingEnd):
         self._answer(request, answer(request, code, error.description or "", condition))
 
     def worked(self) -> None:
-        """Top the credit up."""
+        """Replenish the credit."""
         if self.link.credit <= REQUEST_CREDIT // 2:
             self.link.set_credit(REQUEST_CREDIT)
 
@@ -137,7 +137,7 @@ class RequestEnd(ReceivingEnd):
 
     def _answer(self, request: Message, response: Message) -> None:
         link = self.connection.answer_link(self, reply_to(request))
-        # Without a link to answer on there is nobody to tell.
+        # Without a link to answer on, there is no answer.
         if link is not None:
             link.answer(response)
 
@@ -149,7 +149,7 @@ class RequestEnd(ReceivingEnd):
             return cbs.response(request, error.code, str(error))
         grant = service.keys.check_token(put.token, put.token_type, put.audience, service.now())
         if isinstance(grant, Denial):
-            # Without an error condition: the official Python client loses the code and the text beside one.
+            # Without an error condition: with one, the official Python client loses the code and the text.
             return cbs.response(request, grant.code, grant.description)
         self.connection.granted(grant)
         return cbs.response(request, 202, "Accepted")

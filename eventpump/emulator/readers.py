@@ -1,6 +1,6 @@
-"""Who may read a partition at the same time: the epoch rules and the limit of five readers. Pure.
+"""The rules for concurrent readers of a partition: epochs and the limit of five readers. Pure.
 
-The scope is one consumer group of one partition; only readers that are attached now count.
+The scope is one consumer group of one partition; only attached readers count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Reader:
     """A reader of a partition.
 
     Args:
-        key: What identifies its link.
-        name: The receiver name it gave, shown in other readers' texts.
+        key: Identifies its link.
+        name: Its receiver name, shown in other readers' errors.
         epoch: Its owner level; None shares the partition.
     """
 
@@ -31,13 +31,13 @@ class Reader:
 
     @property
     def shown_name(self) -> str:
-        """The name as the service's texts show it."""
+        """The name as shown in the service's texts."""
         return "nil" if self.name is None else excerpt(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a reader, or a producer, is not, or no longer, wanted."""
+    """The reason why a reader or a producer is refused or disconnected."""
 
     condition: str
     description: str
@@ -45,7 +45,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A reader that has to go, and why."""
+    """A reader to disconnect, and the reason."""
 
     reader: Reader
     refusal: Refusal
@@ -61,7 +61,8 @@ class ReaderTable:
         return len(self._readers)
 
     def admit(self, reader: Reader) -> Refusal | list[Eviction]:
-        """Let a reader in, or say why not. Those it takes the partition from are out at once, and returned."""
+        """Admit a reader, and return the readers that it disconnects, which are removed at once; or return the
+        refusal."""
         holder = next((each for each in self._readers.values() if each.epoch is not None), None)
         if reader.epoch is None:
             if holder is not None:
@@ -92,7 +93,7 @@ class ReaderTable:
         return evictions
 
     def leave(self, key: Hashable) -> None:
-        """Let go of a reader; one that is out already is fine."""
+        """Remove a reader, if it is still there."""
         self._readers.pop(key, None)
 
 

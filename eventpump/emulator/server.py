@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eventpump.net.websocket import WebSocketServer
 
 STOP_TIMEOUT = 3.0
-"""Seconds that clients have to let go of their connections when the service stops."""
+"""Seconds that clients have to close their connections when the service stops."""
 
 
 class Emulator:
@@ -38,37 +38,38 @@ class Emulator:
         async with Emulator({"telemetry": 4}) as emulator:
             client = SomeClient(emulator.connection_string, "telemetry")
 
-    Everything but making it is called from its event loop.
+    Everything except the constructor is called from its event loop.
 
     Args:
-        hubs: Names and partition counts, or `HubSpec`s with consumer groups too. What `data` holds is there as well.
+        hubs: Names and partition counts, or `HubSpec`s, which also have consumer groups. The hubs stored in `data` are
+            served too.
         host: The address to listen on.
-        port: The port; 0 takes a free one.
-        ws_port: A port for AMQP over WebSockets, beside the other; 0 takes a free one, None serves none.
+        port: The port; 0 selects a free one.
+        ws_port: An additional port for AMQP over WebSockets; 0 selects a free one, None disables it.
         key_name: The name of the access rule with all rights.
-        key: Its key, really checked.
-        rules: Further access rules.
+        key: Its key, against which signatures are verified.
+        rules: Additional access rules.
         token_verifier: Accepts JWTs; without one they are refused.
-        data: A directory that keeps the hubs over restarts; None keeps them in memory.
-        fsync: Survive power loss too, not only a killed process.
-        tls: The certificate to serve with; None is plain TCP, as the official emulator.
+        data: A directory that stores the hubs across restarts; None keeps them in memory.
+        fsync: Also survive power loss, not only a killed process.
+        tls: The TLS context of the server; None for plain TCP, like the official emulator.
         retention: How much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions, for
             an hour, or with `data` seven days. Durable hubs are held in memory too.
-        max_message_size: The largest event or batch taken, in bytes.
-        deadlines: How long idle connections and links are put up with.
-        now: The time in seconds since the Unix epoch, for enqueued times and tokens.
-        nothing_published: The last sequence number an idempotent producer is told before its first event. Of the real
-            service both are reported; a client should bear both.
-        refuse_long_keys: Refuse partition keys of more than 128 characters, as the clients here and the JavaScript
-            client do; what the real service does is not known. By default a key may be as long as a message allows.
-        names: Further host names that clients reach it by, such as a namespace's or a container's. Signatures must be
-            for one of them, for `host`, or for localhost, 127.0.0.1 or ::1. Where it listens on all interfaces and no
-            name is given, a signature may be for any host, as long as the token is put for the same.
-        producer_retention: How long a partition remembers idempotent producers that nobody uses; by default a day, and
-            10,000 of them. What the real service does is not known.
+        max_message_size: The largest event or batch that is accepted, in bytes.
+        deadlines: The time limits of idle connections and links.
+        now: Returns the time in seconds since the Unix epoch, for enqueued times and tokens.
+        nothing_published: The last sequence number that an idempotent producer gets before its first event. Both values
+            have been observed; clients should accept either.
+        refuse_long_keys: Refuse partition keys of more than 128 characters, like our clients and the JavaScript client;
+            the real service's behavior is unknown. By default a key may be as long as a message allows.
+        names: Additional host names that clients use, such as a namespace's or a container's. Signatures must be for
+            one of them, for `host`, or for localhost, 127.0.0.1 or ::1. If it listens on all interfaces and no name is
+            given, a signature may be for any host, as long as the token is put for the same.
+        producer_retention: How long a partition keeps the states of unused idempotent producers; by default a day, and
+            10,000 of them. The real service's retention is unknown.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: A value is invalid.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class Emulator:
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
-            raise ConfigurationError("hub", "there is none to serve")
+            raise ConfigurationError("hub", "no hubs configured")
         for field, number in (("port", port), ("ws_port", ws_port or 0)):
             if not 0 <= number <= 65_535:
-                raise ConfigurationError(field, f"{number} is no port")
+                raise ConfigurationError(field, f"must be between 0 and 65535, not {number}")
         _check_key(key_name, key)
         if max_message_size < 1024:
-            raise ConfigurationError("max_message_size", "it is below 1024 bytes")
+            raise ConfigurationError("max_message_size", "must be at least 1024 bytes")
         self._host = host
         self._requested_ports = port, ws_port
         self._key_name = key_name
@@ -127,16 +128,16 @@ class Emulator:
     # ------------------------------------------------------------------------------------------------- life
 
     async def start(self) -> None:
-        """Load the hubs and listen. Cancelled or failed, nothing is left.
+        """Load the hubs and listen. If it is cancelled or fails, nothing is left open.
 
         Raises:
-            ConfigurationError: The address cannot be listened on, or the data directory not be used.
+            ConfigurationError: Listening on the address failed, or the data directory cannot be used.
         """
         await self._start(*self._requested_ports)
 
     async def _start(self, port: int, ws_port: int | None) -> None:
         if self._server is not None:
-            raise RuntimeError("the emulator is started already")
+            raise RuntimeError("the emulator is already started")
         service = Service(
             keys=self._keys,
             retention=self._retention,
@@ -191,9 +192,9 @@ class Emulator:
             raise ConfigurationError(field, f"cannot listen on {self._host}:{port}: {reason}") from None
 
     async def aclose(self) -> None:
-        """Stop: write what came, close every connection in order, free the port. Closing twice is fine.
+        """Stop: write accepted events, close every connection cleanly, free the port. May be called twice.
 
-        Cancelled, connections are cut instead of closed in order.
+        If it is cancelled, connections are dropped instead of closed.
         """
         service, server, ws_server = self._service, self._server, self._ws_server
         if service is None or server is None:
@@ -203,7 +204,7 @@ class Emulator:
         if ws_server is not None:
             ws_server.stop_listening()
         try:
-            # What was taken is on disk, and answered, before its connection is closed.
+            # Accepted events are on disk, and answered, before their connection is closed.
             await service.aclose()
             service.faults.clear()
             connections = list(service.connections)
@@ -222,12 +223,12 @@ class Emulator:
         await server.wait_closed()
 
     async def restart(self) -> None:
-        """Stop, and start again on the same ports. With `data` the hubs are there again; memory forgets everything.
+        """Stop, and start again on the same ports. With `data` the hubs are loaded again; hubs in memory are lost.
 
-        Faults are gone. Cancelled or failed, it is stopped.
+        Faults are removed. If it is cancelled or fails, the emulator is stopped.
 
         Raises:
-            ConfigurationError: The port is somebody else's by now, or the data directory cannot be used.
+            ConfigurationError: The port is in use by another process, or the data directory cannot be used.
         """
         self._running()
         ports = self._port, self._ws_port
@@ -257,23 +258,23 @@ class Emulator:
 
     @property
     def ws_port(self) -> int | None:
-        """The port it listens on for WebSockets; None where, or while, it does not."""
+        """The port it listens on for WebSockets; None if it does not, or not yet."""
         return self._ws_port
 
     @property
     def connection_string(self) -> str:
-        """What a client connects with. It holds the key."""
+        """The connection string for clients. It contains the key."""
         return self.connection_string_for(self._key_name, self._key)
 
     def connection_string_for(self, key_name: str, key: str) -> str:
-        """Spell a connection string with another access rule."""
+        """Return a connection string with another access rule."""
         return self._spell(self._port, key_name, key)
 
     @property
     def ws_connection_string(self) -> str:
-        """What a client connects with that uses WebSockets. It holds the key."""
+        """The connection string for clients that use WebSockets. It contains the key."""
         if self._ws_port is None:
-            raise RuntimeError("the emulator serves no WebSockets")
+            raise RuntimeError("the emulator does not serve WebSockets: set ws_port")
         return self._spell(self._ws_port, self._key_name, self._key)
 
     def _spell(self, port: int, key_name: str, key: str) -> str:
@@ -285,19 +286,19 @@ class Emulator:
 
     @property
     def faults(self) -> Faults:
-        """The faults it commits. They are gone when it stops."""
+        """The faults that it injects. They are removed when it stops."""
         return self._running().faults
 
     @property
     def connection_count(self) -> int:
-        """How many connections are up."""
+        """How many connections are open."""
         return len(self._running().connections)
 
     async def add_partitions(self, hub: str, count: int) -> None:
-        """Let a hub grow, as its owner may at any time.
+        """Add partitions to a hub, as its owner may at any time.
 
         Raises:
-            ConfigurationError: There is no such hub, or it would have too many partitions.
+            ConfigurationError: The hub does not exist, or would have too many partitions.
             StoreError: The data directory could not be written.
         """
         await self._running().add_partitions(hub, count)
@@ -306,40 +307,40 @@ class Emulator:
         """Drop a partition's oldest events, as retention does: those with sequence numbers below `before`.
 
         Raises:
-            ConfigurationError: There is no such hub or partition.
+            ConfigurationError: The hub or partition does not exist.
         """
         self._running().drop_events(hub, partition_id, before)
 
     def recreate_hub(self, hub: str, partitions: int | None = None) -> None:
-        """Delete a hub and create it anew: its links end, its events are gone, and numbers begin at 0 again.
+        """Delete and recreate a hub: its links end, its events are gone, and numbers begin at 0 again.
 
         Args:
-            partitions: How many the new one has; None for as many as the old one.
+            partitions: The new number of partitions; None for the same as before.
 
         Raises:
-            ConfigurationError: There is no such hub, it lies on disk, or the count cannot be.
+            ConfigurationError: The hub does not exist, is stored on disk, or the count is invalid.
         """
         self._running().recreate_hub(hub, partitions)
 
     def forget_producers(self, hub: str, *, takes_strangers: bool = False) -> None:
-        """Forget a hub's idempotent producers, as a service may that has not heard of them for long.
+        """Forget a hub's idempotent producers, as the service may after they have been unused for a long time.
 
         Args:
-            takes_strangers: What the service does with one it does not know any more is not known: by default it is
-                refused; otherwise it counts as new, with the id and epoch it says, and nothing published.
+            takes_strangers: Whether an unknown producer is accepted as new, with its own id and epoch and nothing
+                published, instead of being refused; the real service's behavior is undocumented.
 
         Raises:
-            ConfigurationError: There is no such hub, or it lies on disk.
+            ConfigurationError: The hub does not exist, or is stored on disk.
         """
         self._running().forget_producers(hub, takes_strangers=takes_strangers)
 
     def replace_key(self, key: str, *, key_name: str | None = None) -> None:
-        """Replace the key of an access rule, as its owner may at any time; by default the one of the connection string.
+        """Replace the key of an access rule, as its owner may at any time; by default that of the connection string.
 
-        What was put with the old key stays until it ends.
+        Tokens put with the old key remain valid until they expire.
 
         Raises:
-            ConfigurationError: There is no such rule, or the key cannot be one.
+            ConfigurationError: There is no such rule, or the key is invalid.
         """
         name = self._key_name if key_name is None else key_name
         _check_key(name, key)
@@ -351,7 +352,7 @@ class Emulator:
             self._key = key
 
     def drop_connections(self) -> None:
-        """Cut every connection without a word."""
+        """Drop every connection without a close."""
         for connection in list(self._running().connections):
             connection.abort()
 
@@ -362,7 +363,7 @@ class Emulator:
 
 
 def _hosts(host: str, names: Iterable[str]) -> frozenset[str] | None:
-    """Return what signatures may be for; None where that is not known."""
+    """Return the hosts that signatures may be for; None if they are unknown."""
     given = {name.strip("[]").lower() for name in names}
     if not given and host in ("0.0.0.0", "::", ""):  # noqa: S104 - not bound here
         return None
@@ -370,16 +371,16 @@ def _hosts(host: str, names: Iterable[str]) -> frozenset[str] | None:
 
 
 def _check_key(name: str, key: str) -> None:
-    # A client strips the blanks around a part of the string, and the string is printed as one line.
+    # A client strips blanks around a part of the string, and the string is printed in one line.
     is_carried = all(text and text.isprintable() and text == text.strip() for text in (name, key))
     if not is_carried or set(";=") & set(name) or ";" in key:
-        raise ConfigurationError("key", "a connection string cannot carry its name or text")
+        raise ConfigurationError("key", "its name or text cannot be part of a connection string")
 
 
 class _ServedProtocol(ConnectionProtocol):
-    """A shell that tells its connection when it is up: over TLS that is later than accepted, or never.
+    """A shell that notifies its connection once it is established: with TLS later than accepted, or never.
 
-    Whatever its engine raises on what a client sends is for the connection's last resort.
+    Exceptions of its engine are handled by the connection's `guard`.
     """
 
     def __init__(self, served: ServiceConnection) -> None:

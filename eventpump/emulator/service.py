@@ -1,4 +1,4 @@
-"""What all connections share: the hubs, who may do what, the faults, and the store behind the hubs."""
+"""The state shared by all connections: the hubs, access control, the faults, and the hubs' store."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _logger = logging.getLogger("eventpump.emulator")
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long the service puts up with idleness, in seconds (protocol.md 2.4); None for ever.
+    """The time limits of idle connections and links, in seconds (protocol.md 2.4); None for no limit.
 
     Args:
-        no_token: A connection that has put no valid token is cut; one to the WebSocket port that is no WebSocket after
-            that time is, too.
+        no_token: A connection without a valid token is dropped; so is one to the WebSocket port that has not become a
+            WebSocket by then.
         no_link: A connection that never had a link is closed.
         idle_connection: A connection whose links are all gone is closed.
         idle_producer: A producer's link without a transfer is detached.
@@ -48,11 +48,11 @@ class Deadlines:
 
 
 class Service:
-    """The state of one emulator, apart from its sockets. Used from its event loop only.
+    """The state of one emulator, apart from its sockets. Used only from its event loop.
 
     Attributes:
-        refuses_long_keys: Whether a partition key that the clients here would not send is refused.
-        connections: Those that are up.
+        refuses_long_keys: Whether partition keys are refused that our clients would not send.
+        connections: The open connections.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Service:
         self._is_closed = False
 
     async def open(self, specs: Sequence[HubSpec], *, data: Path | None, fsync: bool) -> None:
-        """Make the hubs, or load them.
+        """Create the hubs, or load them.
 
         Raises:
             ConfigurationError: The data directory cannot be used.
@@ -115,7 +115,7 @@ class Service:
             hubs = await self._durable.open(specs, self.now_ms())
             if not hubs:
                 await self._durable.aclose()
-                raise ConfigurationError("hub", f"none is declared, and {data} holds none")
+                raise ConfigurationError("hub", f"no hubs configured, and {data} holds none")
         self._hubs = {hub.name.lower(): hub for hub in hubs}
         self._partitions = [partition for hub in hubs for partition in hub.partitions]
         self._keep_producers(self._partitions)
@@ -123,7 +123,7 @@ class Service:
         self._check_age()
 
     async def aclose(self) -> None:
-        """Write what was handed over, and end what `open` began. Closing twice is fine."""
+        """Write pending events, and end what `open` started. May be called twice."""
         self.long_keys.clear()
         if self._durable is not None:
             await self._durable.aclose()
@@ -135,11 +135,11 @@ class Service:
     # --------------------------------------------------------------------------------------------- questions
 
     def now_ms(self) -> int:
-        """Tell the time in milliseconds since the Unix epoch."""
+        """Return the time in milliseconds since the Unix epoch."""
         return int(self.now() * 1000)
 
     def hub(self, name: str) -> Hub | None:
-        """Find a hub; names compare without case."""
+        """Return a hub by name, not case-sensitive, or None."""
         return self._hubs.get(name.lower())
 
     def readers_of(self, hub: Hub, group: str, partition: PartitionLog) -> ReaderTable:
@@ -151,7 +151,7 @@ class Service:
         return table
 
     def address_of(self, entity: str) -> str:
-        """Spell an entity as the service's texts do."""
+        """Return an entity's address as in the service's texts."""
         return f"sb://{self.authority}/{excerpt(entity)}"
 
     # ----------------------------------------------------------------------------------------------- storing
@@ -165,17 +165,17 @@ class Service:
         *,
         run: Run | None = None,
     ) -> Refusal | None:
-        """Store events, all or none, and answer for them by the ticket: at once, or when they are on disk.
+        """Store events, all or none, and answer with the ticket: at once, or when they are on disk.
 
         Args:
-            run: What an idempotent producer's events say of themselves. Those that are stored already are answered for
-                as if they were stored now, and no earlier than they really are.
+            run: The numbering of an idempotent producer's events. Events that are already stored are answered as if
+                they were stored now, but not before they are durable.
 
         Returns:
-            Why they are not stored, where the partition's ledger does not take them.
+            The reason why the partition's ledger does not accept them, or None.
 
         Raises:
-            DecodeError: One of them is no AMQP message; nothing is stored.
+            DecodeError: One of them is not an AMQP message; nothing is stored.
         """
         producer: ProducerState | None = None
         if run is not None:
@@ -199,13 +199,13 @@ class Service:
     def attach_publisher(
         self, partition: PartitionLog, claim: Claim, ticket_for: Callable[[ProducerState, int], Ticket]
     ) -> Refusal | None:
-        """Let an idempotent producer's link in, by the ticket, once what it was told will not be lost.
+        """Accept an idempotent producer's link, with the ticket, once the answered state is durable.
 
         Args:
-            ticket_for: Makes the ticket from the producer's state and the number to answer.
+            ticket_for: Creates the ticket from the producer's state and the number to answer.
 
         Returns:
-            Why it is not let in.
+            The reason for a refusal, or None.
         """
         admission = partition.publishing.attach(claim, self._rng, self._nothing_published, now=self.now())
         self._forget_expired(partition)
@@ -223,15 +223,15 @@ class Service:
         ticket.stored()
 
     async def add_partitions(self, name: str, count: int) -> None:
-        """Let a hub grow.
+        """Add partitions to a hub.
 
         Raises:
-            ConfigurationError: There is no such hub, or it would have too many partitions.
+            ConfigurationError: The hub does not exist, or would have too many partitions.
         """
         hub = self._existing(name)
         first = len(hub.partitions)
         if count < 1 or first + count > MAX_PARTITIONS:
-            raise ConfigurationError("hub", f"{name} has {first} partitions and can have {MAX_PARTITIONS}")
+            raise ConfigurationError("hub", f"{name} has {first} partitions; the limit is {MAX_PARTITIONS}")
         added = [PartitionLog(hub.name, str(number)) for number in range(first, first + count)]
         if self._durable is not None:
             await self._durable.add_partitions(hub, added)
@@ -243,7 +243,7 @@ class Service:
         """Drop a partition's events up to a number.
 
         Raises:
-            ConfigurationError: There is no such hub or partition.
+            ConfigurationError: The hub or partition does not exist.
         """
         partition = self._existing(name).partition(partition_id)
         if partition is None:
@@ -253,18 +253,18 @@ class Service:
             self._durable.drop(partition)
 
     def recreate_hub(self, name: str, partitions: int | None) -> None:
-        """Put a new hub in the place of one.
+        """Replace a hub by a new one.
 
         Raises:
-            ConfigurationError: There is none, or it cannot be done.
+            ConfigurationError: The hub does not exist, or cannot be recreated.
         """
         old = self._existing(name)
         if self._durable is not None:
-            raise ConfigurationError("hub", f"{name} lies on disk, and can be recreated in memory only")
+            raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can be recreated")
         spec = HubSpec(old.name, len(old.partitions) if partitions is None else partitions)
         logs = [PartitionLog(old.name, str(number)) for number in range(spec.partitions)]
         self._keep_producers(logs)
-        # A millisecond later at least, so that the two can be told apart.
+        # At least a millisecond later, so that the two can be distinguished.
         self._hubs[name.lower()] = Hub(old.name, max(self.now_ms(), old.created_ms + 1), dict(old.groups), logs)
         gone = {id(partition) for partition in old.partitions}
         self._partitions = [each for each in self._partitions if id(each) not in gone] + logs
@@ -276,11 +276,11 @@ class Service:
         """Forget a hub's idempotent producers.
 
         Raises:
-            ConfigurationError: There is no such hub, or it lies on disk.
+            ConfigurationError: The hub does not exist, or is stored on disk.
         """
         hub = self._existing(name)
         if self._durable is not None:
-            raise ConfigurationError("hub", f"{name} lies on disk, and forgets no producer")
+            raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can forget producers")
         for partition in hub.partitions:
             partition.publishing.forget(takes_strangers=takes_strangers)
 
@@ -361,7 +361,7 @@ class Service:
                 )
 
     def _check_age(self) -> None:
-        """Drop what is too old, and come back when the next event will be."""
+        """Drop events that are too old, and schedule the next check for when the next one will be."""
         self._age_check = None
         self._drop()
         oldest = min(
@@ -369,6 +369,6 @@ class Service:
         )
         if oldest is not None and self._retention.seconds != float("inf"):
             due = oldest / 1000 + self._retention.seconds - self.now()
-            # Events may become too old one by one: they are looked after in bunches.
+            # Events may become too old one by one: they are dropped in groups.
             wait = max(due, min(self._retention.seconds / 60, 60.0)) + 0.001
             self._age_check = asyncio.get_running_loop().call_later(min(wait, 86_400.0), self._check_age)

@@ -58,7 +58,7 @@ class StampedEvents:
 
 
 def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, batch_key: str | None) -> StampedEvents:
-    """Give a batch its numbers.
+    """Assign a batch its numbers.
 
     Args:
         events: Encoded messages.

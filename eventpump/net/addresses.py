@@ -1,4 +1,4 @@
-"""A connected socket to a name, whichever of its addresses answers first (Happy Eyeballs, RFC 8305).
+"""Connects a socket to a host name, by the first of its addresses that answers (Happy Eyeballs, RFC 8305).
 
 `aiohappyeyeballs` does it, and not asyncio's `happy_eyeballs_delay`, which in the Python versions that this package
 supports raises `AssertionError` where two addresses answer in one turn of the loop, and leaves the socket of the second
@@ -33,7 +33,7 @@ async def connect(host: str, port: int) -> socket.socket:
     """
     addresses = await _resolve(host, port)
     if not addresses:
-        raise OSError("the name has no address")
+        raise OSError("the host name has no address")
     return await start_connection(addresses, happy_eyeballs_delay=STAGGER)
 
 

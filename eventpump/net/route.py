@@ -1,9 +1,11 @@
-"""The way to a service: TCP, by way of an HTTP proxy or not, TLS on it or not, and AMQP on that or in a WebSocket."""
+"""Connects to a service: over TCP, directly or through an HTTP proxy, with or without TLS, in a WebSocket or not."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from eventpump.options.connection import ProxySettings
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
+_log = logging.getLogger("eventpump.net")
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -26,10 +30,10 @@ class Route:
     Args:
         host: Of the service; its certificate must be for this name.
         port: Of the service.
-        tls: How the service is verified; None for a connection without TLS.
-        is_websocket: AMQP in a WebSocket (protocol.md 2.1).
-        proxy: Tunnels to the service; None for none.
-        proxy_tls: How a proxy is verified that is reached over TLS itself.
+        tls: TLS settings for the service; None for a connection without TLS.
+        is_websocket: Whether AMQP goes in a WebSocket (protocol.md 2.1).
+        proxy: The HTTP proxy to tunnel through; None to connect directly.
+        proxy_tls: TLS settings for a proxy that is itself reached over TLS.
     """
 
     host: str
@@ -40,7 +44,7 @@ class Route:
     proxy_tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
-        way = "" if self.proxy is None else f" by way of the proxy {self.proxy.host}:{self.proxy.port}"
+        way = "" if self.proxy is None else f" through the proxy {self.proxy.host}:{self.proxy.port}"
         return f"{self.host}:{self.port}{way}"
 
 
@@ -62,7 +66,7 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
     """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
 
     Raises:
-        ServiceError: No connection.
+        ServiceError: It cannot connect.
     """
     if route.is_websocket:
         # Only this needs aiohttp, which takes long to import.
@@ -80,26 +84,29 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
 
     Raises:
-        ServiceError: No connection; it says which part of the way failed.
+        ServiceError: It cannot connect; the text says which step failed.
     """
     loop = asyncio.get_running_loop()
     name = route.host if route.tls is not None else None
     proxy = route.proxy
     if proxy is None:
         with _converted(f"{route.host}:{route.port}"):
-            connected = await connect(route.host, route.port)
-            _, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
+            connected = await _connect(route.host, route.port)
+            stream, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
+            _log_tls(stream, f"{route.host}:{route.port}")
             return protocol
     handshake = TunnelHandshake(proxy, route.host, route.port)
     with _converted(f"the proxy {proxy.host}:{proxy.port}"):
-        connected = await connect(proxy.host, proxy.port)
-        _, tunnel = await loop.create_connection(
+        connected = await _connect(proxy.host, proxy.port)
+        to_proxy, tunnel = await loop.create_connection(
             lambda: TunnelProtocol(handshake),
             sock=connected,
             ssl=route.proxy_tls if proxy.use_tls else None,
             server_hostname=proxy.host if proxy.use_tls else None,
         )
+    _log_tls(to_proxy, f"the proxy {proxy.host}:{proxy.port}")
     stream = await tunnel.opened()
+    _log.debug("the proxy %s:%d opened a tunnel to %s:%d", proxy.host, proxy.port, route.host, route.port)
     protocol = make()
     if route.tls is None:
         stream.set_protocol(protocol)
@@ -110,13 +117,29 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
         secured = await loop.start_tls(stream, protocol, route.tls, server_hostname=name)
     if secured is None:
         raise ConnectionLostError(f"cannot connect to {route}: the tunnel ended")
+    _log_tls(secured, str(route))
     protocol.connection_made(secured)
     return protocol
 
 
+async def _connect(host: str, port: int) -> socket.socket:
+    _log.debug("connecting to %s:%d", host, port)
+    connected = await connect(host, port)
+    if _log.isEnabledFor(logging.DEBUG):
+        with contextlib.suppress(OSError):  # the peer may have reset it already
+            _log.debug("connected to %s:%d at %s", host, port, connected.getpeername()[0])
+    return connected
+
+
+def _log_tls(stream: asyncio.BaseTransport, where: str) -> None:
+    secured = stream.get_extra_info("ssl_object")
+    if secured is not None and _log.isEnabledFor(logging.DEBUG):
+        _log.debug("TLS established with %s: %s, %s", where, secured.version(), secured.cipher()[0])
+
+
 @contextlib.contextmanager
 def _converted(where: str) -> Iterator[None]:
-    """Make what a stream fails with an error of ours."""
+    """Convert the errors of streams to `ConnectionLostError`."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -127,6 +150,6 @@ def _converted(where: str) -> Iterator[None]:
     except ssl.SSLError as error:
         raise ConnectionLostError(f"cannot connect to {where}: {reason_of(error)}") from error
     except OSError as error:
-        # asyncio says no more of a peer that hangs up in the handshake.
+        # asyncio gives no reason where the peer closes in the handshake.
         reason = "it was closed in the TLS handshake" if type(error) is ConnectionResetError and not error.args else ""
         raise ConnectionLostError(f"cannot connect to {where}: {reason or reason_of(error)}") from error

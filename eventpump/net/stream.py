@@ -9,13 +9,14 @@ import ssl
 from typing import Protocol, cast
 
 from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, SaslRequested
+from eventpump.net.trace import trace_frames
 from eventpump.texts import excerpt
 
 CLOSE_TIMEOUT = 5.0
 """Seconds a closing connection may take to hand its last bytes to a peer that does not read."""
 _WRITE_BUFFER = 512 * 1024
 _READ_STOP = 8 * 1024 * 1024
-"""Unsent bytes above which a peer that does not read is not read either: it could make the answers grow for ever."""
+"""Unsent bytes above which a peer that does not read is not read either, as answers would pile up without bound."""
 _TURN = 2048
 """How many plain transfers a connection may send before others have their turn; 64 of other frames.
 
@@ -25,11 +26,11 @@ one turn.
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a stream failed, without what the library around it adds; a peer's words in it as an excerpt."""
+    """Return why a stream failed, without the text that libraries add; a peer's text in it is an excerpt."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return excerpt(f"TLS: {error.reason.replace('_', ' ').lower()}")
     if isinstance(error, OSError):
-        # asyncio tells of a failed connect in words of its own, around the number.
+        # asyncio reports a failed connect with a text of its own around the number.
         has_words = error.errno is None or isinstance(error, socket.gaierror)
         text = (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error)
         return excerpt(text) or type(error).__name__
@@ -40,13 +41,13 @@ class ConnectionHandler(Protocol):
     """What owns a connection. All calls come from the event loop, never block and never raise."""
 
     def on_events(self, events: list[Event]) -> None:
-        """Learn what the peer did. What is queued in answer is sent when this returns."""
+        """Called with what the peer did. What is queued in answer is sent when this returns."""
 
     def on_writable(self) -> None:
         """Called when a peer that was slow to read takes more again."""
 
     def on_closed(self, error: Exception | None) -> None:
-        """Called when the stream is gone. The last call; `Closed` was among the events before it."""
+        """Called last, when the stream has ended. `Closed` was among the events before it."""
 
 
 class ConnectionProtocol(asyncio.Protocol):
@@ -69,6 +70,7 @@ class ConnectionProtocol(asyncio.Protocol):
         self._received_at = self._sent_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
+        trace_frames(connection)
 
     # -------------------------------------------------------------------------------- for the handler
 
@@ -79,7 +81,7 @@ class ConnectionProtocol(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the stream is gone or about to be."""
+        """Whether the stream is closed or closing."""
         return self._transport is None or self._transport.is_closing()
 
     def flush(self) -> None:
@@ -105,7 +107,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the stream is gone."""
+        """Wait until the stream is closed."""
         await asyncio.shield(self._lost)
 
     # -------------------------------------------------------------------------------- asyncio.Protocol
@@ -122,11 +124,11 @@ class ConnectionProtocol(asyncio.Protocol):
         self.take(data)
 
     def take(self, data: bytes) -> None:
-        """Give bytes to the engine, for one turn, and what comes of them to the handler and the peer."""
+        """Pass bytes to the engine for one turn, its events to the handler, and its output to the peer."""
         connection = self.connection
         events = connection.receive(data, _TURN)
         if events:
-            self._tell(events)
+            self._report(events)
         if connection.output:
             self.flush()
         if self._is_paused or connection.is_behind or not self._is_reading:
@@ -140,7 +142,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if self._is_paused and transport.get_write_buffer_size() > _READ_STOP:
             self._is_glutted = True
         is_behind = self.connection.is_behind
-        # While the SASL answer is due a turn could do nothing: whoever answers goes on with `take`.
+        # While the SASL answer is due a turn could do nothing: the answer is followed by a call of `take`.
         is_turn_wanted = is_behind and self.connection.state is not ConnectionState.SASL_ANSWER
         if is_turn_wanted and not self._is_glutted and not self._is_turn_due:
             self._is_turn_due = True
@@ -159,7 +161,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self.take(b"")
 
     def eof_received(self) -> bool:
-        self.finish()  # connection_lost tells the rest
+        self.finish()  # connection_lost reports the end
         return False
 
     def pause_writing(self) -> None:
@@ -186,7 +188,7 @@ class ConnectionProtocol(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------------------- inside
 
-    def _tell(self, events: list[Event]) -> None:
+    def _report(self, events: list[Event]) -> None:
         while events:
             self._handler.on_events(events)
             for event in events:
@@ -194,7 +196,7 @@ class ConnectionProtocol(asyncio.Protocol):
                     self.finish()
                     return
                 if isinstance(event, Opened):
-                    # Only now is it known how often the peer wants to hear from here.
+                    # Only now is the heartbeat interval of the peer known.
                     self._keep_deadlines()
             if not any(isinstance(event, SaslRequested) for event in events):
                 return
@@ -202,7 +204,7 @@ class ConnectionProtocol(asyncio.Protocol):
             events = self.connection.receive(b"", _TURN)
 
     def finish(self) -> None:
-        """Send the last bytes, then close the stream; a peer that does not take them is not waited for."""
+        """Send the last bytes, then close the stream. A peer that does not read has `CLOSE_TIMEOUT` seconds."""
         self.flush()
         if self._transport is None or self._is_finishing:
             return
@@ -224,7 +226,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if connection.idle_timeout is not None:
             dead_at = self._received_at + connection.idle_timeout
             if now >= dead_at:
-                self._tell(connection.time_out())
+                self._report(connection.time_out())
                 return
             wake = min(wake, dead_at)
         if connection.heartbeat_interval is not None:

@@ -12,20 +12,20 @@ from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery,
 from eventpump.options.connection import ProxySettings
 
 _HEAD_LIMIT: Final = 64 * 1024
-"""Bytes of an answer's head. More is no answer."""
+"""Bytes of the answer's head that are read at most."""
 _MOST_INTERIM: Final = 16
-"""Interim answers that are read past. More is no answer."""
+"""Interim answers that are skipped at most."""
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n")
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
 def refusal(who: str, status: int) -> ServiceError:
-    """Make an error of an HTTP status that is no success.
+    """Return the error for an HTTP status that does not mean success.
 
-    What the server may do better next time is worth a reconnect; what it holds against the request is not.
+    A status that may change by itself allows a reconnect; one that refuses the request does not.
 
     Args:
-        who: Whose answer it is.
+        who: The peer that answered, for the text.
     """
     try:
         text = f"{who} answered {status} {http.HTTPStatus(status).phrase}"
@@ -60,24 +60,24 @@ class TunnelHandshake:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def receive(self, data: bytes) -> bool:
-        """Take bytes of the answer. Interim answers (1xx) before it are read past (RFC 9110, 15.2), up to 16 of them.
+        """Read bytes of the answer. Up to 16 interim answers (1xx) before it are skipped (RFC 9110, 15.2).
 
         Returns:
             Whether the tunnel is open.
 
         Raises:
-            ServiceError: It will not be.
+            ServiceError: The proxy refused, or its answer is invalid.
         """
         self._head += data
         while (is_open := self._read_answer()) is None:
             self._interim += 1
             if self._interim > _MOST_INTERIM:
-                raise ConnectionLostError(f"{self._who} sent {self._interim} interim answers to CONNECT, and no other")
+                raise ConnectionLostError(f"{self._who} sent {self._interim} interim answers to CONNECT, no final one")
         return is_open
 
     def _read_answer(self) -> bool | None:
         """Read one answer of what has come: False where it is not complete, None where it is an interim one."""
-        # What is no answer is told as soon as it can be seen: more of it may never come.
+        # An invalid answer is reported as soon as it is recognized: the rest of it may never arrive.
         if not b"HTTP/1."[: len(self._head)] == self._head[:7]:
             raise self._no_answer()
         end = _HEAD_END.search(self._head)
@@ -92,7 +92,7 @@ class TunnelHandshake:
         if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             did = "asks for a username and password" if self._proxy.username is None else "refused the credentials"
             raise AuthenticationError(f"{self._who} {did} (407 Proxy Authentication Required)")
-        # 101 is none of these: the client has asked for no upgrade.
+        # 101 is not one of these: the client has not asked for an upgrade.
         if 100 <= status < 200 and status != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self._head = self._head[end.end() :]
             return None
@@ -112,7 +112,7 @@ class TunnelHandshake:
 
 
 class TunnelProtocol(asyncio.Protocol):
-    """Opens a tunnel on a stream to its proxy, for whoever takes the stream over then."""
+    """Opens a tunnel on a stream to a proxy, for another protocol that replaces this one."""
 
     def __init__(self, handshake: TunnelHandshake) -> None:
         self._handshake = handshake
@@ -120,13 +120,13 @@ class TunnelProtocol(asyncio.Protocol):
         self._opened: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
 
     async def opened(self) -> asyncio.Transport:
-        """Wait until it is open. Failed or cancelled, the stream is dropped.
+        """Wait until the tunnel is open. On failure or cancellation the stream is aborted.
 
         Returns:
-            The stream, to be taken over; it is not read until then.
+            The stream, with reading paused.
 
         Raises:
-            ServiceError: The proxy refused, or is none.
+            ServiceError: The proxy refused, or does not speak HTTP.
         """
         try:
             return await self._opened
@@ -145,7 +145,7 @@ class TunnelProtocol(asyncio.Protocol):
         try:
             if self._handshake.receive(data):
                 assert self._transport is not None
-                self._transport.pause_reading()  # what comes now, an end too, is for whoever takes over
+                self._transport.pause_reading()  # what arrives from now on, an end too, is for the next protocol
                 self._opened.set_result(self._transport)
         except ServiceError as error:
             self._opened.set_exception(error)

@@ -7,6 +7,7 @@ own idle time-out: the WebSocket's pings are answered, and none are sent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -26,26 +27,28 @@ if TYPE_CHECKING:
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
+_log = logging.getLogger("eventpump.net")
+
 PATH: Final = "/$servicebus/websocket"
 SUBPROTOCOL: Final = "AMQPWSB10"
 _MESSAGE: Final = 256 * 1024
-"""Bytes of a message sent, at most."""
+"""Bytes of the largest message that is sent."""
 FRAMES_PER_MESSAGE: Final = 4
 """How many of the largest frames that a client offers to take may come in one message: its boundaries mean nothing, so
 a service may put several into one."""
 _LARGEST: Final = 4 * 1024 * 1024
-"""Bytes of a message taken, where nothing else is asked for."""
+"""Bytes of the largest message that is accepted by default."""
 _SHUTDOWN_TIMEOUT: Final = 1.0
-"""Seconds that a request which is no WebSocket has to end."""
+"""Seconds that a request which is not a WebSocket has to end."""
 
 
 class WebSocketTransport(asyncio.Transport):
-    """A byte stream in a WebSocket, for a protocol that knows only streams. Once made, it must :meth:`run`.
+    """A byte stream in a WebSocket, for a protocol that knows only streams. Its creator must `run` it.
 
     Args:
-        socket: The WebSocket, whose handshake is over.
-        stream: What it travels on.
-        protocol: What it carries bytes for.
+        socket: The WebSocket, after its handshake.
+        stream: The stream under it.
+        protocol: The protocol whose bytes it carries.
     """
 
     def __init__(
@@ -69,11 +72,11 @@ class WebSocketTransport(asyncio.Transport):
         self._may_read = asyncio.Event()
         self._may_read.set()
         self.task: asyncio.Task[None] | None = None
-        """What runs it, where that is a task of its own."""
+        """The task that runs it, where it has one of its own."""
         protocol.connection_made(self)
 
     async def run(self) -> None:
-        """Carry bytes until the WebSocket is over, however it ends. Cancelled, it is cut."""
+        """Carry bytes until the WebSocket ends. Cancellation aborts it."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._send(), name="websocket output")
@@ -83,7 +86,7 @@ class WebSocketTransport(asyncio.Transport):
         finally:
             self._is_closing = True
             self._output.clear()
-            # Both ends have said all they had to, or one of them never will.
+            # Both ends have closed, or one of them never will.
             self._stream.abort()
             try:
                 await self._socket.close()  # at once, without a stream; aiohttp would miss it otherwise
@@ -110,13 +113,14 @@ class WebSocketTransport(asyncio.Transport):
                     self._fail(f"the WebSocket failed: {reason_of(message.data)}")
                     return
                 case aiohttp.WSMsgType.TEXT:
-                    self._fail("a WebSocket message of text came, where AMQP is binary")
+                    self._fail("a text message arrived on the WebSocket, where AMQP uses binary ones")
                     return
                 case _:
                     self._fail("the WebSocket ended without a close")
                     return
 
     def _fail(self, text: str) -> None:
+        _log.debug("the WebSocket has ended: %s", text)
         if not self._is_closing:
             self._error = ConnectionError(text)
 
@@ -130,7 +134,7 @@ class WebSocketTransport(asyncio.Transport):
                         piece = data[start : start + _MESSAGE]
                         await self._socket.send_bytes(piece)
                         self._size -= len(piece)
-                        self._tell_pace()
+                        self._update_pause()
                 elif self._is_closing:
                     await self._socket.close()
                     return
@@ -138,9 +142,9 @@ class WebSocketTransport(asyncio.Transport):
                     self._has_work.clear()
                     await self._has_work.wait()
         except (OSError, aiohttp.ClientError):
-            self._stream.abort()  # the reader tells the rest
+            self._stream.abort()  # the reader reports the end
 
-    def _tell_pace(self) -> None:
+    def _update_pause(self) -> None:
         if self._is_paused:
             if self._size <= self._high // 4:
                 self._is_paused = False
@@ -157,7 +161,7 @@ class WebSocketTransport(asyncio.Transport):
         self._output.append(bytes(data))
         self._size += len(data)
         self._has_work.set()
-        self._tell_pace()
+        self._update_pause()
 
     def close(self) -> None:
         self._is_closing = True
@@ -227,7 +231,7 @@ class _Connector(aiohttp.BaseConnector):
             # aiohttp tries a GET again by itself; when to do that is not for it to say.
             lost = self.observed.lost
             reason = "the connection ended before there was an answer" if lost is None else reason_of(lost)
-            raise ConnectionLostError(f"no WebSocket to {self._route}: {reason}")
+            raise ConnectionLostError(f"cannot open a WebSocket to {self._route}: {reason}")
         self.observed = await open_stream(lambda: _Observed(self._factory()), self._route)
         return self.observed.inner
 
@@ -271,7 +275,10 @@ async def connect(make: Callable[[], _P], route: Route, *, max_message: int = _L
         except aiohttp.ClientError as error:
             raise _no_websocket(route, error) from error
         if socket.protocol != SUBPROTOCOL:
-            raise ConnectionLostError(f"{route} has WebSockets, but not for AMQP", recovery=Recovery.GIVE_UP)
+            raise ConnectionLostError(
+                f"{route} accepts WebSockets, but not the subprotocol {SUBPROTOCOL} of AMQP", recovery=Recovery.GIVE_UP
+            )
+        _log.debug("WebSocket to %s is open: %s", route, SUBPROTOCOL)
         protocol = make()
     except BaseException:
         connector.abort()
@@ -298,7 +305,7 @@ def _no_websocket(route: Route, error: aiohttp.ClientError) -> ServiceError:
         return refusal(str(route), error.status)
     if isinstance(error, aiohttp.ClientResponseError):
         return ConnectionLostError(f"{route} does not answer as a WebSocket: {excerpt(error.message)}")
-    return ConnectionLostError(f"no WebSocket to {route}: {reason_of(error)}")
+    return ConnectionLostError(f"cannot open a WebSocket to {route}: {reason_of(error)}")
 
 
 # ----------------------------------------------------------------------------------------------------- server
@@ -334,7 +341,7 @@ class _Served(asyncio.Protocol):
 
 
 class WebSocketServer:
-    """Listens for WebSockets. Made by :meth:`start`.
+    """Listens for WebSockets. Made by `start`.
 
     Attributes:
         port: The port it listens on.

@@ -15,6 +15,7 @@ class BatchPacker:
         partition_key: The key that the service routes the message by; None for none.
         idempotent: Whether the events have room for the numbers of idempotent publishing.
         stamped: Whether the events have room for a stamp.
+        oversized: Whether an event larger than the limit makes a message of its own, and is not an error.
 
     Attributes:
         limit: As given.
@@ -22,16 +23,23 @@ class BatchPacker:
         size: The size of the message being packed, in bytes.
     """
 
-    __slots__ = ("_idempotent", "_pieces", "_stamped", "limit", "partition_key", "size")
+    __slots__ = ("_idempotent", "_oversized", "_pieces", "_stamped", "limit", "partition_key", "size")
 
     def __init__(
-        self, limit: int, *, partition_key: str | None = None, idempotent: bool = False, stamped: bool = False
+        self,
+        limit: int,
+        *,
+        partition_key: str | None = None,
+        idempotent: bool = False,
+        stamped: bool = False,
+        oversized: bool = False,
     ) -> None:
         self.limit = limit
         self.partition_key = partition_key
         self.size = len(envelope_head(partition_key))
         self._idempotent = idempotent
         self._stamped = stamped
+        self._oversized = oversized
         self._pieces: list[bytes] = []
 
     def add(self, head: bytes, rest: bytes) -> bool:
@@ -45,21 +53,55 @@ class BatchPacker:
             Whether it was added; False, if it does not fit any more.
 
         Raises:
-            EventTooLargeError: It does not fit an empty message either.
+            EventTooLargeError: It does not fit an empty message either, and `oversized` is not set.
         """
         size = self.size + len(head) + len(rest)
         if size > self.limit:
-            if not self._pieces:
+            if self._pieces:
+                return False
+            if not self._oversized:
                 raise EventTooLargeError(size, self.limit)
-            return False
         self.size = size
         self._pieces += (head, rest)
         return True
+
+    def pack(self, head: bytes, rest: bytes) -> SealedBatch | None:
+        """Add an event, to the next message if it does not fit any more. Arguments and errors as of `add`.
+
+        Returns:
+            The message that it did not fit; None if it did.
+        """
+        if self.add(head, rest):
+            return None
+        sealed = self.take()
+        self.add(head, rest)
+        return sealed
 
     @property
     def count(self) -> int:
         """The number of events in the message being packed."""
         return len(self._pieces) // 2
+
+    def size_of(self, start: int, end: int) -> int:
+        """Return the size of the events from number `start` to `end`, in bytes."""
+        return sum(map(len, self._pieces[2 * start : 2 * end]))
+
+    def divide(self, start: int, end: int, limit: int) -> list[SealedBatch]:
+        """Return the events from number `start` to `end` as several messages.
+
+        Args:
+            start: The number of the first event.
+            end: The number after the last event.
+            limit: The maximum size of each message, in bytes, as far as it has more than one event. Where they all fit
+                one message, they are divided into halves.
+        """
+        pieces = self._pieces[2 * start : 2 * end]
+        packer = BatchPacker(limit, idempotent=self._idempotent, stamped=self._stamped, oversized=True)
+        packed = [packer.pack(head, rest) for head, rest in zip(pieces[::2], pieces[1::2], strict=True)]
+        if packer.count < end - start:
+            return [*(sealed for sealed in packed if sealed is not None), packer.take()]
+        middle = (end - start) // 2 * 2
+        return [self._sealed(pieces[:middle]), self._sealed(pieces[middle:])]
 
     def seal(self) -> SealedBatch:
         """Return the message being packed. Events may be added afterwards; the returned message does not change.

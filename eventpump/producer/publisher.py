@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from eventpump.aio.tasks import wait_for_event
+from eventpump.aio.tasks import reject, resolve, wait_for_event
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace, is_used_up, least_delay
@@ -100,15 +100,13 @@ class _Waiters(Generic[_T]):
         """Have `wait` return this for all that wait."""
         waiters, self._tries = self._tries, {}
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(result)
+            resolve(waiter, result)
 
     def fail(self, error: Exception) -> None:
         """Have `wait` raise this for all that wait."""
         waiters, self._tries = self._tries, {}
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+            reject(waiter, error)
 
     def count(self, tries: int) -> None:
         """Count attempts that failed."""
@@ -126,8 +124,7 @@ class _Waiters(Generic[_T]):
             return
         for waiter in [each for each, tries in self._tries.items() if tries > most]:
             del self._tries[waiter]
-            if not waiter.done():
-                waiter.set_exception(error)
+            reject(waiter, error)
 
 
 class _Job:

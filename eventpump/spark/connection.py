@@ -1,4 +1,4 @@
-"""Which hub a Spark query uses, and as whom: a value that travels from the driver to its executors."""
+"""The hub and credentials of a Spark query: a picklable value that the driver sends to its executors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventpump.options.connection_string import ConnectionString
 from eventpump.options.credentials import SharedKey
 
 CONNECTOR_PREFIX: Final = "eventhubs."
-"""What the options of Microsoft's Scala connector begin with; ours are known with it too."""
+"""The prefix of the options of Microsoft's Scala connector; ours are accepted with it too."""
 
 CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "idleTimeout": "idle_timeout",
     }
 )
-"""The options of a connection as Spark's users write them, in any case, and the fields they set."""
+"""The Spark options of a connection, not case-sensitive, and the fields they set."""
 
 _FIELDS: Final = {option.lower(): (option, field) for option, field in CONNECTION_OPTIONS.items()}
 _ANY_KEY: Final = SharedKey("name", SecretStr("key"))
@@ -41,10 +41,10 @@ _TIMEDELTA: Final = TypeAdapter(timedelta)
 
 
 def seconds(text: str) -> float:
-    """Read a duration: a number of seconds, or ISO 8601, as the connector writes it.
+    """Parse a duration: a number of seconds, or ISO 8601, as the connector writes it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a duration.
     """
     try:
         return float(text)
@@ -59,16 +59,16 @@ def seconds(text: str) -> float:
 class SparkConnection(SettingsModel):
     """How to reach one hub, as plain values: hashable, picklable, and without secrets in its repr.
 
-    It holds what the user gave; `settings` makes of it what connects. The secrets are in its pickle, which Spark sends
-    to executors, and nowhere else.
+    It holds the user's values; `settings` creates the connection settings from them. The secrets are only in its
+    pickle, which Spark sends to executors.
 
     Args:
-        hub: The hub; what `EntityPath` of the connection string says, where it is left out.
-        connection_string: As the portal gives it.
-        fully_qualified_namespace: The namespace's host name, in place of a connection string.
-        credential: Along with the namespace: "module:callable", called without arguments in every process that
-            connects; what it returns is a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
-        custom_endpoint_address: Where to connect in place of the namespace.
+        hub: The hub's name; by default the `EntityPath` of the connection string.
+        connection_string: As shown in the Azure portal.
+        fully_qualified_namespace: The namespace's host name, instead of a connection string.
+        credential: Together with the namespace: "module:callable", called without arguments in every process that
+            connects; it returns a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
+        custom_endpoint_address: Where to connect instead of the namespace.
         ca_file: A file of CA certificates (PEM), at the same path on every machine.
         auth_timeout: Seconds; this and the other two as in :class:`eventpump.options.connection.ConnectionSettings`.
     """
@@ -111,21 +111,22 @@ class SparkConnection(SettingsModel):
     def _is_whole(self) -> SparkConnection:
         if self.connection_string is None and self.fully_qualified_namespace is None:
             raise ConfigurationError("connectionString", "is required, or fullyQualifiedNamespace and credential")
-        # What makes the credential is called, and the CA file looked for, where a connection is made.
+        # The credential's callable is called, and the CA file read, in the process that connects.
         self._settings(None if self.credential is None else _ANY_KEY, None)
         return self
 
     @classmethod
     def split_options(cls, options: Mapping[str, str]) -> tuple[SparkConnection, dict[str, str]]:
-        """Take the connection's options out of Spark's.
+        """Split Spark's options into those of the connection and the others.
 
-        Names are known in any case, with the connector's prefix and without it.
+        Names are not case-sensitive, and may have the connector's prefix.
 
         Returns:
-            The connection, and the other options as they were given.
+            The connection, and the other options unchanged.
 
         Raises:
-            ConfigurationError: A value cannot work, or one is given twice; it names the option and shows no secret.
+            ConfigurationError: A value is invalid, or an option is given twice; the error names the option and shows no
+                secret.
         """
         values: dict[str, Any] = {}
         rest: dict[str, str] = {}
@@ -146,10 +147,10 @@ class SparkConnection(SettingsModel):
         return connection, rest
 
     def settings(self) -> ConnectionSettings:
-        """Make what connects. Imports and calls the credential's callable, where there is one.
+        """Return the connection settings. Imports and calls the credential's callable, if there is one.
 
         Raises:
-            ConfigurationError: A value cannot work.
+            ConfigurationError: A value is invalid.
         """
         credential = None if self.credential is None else call_by_import_name("credential", self.credential)
         return self._settings(credential, None if self.ca_file is None else Path(self.ca_file))
@@ -169,7 +170,8 @@ class SparkConnection(SettingsModel):
         )
 
     def without_hub(self) -> SparkConnection:
-        """Return what two hubs of one namespace have in common: equal ones share an authorised connection."""
+        """Return what two hubs of one namespace have in common: connections that are equal in it share an authorized
+        connection."""
         text = self.connection_string
         if text is not None:
             pairs = (pair for pair in text.get_secret_value().split(";") if not _is_entity_path(pair))

@@ -1,4 +1,4 @@
-"""The data source `format("eventpump")`, as Spark finds it. Its parts are imported when they are used."""
+"""The data source `format("eventpump")` that Spark loads. Its parts are imported when they are used."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("eventpump")` known to a Spark session, classic or Connect.
+    """Register `format("eventpump")` with a Spark session, classic or Connect.
 
-    Where the package is installed beside Spark, sessions find it by themselves (`pyspark_eventpump`).
+    If the package is installed in Spark's environment, sessions find the format by themselves (`pyspark_eventpump`).
     """
     spark.dataSource.register(EventPumpDataSource)
 
 
 class EventPumpDataSource(DataSource):
-    """Reads and writes hubs. Made by Spark, often and in many processes: it holds the user's options and no more."""
+    """Reads and writes hubs. Spark creates it often and in many processes: it holds only the user's options."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,10 +34,10 @@ class EventPumpDataSource(DataSource):
         return "eventpump"
 
     def schema(self) -> str:
-        """Return the columns that are read unless the user names some.
+        """Return the columns that are read unless the user specifies a schema.
 
         Raises:
-            ConfigurationError: An option cannot work.
+            ConfigurationError: An option is invalid.
         """
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
@@ -46,10 +46,10 @@ class EventPumpDataSource(DataSource):
         return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads a batch.
+        """Return the reader of a batch.
 
         Raises:
-            ConfigurationError: An option or a column cannot work.
+            ConfigurationError: An option or a column is invalid.
         """
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.readers import BatchReader, columns_of
@@ -57,10 +57,10 @@ class EventPumpDataSource(DataSource):
         return BatchReader(SourceOptions.from_options(self.options).for_batch(), columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Make what reads for a query.
+        """Return the reader of a query.
 
         Raises:
-            ConfigurationError: An option or a column cannot work.
+            ConfigurationError: An option or a column is invalid.
         """
         from eventpump.spark.source.options import SourceOptions, without_effect
         from eventpump.spark.source.readers import StreamReader, columns_of
@@ -69,13 +69,13 @@ class EventPumpDataSource(DataSource):
         return StreamReader(options, columns_of(schema), without_effect(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make what writes a batch. Raises as :class:`eventpump.spark.sink.data_source_writer.BatchWriter`."""
+        """Return the writer of a batch. Raises like :class:`eventpump.spark.sink.data_source_writer.BatchWriter`."""
         from eventpump.spark.sink.data_source_writer import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Return the writer of a query. Raises as :class:`eventpump.spark.sink.data_source_writer.StreamWriter`."""
+        """Return the writer of a query. Raises like :class:`eventpump.spark.sink.data_source_writer.StreamWriter`."""
         from eventpump.spark.sink.data_source_writer import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)

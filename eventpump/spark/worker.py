@@ -1,8 +1,8 @@
-"""The process's own event loop and connections, for Spark's threads, which are synchronous.
+"""The process-wide event loop and connections, for Spark's threads, which are synchronous.
 
-A process that Spark runs Python in (an executor's worker, the driver's reader process, the driver itself) has at most
-one loop, on a daemon thread, and one authorised connection per namespace and credential. Both are made when first
-needed and live across tasks. A forked child inherits neither: it makes its own.
+Each Python process of Spark (an executor's worker, the driver's reader process, the driver itself) has at most one
+loop, on a daemon thread, and one authorized connection per namespace and credential. Both are created when first needed
+and outlive tasks. A forked child inherits neither: it creates its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class _Worker:
-    """A loop on a thread of its own, and what lives on it."""
+    """A loop on its own thread, and the objects that belong to it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -41,7 +41,7 @@ class _Worker:
     def run(self, work: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
         call = _Call(work, timeout)
         try:
-            # Whatever interrupts this thread may do so anywhere in here: the call is known before anything begins.
+            # An interrupt of this thread can occur anywhere in here, so the call is registered before it starts.
             self.loop.call_soon_threadsafe(call.start)
             return call.outcome.result()
         except BaseException:
@@ -51,7 +51,7 @@ class _Worker:
             raise
 
     def close_soon(self, transport: Transport) -> None:
-        """Close a transport without waiting. On the loop's thread."""
+        """Close a transport without waiting. Called on the loop's thread."""
         task = self.loop.create_task(transport.aclose(), name="close transport")
         self.closing.add(task)
         task.add_done_callback(self.closing.discard)
@@ -75,12 +75,12 @@ class _Call(Generic[_T]):
         self.ended = threading.Event()
 
     def start(self) -> None:
-        """Begin. On the loop."""
+        """Start the coroutine. Called on the loop."""
         if not self.ended.is_set():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """End it, be it before it began. On the loop."""
+        """Cancel the coroutine, even if it has not started. Called on the loop."""
         if self._task is not None:
             self._task.cancel()
         else:
@@ -94,7 +94,7 @@ class _Call(Generic[_T]):
                 result = await self._work
         except BaseException as error:
             if isinstance(error, TimeoutError) and limit.expired():
-                error = ServiceTimeoutError(f"not done within {self._timeout} s")
+                error = ServiceTimeoutError(f"not completed within {self._timeout} s")
             self.outcome.set_exception(error)
         else:
             self.outcome.set_result(result)
@@ -105,7 +105,7 @@ class _Call(Generic[_T]):
 _lock = threading.Lock()
 _worker: _Worker | None = None
 _inherited: list[_Worker] = []
-"""The parent's, in a forked child. Kept as it is: closing any part of it would reach into the parent's selector."""
+"""In a forked child, the parent's worker, kept unchanged: closing part of it would affect the parent's selector."""
 
 
 def _current() -> _Worker:
@@ -118,7 +118,7 @@ def _current() -> _Worker:
 
 def _after_fork() -> None:
     global _lock, _worker
-    _lock = threading.Lock()  # the parent's may have been held by a thread that does not exist here
+    _lock = threading.Lock()  # the parent's lock may be held by a thread that does not exist here
     if _worker is not None:
         _inherited.append(_worker)
         _worker = None
@@ -134,10 +134,10 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
     end, within :data:`eventpump.interfaces.CLOSE_TIMEOUT`.
 
     Args:
-        timeout: Seconds; None for as long as it takes.
+        timeout: Seconds; None for no limit.
 
     Raises:
-        ServiceTimeoutError: The time ran out; the coroutine was cancelled and has ended.
+        ServiceTimeoutError: The time is over; the coroutine was cancelled and has ended.
     """
     worker = _current()
     if threading.current_thread() is worker.thread:
@@ -147,13 +147,13 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
 
 
 def transport(connection: SparkConnection) -> Transport:
-    """Return the process's way to a namespace; from any thread. Its methods are for coroutines that `run` carries out.
+    """Return the process's transport to a namespace; from any thread. Use it in coroutines that `run` executes.
 
-    One per namespace and credential, whatever the hub. It connects when first used, and again after a connection was
-    lost. Nobody who gets it closes it.
+    There is one per namespace and credential, for all hubs. It connects when first used, and reconnects after a
+    connection was lost. Callers must not close it.
 
     Raises:
-        ConfigurationError: A value of the connection cannot work.
+        ConfigurationError: A value of the connection is invalid.
     """
     worker = _current()
     key = connection.without_hub()
@@ -165,7 +165,7 @@ def transport(connection: SparkConnection) -> Transport:
 
 
 def drop(connection: SparkConnection) -> None:
-    """Close the way to a namespace after a failure; from any thread. The next `transport` makes another.
+    """Close the transport to a namespace after a failure; from any thread. The next `transport` creates another.
 
     Links that are open on it end with an error.
     """
@@ -179,9 +179,9 @@ def drop(connection: SparkConnection) -> None:
 
 
 def once(make: Callable[[], _T]) -> _T:
-    """Return the process's one object of a kind, such as a cache: made by the first call with this `make`.
+    """Return the process-wide instance of an object, such as a cache: created by the first call with this `make`.
 
-    A forked child makes its own. From any thread; `make` must not call into this module.
+    A forked child creates its own. From any thread; `make` must not call into this module.
     """
     worker = _current()
     with _lock:
@@ -191,9 +191,9 @@ def once(make: Callable[[], _T]) -> _T:
 
 
 def close() -> None:
-    """Close the connections in order and end the loop, where there is one. The next use makes another.
+    """Close the connections cleanly and end the loop, if there is one. The next use creates another.
 
-    Runs at the interpreter's exit too; Spark's own workers end without it, and their peers see a closed socket.
+    Also runs at the interpreter's exit; Spark's own workers end without it, and their peers see a closed socket.
     """
     global _worker
     with _lock:

@@ -1,6 +1,6 @@
 """Virtual time: an event loop whose clock jumps to the next timer when nothing else is left to do.
 
-An hour of renewals takes milliseconds, and waiting for what can never happen is an error instead of a hang.
+An hour of renewals takes milliseconds, and waiting for something that can never happen is an error instead of a hang.
 Not for sockets. Work in threads is waited for in real time when it went through the loop's executor.
 """
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 _DEADLOCK_AFTER = 1.0
-"""Real seconds that a thread nobody told us of may take to wake the loop."""
+"""Real seconds that an unknown thread may take to wake the loop."""
 
 
 class DeadlockError(RuntimeError):
@@ -24,7 +24,7 @@ class DeadlockError(RuntimeError):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Asks the real selector what is ready; where nothing is, lets time pass instead of waiting."""
+    """Asks the real selector what is ready; if nothing is, advances the time instead of waiting."""
 
     def __init__(self, jump: Callable[[float], None], is_working: Callable[[], bool]) -> None:
         self._real = selectors.DefaultSelector()
@@ -80,7 +80,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass at once; called from a task, as if that task had blocked the loop for so long."""
+        """Advance the time at once; called from a task, as if that task had blocked the loop for that long."""
         self._now += seconds
 
     def run_in_executor(
@@ -95,7 +95,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Wait until the threads of the executor have ended: in real time, while virtual time stands still.
 
         Args:
-            timeout: Not used. `asyncio.Runner` asks for 300 s since Python 3.12, which here are over at once.
+            timeout: Not used. `asyncio.Runner` passes 300 s since Python 3.12, which would be over at once here.
         """
         self._working += 1
         try:
@@ -112,7 +112,7 @@ class VirtualClock:
 
     Args:
         loop: The loop; None for the one that runs when the clock is read.
-        epoch: What `time` says when the loop's time is 0, in seconds since the Unix epoch.
+        epoch: The value of `time` when the loop's time is 0, in seconds since the Unix epoch.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, *, epoch: float = 1_700_000_000.0) -> None:
@@ -128,7 +128,7 @@ class VirtualClock:
         return self._epoch + self.monotonic()
 
     def block(self, seconds: float) -> None:
-        """Let time pass as if the calling task had blocked the loop for so long."""
+        """Advance the time as if the calling task had blocked the loop for that long."""
         loop = self._loop or asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         loop.advance(seconds)

@@ -1,7 +1,7 @@
 """A TCP proxy that breaks the network on request, between any client and any service, TLS or not.
 
-What it holds back is not lost: TCP delivers late or not at all, never with a hole. A direction that is stalled is not
-read either, so that the sender's buffers fill, as they do when the other end has stopped reading.
+Bytes that it holds back are not lost: TCP delivers late or not at all, never with a gap. A stalled direction is not
+read either, so that the sender's buffers fill, as when the other end has stopped reading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Direction(enum.Enum):
-    """Which way bytes travel."""
+    """The direction of bytes."""
 
     TO_SERVICE = "to service"
     TO_CLIENT = "to client"
@@ -40,13 +40,13 @@ class FaultProxy:
             client = SomeClient(emulator.connection_string, custom_endpoint_address=proxy.address)
             proxy.cut()
 
-    It lives on the loop that starts it, and every method is called from there. `half_open`, `stall`, `delay` and
-    `refuse` concern present and later connections alike, until `restore`.
+    It belongs to the loop that starts it, and every method is called from there. `half_open`, `stall`, `delay` and
+    `refuse` apply to current and later connections, until `restore`.
 
     Args:
         port: Of the service.
         host: Of the service.
-        listen_port: The port to listen on, at 127.0.0.1; 0 takes a free one.
+        listen_port: The port to listen on, at 127.0.0.1; 0 selects a free one.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", listen_port: int = 0) -> None:
@@ -55,20 +55,20 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
-            OSError: It cannot.
+            OSError: Listening failed.
         """
         if self._server is not None:
-            raise RuntimeError("the proxy is started already")
+            raise RuntimeError("the proxy is already started")
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _ClientSide(_Pair(self._network)), "127.0.0.1", self._port
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def aclose(self) -> None:
-        """Cut every connection and free the port. Closing twice is fine."""
+        """Drop every connection and free the port. May be called twice."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -97,7 +97,7 @@ class FaultProxy:
 
     @property
     def address(self) -> str:
-        """Where clients connect to: host and port."""
+        """The address for clients: host and port."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -107,7 +107,7 @@ class FaultProxy:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are up, forwarded or held."""
+        """How many connections are open, forwarded or held."""
         return len(self._network.pairs)
 
     def bytes_forwarded(self, direction: Direction) -> int:
@@ -115,7 +115,7 @@ class FaultProxy:
         return self._network.forwarded[direction]
 
     async def until_accepted(self, count: int) -> None:
-        """Wait until clients have made so many connections, counted from the start."""
+        """Wait until clients have made this many connections, counted from the start."""
         while self._network.accepted < count:
             await self._network.change()
 
@@ -130,7 +130,7 @@ class FaultProxy:
         return self._network.cut()
 
     def cut_after(self, count: int) -> None:
-        """Cut every connection once `count` more bytes went to clients, most likely in the middle of a frame."""
+        """Drop every connection after `count` more bytes to clients, most likely in the middle of a frame."""
         self._network.cut_at = self._network.forwarded[Direction.TO_CLIENT] + count
 
     def half_open(self) -> None:
@@ -147,7 +147,7 @@ class FaultProxy:
         self._network.delay = seconds
 
     def refuse(self) -> None:
-        """Reset new connections, as if no service were there."""
+        """Reset new connections, as if there were no service."""
         self._network.is_refusing = True
 
     def restore(self) -> None:
@@ -160,7 +160,7 @@ class FaultProxy:
 
 @dataclass(eq=False)
 class _Network:
-    """What all connections share: the faults of the moment, and the counts."""
+    """The state shared by all connections: the current faults, and the counts."""
 
     host: str
     port: int
@@ -196,10 +196,10 @@ class _Network:
         return len(pairs)
 
     def pass_on(self, direction: Direction, data: bytes) -> bytes:
-        """Count bytes about to go.
+        """Count bytes to forward.
 
         Returns:
-            Those that still go; fewer where a cut is due.
+            The bytes that are still forwarded; fewer if a cut is due.
         """
         if direction is Direction.TO_CLIENT and self.cut_at is not None:
             left = self.cut_at - self.forwarded[direction]
@@ -212,7 +212,7 @@ class _Network:
 
 
 class _Pair:
-    """A client's connection, and the one to the service that belongs to it."""
+    """A client's connection, and its connection to the service."""
 
     def __init__(self, network: _Network) -> None:
         self.network = network
@@ -225,7 +225,7 @@ class _Pair:
         self._is_cut = False
 
     def side_opened(self, towards: Direction, transport: asyncio.Transport) -> None:
-        """Take over a stream."""
+        """Register a stream."""
         self._open_sides += 1
         self.transports[towards] = transport
         transport.set_write_buffer_limits(high=_BUFFER)
@@ -238,7 +238,7 @@ class _Pair:
         self._end_if_over()
 
     def apply(self) -> None:
-        """Do what the faults of the moment say."""
+        """Apply the current faults."""
         if self._is_cut:
             return
         if not self.network.is_silent and self._dialling is None and Direction.TO_SERVICE not in self.transports:
@@ -291,12 +291,12 @@ class _Pipe:
         self._is_over = False
 
     def received(self, data: bytes) -> None:
-        """Take bytes on their way."""
+        """Queue received bytes for forwarding."""
         self._held.append((asyncio.get_running_loop().time() + self._pair.network.delay, data))
         self.apply()
 
     def source_ended(self) -> None:
-        """Record that no more bytes come; the end goes on its way as they do."""
+        """Record the end of the stream, which is forwarded after the bytes."""
         self._is_over = True
         self.apply()
 
@@ -306,7 +306,7 @@ class _Pipe:
         self.apply()
 
     def apply(self) -> None:
-        """Forward what may be forwarded, and read on or not."""
+        """Forward what may be forwarded, and pause or resume reading."""
         transports, is_stalled = self._pair.transports, self._direction in self._pair.network.stalled
         source, sink = transports.get(self._direction.opposite), transports.get(self._direction)
         if sink is not None and not is_stalled:

@@ -1,4 +1,4 @@
-"""A sink that keeps what a receive link tells it, for tests."""
+"""A sink that records the calls of a receive link, for tests."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from eventpump.errors import EventPumpError, ServiceError
 from eventpump.eventhubs.events import ReceivedEvent
 
 PATIENCE = 10.0
-"""Seconds to wait for what must come."""
+"""Seconds to wait for expected events."""
 
 
 class RecordingSink:
-    """A `ReceiveSink` that keeps what it is told.
+    """A `ReceiveSink` that records its calls.
 
     Attributes:
-        batches: What arrived, as it was handed over.
-        errors: Why the link ended.
-        late: What was told after the end.
+        batches: The received batches.
+        errors: The errors with which the link ended.
+        late: Calls after the end.
     """
 
     def __init__(self) -> None:
@@ -28,36 +28,36 @@ class RecordingSink:
         self._changed = asyncio.Event()
 
     def messages(self, batch: list[bytes]) -> None:
-        """Keep a batch."""
+        """Record a batch."""
         self.late += bool(self.errors)
         self.batches.append(batch)
         self._changed.set()
 
     def detached(self, error: EventPumpError) -> None:
-        """Keep the end."""
+        """Record the end."""
         self.late += bool(self.errors)
         self.errors.append(error)
         self._changed.set()
 
     @property
     def events(self) -> list[ReceivedEvent]:
-        """What arrived."""
+        """The received events."""
         return [ReceivedEvent(raw) for batch in self.batches for raw in batch]
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies of what arrived."""
+        """The bodies of the received events."""
         return [event.body for event in self.events]
 
     async def until(self, found: Callable[[], bool]) -> None:
-        """Wait for something that is told here."""
+        """Wait until a condition on the recorded calls holds."""
         async with asyncio.timeout(PATIENCE):
             while not found():
                 self._changed.clear()
                 await self._changed.wait()
 
     async def received(self, count: int) -> list[bytes]:
-        """Wait for so many events.
+        """Wait for this many events.
 
         Returns:
             All bodies so far.
@@ -69,7 +69,7 @@ class RecordingSink:
         """Wait for the end.
 
         Returns:
-            Why.
+            The error.
         """
         await self.until(lambda: bool(self.errors))
         (error,) = self.errors

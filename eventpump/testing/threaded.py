@@ -1,4 +1,4 @@
-"""The emulator for synchronous code: on a thread with an event loop of its own."""
+"""The emulator for synchronous code: on a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class EmulatorThread:
-    """An emulator that any thread may talk to. A context manager, with nothing async.
+    """An emulator that any thread may use. A synchronous context manager.
 
     ::
 
@@ -29,7 +29,7 @@ class EmulatorThread:
 
     def __init__(self, *emulator: Any, **options: Any) -> None:
         self.emulator = Emulator(*emulator, **options)
-        """The emulator itself: used on its own loop only, by `run` and `call`."""
+        """The emulator: used only on its own loop, through `run` and `call`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
 
@@ -52,14 +52,14 @@ class EmulatorThread:
 
     @property
     def connection_string(self) -> str:
-        """What a client connects with. It holds the key."""
+        """The connection string for clients. It contains the key."""
         return self.emulator.connection_string
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the emulator's loop, and wait for it. Interrupted, the coroutine is cancelled.
+        """Run a coroutine on the emulator's loop, and wait for it. If this is interrupted, the coroutine is cancelled.
 
         Returns:
-            What it returns.
+            Its result.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -89,10 +89,10 @@ class EmulatorThread:
         self.call(lambda: self.emulator.faults.clear())
 
     def add_partitions(self, hub: str, count: int) -> None:
-        """Let a hub grow.
+        """Add partitions to a hub.
 
         Raises:
-            ConfigurationError: There is no such hub, or it would have too many partitions.
+            ConfigurationError: The hub does not exist, or would have too many partitions.
         """
         self.run(self.emulator.add_partitions(hub, count))
 
@@ -101,7 +101,7 @@ class EmulatorThread:
         self.run(self.emulator.restart())
 
     def drop_connections(self) -> None:
-        """Cut every connection without a word."""
+        """Drop every connection without a close."""
         self.call(self.emulator.drop_connections)
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
-"""An Event Hub in memory, and transports to it: for testing what stands on `interfaces.Transport` without a network.
+"""An event hub in memory, and transports to it: for testing code that uses `interfaces.Transport` without a network.
 
-`FakeHub` is the service: partitions, offsets, credit, owner levels, and faults that a test scripts. Any number of
-`FakeTransport`s lead to one hub, as any number of hosts would.
+`FakeHub` is the service: partitions, offsets, credit, owner levels, and scripted faults. Any number of `FakeTransport`s
+can connect to one hub, like any number of hosts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from eventpump.eventhubs.names import (
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, ReceiveSink, SendLinkSpec
 
 _RUN = 256
-"""The most messages handed to a sink at once."""
+"""The most messages passed to a sink at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class _Partition:
 
 
 class SendFault(enum.Enum):
-    """What becomes of a message whose answer nobody will get."""
+    """The fate of a message whose answer is lost."""
 
     LOST_BEFORE_STORE = "lost before store"
     LOST_AFTER_STORE = "lost after store"
     STORED_LATE = "stored late"
-    """It reaches the service when `deliver_late` is called, whatever was sent in between."""
+    """It reaches the service when `deliver_late` is called, after everything that was sent in between."""
 
 
 @dataclass(slots=True)
@@ -109,9 +109,9 @@ class FakeHub:
     """A hub in memory.
 
     Args:
-        partitions: How many to begin with.
-        latency: Seconds that everything takes in each direction.
-        max_message_size: The largest message a link carries, in bytes.
+        partitions: The initial number of partitions.
+        latency: Seconds of delay in each direction.
+        max_message_size: The largest message of a link, in bytes.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class FakeHub:
         """Every receive link that was ever attached, in order."""
         self.peak_outstanding = 0
         self.answers_echo = True
-        """Whether the service answers a probe of a link that is not stalled, as AMQP asks for."""
+        """Whether the service answers a probe of a link that is not stalled, as AMQP requires."""
         self.probes: list[str] = []
         """The partitions whose links were probed, in order."""
         self.looks: list[tuple[str, float]] = []
-        """The partitions whose properties were asked for, in order, and when, on the loop's clock."""
+        """The partitions whose properties were read, in order, and when, on the loop's clock."""
         self.send_links: list[SendLinkSpec] = []
         """Every send link that was ever attached, in order."""
         self.runs: list[tuple[str, Run, tuple[bytes, ...]]] = []
@@ -158,19 +158,19 @@ class FakeHub:
 
     @property
     def partition_ids(self) -> tuple[str, ...]:
-        """The partitions there are now."""
+        """The current partitions."""
         return tuple(self._partitions)
 
     def add_partitions(self, count: int) -> None:
-        """Give the hub more partitions."""
+        """Add partitions to the hub."""
         for number in range(len(self._partitions), len(self._partitions) + count):
             self._partitions[str(number)] = _Partition(str(number))
 
     def publish(self, partition_id: str, *bodies: bytes | str, count: int | None = None) -> list[int]:
-        """Store events, and give their sequence numbers.
+        """Store events, and return their sequence numbers.
 
         Args:
-            count: Store so many instead, whose bodies are their sequence numbers.
+            count: Store this many events instead, with their sequence numbers as bodies.
         """
         partition = self._partitions[partition_id]
         if count is not None:
@@ -192,7 +192,7 @@ class FakeHub:
         self._partitions[partition_id].compacted.update(numbers)
 
     def detach(self, partition_id: str | None = None, error: EventPumpError | None = None) -> int:
-        """End the receive links of a partition, or all, with an error. Gives how many there were."""
+        """End the receive links of a partition, or all, with an error. Return how many there were."""
         ended = 0
         for partition in self._chosen(partition_id):
             for link in list(partition.links):
@@ -201,7 +201,7 @@ class FakeHub:
         return ended
 
     def lose_connections(self) -> None:
-        """Cut every transport off: their links end, and what waits for an answer fails. They may come back at once."""
+        """Disconnect every transport: their links end, and pending requests fail. They may reconnect at once."""
         for transport in self._transports:
             transport.lose(ConnectionLostError("the connection was cut by the test"))
 
@@ -212,12 +212,12 @@ class FakeHub:
         answers_echo: bool = False,
         until: Literal["resumed", "reopened", "reconnected"] = "resumed",
     ) -> None:
-        """Let links of a partition, or all, be open and silent.
+        """Stall the links of a partition, or all: they stay open and silent.
 
         Args:
             answers_echo: Whether they still answer a probe.
-            until: How long: until `resume` is called; for the links there are now, so that one opened anew is not; for
-                the connections there are now. `resume` ends each.
+            until: The extent: all links until `resume` is called; only the current links, so that a reopened one is not
+                stalled; or the current connections. `resume` ends each.
         """
         stall = _Stall(answers_echo)
         for partition in self._chosen(partition_id):
@@ -253,29 +253,30 @@ class FakeHub:
         self._refusals.append(_Refusal(operation, error, partition_id, times))
 
     def accept(self) -> None:
-        """Refuse nothing any more."""
+        """End all refusals."""
         self._refusals.clear()
 
     def lose(
         self, fault: SendFault, *, partition_id: str | None = None, connection: bool = False, after: int = 0
     ) -> None:
-        """End the link on the next message to a partition, or to any, without an answer. Once.
+        """End the link at the next message to a partition, or to any, without an answer. Once.
 
         Args:
-            connection: End everything of that client.
+            connection: Disconnect the whole client.
             after: How many messages pass before.
         """
         self._losses.append(_Loss(fault, partition_id, connection, after))
 
     def deliver_late(self) -> int:
-        """Let what is late reach the service now. Gives how many messages there were; nobody hears of them."""
+        """Let late messages reach the service now. Return how many there were; they are not answered."""
         late, self._late = self._late, []
         for deliver in late:
             deliver()
         return len(late)
 
     def hang(self, operation: str) -> None:
-        """Answer no request of a kind (see `refuse`) until `answer` is called; "credit" lets no message leave."""
+        """Answer no request of a kind (see `refuse`) until `answer` is called; "credit" prevents messages from being
+        sent."""
         self._stalled[operation] = asyncio.Event()
 
     def answer(self, operation: str) -> None:
@@ -287,21 +288,21 @@ class FakeHub:
         return [link.spec.owner_level for link in self._partitions[partition_id].links]
 
     def credit(self, partition_id: str) -> list[int]:
-        """What each link attached to a partition may still be sent."""
+        """The remaining credit of each link attached to a partition."""
         return [link.credit for link in self._partitions[partition_id].links]
 
     def events(self, partition_id: str) -> list[ReceivedEvent]:
-        """What a partition holds."""
+        """The events of a partition."""
         return list(map(ReceivedEvent, self._partitions[partition_id].raw))
 
     def recreate(self, partitions: int | None = None) -> None:
-        """Delete the hub and make it again: a later creation, no events, numbers from 0. Links to the old one end.
+        """Delete and recreate the hub: a later creation time, no events, numbers from 0. Links to the old one end.
 
         Args:
-            partitions: How many it has now; None for as many as before.
+            partitions: The new number of partitions; None for the same as before.
         """
         old, count = list(self._partitions.values()), len(self._partitions) if partitions is None else partitions
-        # A millisecond later at least, so that the two can be told apart.
+        # At least a millisecond later, so that the two can be distinguished.
         self.created_at = max(self.now(), self.created_at + timedelta(milliseconds=1))
         self._partitions = {}
         self.add_partitions(count)
@@ -313,11 +314,11 @@ class FakeHub:
     # ------------------------------------------------------------------------------------ what a transport does
 
     def join(self, transport: FakeTransport) -> None:
-        """Learn of a transport."""
+        """Register a transport."""
         self._transports.append(transport)
 
     async def request(self, operation: str, partition_id: str | None = None) -> None:
-        """Let a request take its time, and be refused where a test said so."""
+        """Delay a request by the latency, and refuse it if a test requested that."""
         if self.latency:
             await asyncio.sleep(self.latency)
         await self.until_answered(operation)
@@ -329,12 +330,12 @@ class FakeHub:
                 raise refusal.error
 
     async def until_answered(self, operation: str) -> None:
-        """Wait as long as a test says so."""
+        """Wait as long as a test requests it."""
         while (stalled := self._stalled.get(operation)) is not None:
             await stalled.wait()
 
     def loss(self, partition_id: str | None) -> _Loss | None:
-        """Count a message. Gives how it is lost, if it is."""
+        """Count a message. Return how it is lost, or None."""
         for loss in self._losses:
             if loss.partition_id in {None, partition_id}:
                 loss.after -= 1
@@ -355,10 +356,10 @@ class FakeHub:
             raise error_for("amqp:not-found", text, entity=hub)
 
     def partition(self, partition_id: str) -> _Partition:
-        """Find a partition.
+        """Return a partition.
 
         Raises:
-            RequestRefusedError: There is none.
+            RequestRefusedError: It does not exist.
         """
         found = self._partitions.get(partition_id)
         if found is None:
@@ -389,14 +390,14 @@ class FakeHub:
         self.attached.append(spec)
 
     def leave(self, link: FakeReceiveLink) -> None:
-        """Let go of a link."""
+        """Remove a link."""
         partition = link.partition
         if link in partition.links:
             partition.links.remove(link)
         partition.readers[link.spec.consumer_group.lower()].leave(link)
 
     def run(self, link: FakeReceiveLink) -> list[bytes]:
-        """Return what a link may be sent now."""
+        """Return the messages that may be sent on a link now."""
         partition = link.partition
         if self.stall_of(link) is not None:
             return []
@@ -410,12 +411,12 @@ class FakeHub:
         return [self._annotate(partition, raw) for raw in batch] if link.spec.track_last_enqueued else batch
 
     def stall_of(self, link: FakeReceiveLink) -> _Stall | None:
-        """Return what keeps a link silent, if anything does."""
+        """Return the stall of a link, or None."""
         partition_id = link.spec.partition_id
         return link.stall or self._partitions[partition_id].stall or link.transport.stalls.get(partition_id)
 
     def publish_as(self, spec: SendLinkSpec) -> dict[str, object]:
-        """Attach a send link. Gives the properties answered.
+        """Attach a send link. Return the answered properties.
 
         Raises:
             ServiceError: Refused.
@@ -440,7 +441,7 @@ class FakeHub:
         }
 
     def left(self, payload: bytes, partition_id: str) -> None:
-        """Take down the numbers of a message that left a client."""
+        """Record the numbers of a message that left a client."""
         numbered = run_of(decode_batch(payload))
         if not isinstance(numbered, Refusal):
             self.runs.append((partition_id, numbered[0], tuple(numbered[1])))
@@ -448,7 +449,7 @@ class FakeHub:
     def store(
         self, payload: bytes, message_format: int, partition_id: str | None, *, is_idempotent: bool = False
     ) -> None:
-        """Store what a producer sent.
+        """Store a producer's message.
 
         Raises:
             ServiceError: Refused.
@@ -479,11 +480,11 @@ class FakeHub:
             self._serve(partition)
 
     def properties(self) -> HubProperties:
-        """Describe the hub."""
+        """Return the properties of the hub."""
         return HubProperties(self.name, self.created_at, self.partition_ids)
 
     def partition_properties(self, partition_id: str) -> PartitionProperties:
-        """Describe a partition."""
+        """Return the properties of a partition."""
         partition = self.partition(partition_id)
         is_empty = not partition.raw
         return PartitionProperties(
@@ -532,7 +533,7 @@ class FakeHub:
 
     @staticmethod
     def _index(partition: _Partition, position: EventPosition) -> int:
-        """Return the sequence number a position begins at."""
+        """Return the sequence number at which a position begins."""
         if position.sequence_number is not None:
             return position.sequence_number + (not position.inclusive)
         if position.enqueued_time is not None:
@@ -563,18 +564,18 @@ class FakeHub:
 
 
 class FakeReceiveLink:
-    """A receive link to a hub in memory. Made by `FakeTransport`."""
+    """A receive link to a hub in memory. Created by `FakeTransport`."""
 
     def __init__(self, transport: FakeTransport, spec: ReceiveLinkSpec, sink: ReceiveSink) -> None:
         self.spec = spec
         self.partition: _Partition
-        """The one it is attached to."""
+        """The partition it is attached to."""
         self.transport = transport
         self.stall: _Stall | None = None
-        """What keeps this one link silent."""
+        """The stall of this link."""
         self.connection = transport.connection
         self.next = 0
-        """The sequence number sent next."""
+        """The sequence number of the next message."""
         self._hub = transport.hub
         self._sink = sink
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -583,22 +584,22 @@ class FakeReceiveLink:
         self._limit = 0
         self._is_serving = False
         self._is_open = True
-        # A loop does not keep the order of timers that are due at one moment: what is under way stands in line here.
+        # A loop does not keep the order of timers that are due at the same time: messages in flight are queued here.
         self._flows: deque[int] = deque()
         self._in_flight: deque[list[bytes]] = deque()
 
     @property
     def max_message_size(self) -> int:
-        """The largest message the link carries, in bytes."""
+        """The largest message of the link, in bytes."""
         return min(self._hub.max_message_size, self.spec.max_message_size)
 
     @property
     def credit(self) -> int:
-        """What the service may still send, by what it knows."""
+        """The remaining credit, as known to the service."""
         return max(0, self._limit - self._sent)
 
     def set_credit(self, credit: int) -> None:
-        """Let the service send so many more, counted from what has arrived (AMQP 2.6.7)."""
+        """Grant credit for this many messages, counted from those that have arrived (AMQP 2.6.7)."""
         self._flows.append(self._received + credit)
         if self._hub.latency:
             asyncio.get_running_loop().call_later(self._hub.latency, self._flow)
@@ -611,7 +612,7 @@ class FakeReceiveLink:
         self.serve()
 
     def serve(self) -> None:
-        """Send what there is and credit allows, soon."""
+        """Send available messages soon, as far as credit allows."""
         if self._is_open and not self._is_serving and self.credit:
             self._is_serving = True
             asyncio.get_running_loop().call_soon(self._send)
@@ -639,7 +640,7 @@ class FakeReceiveLink:
             self._sink.messages(batch)
 
     def end(self, error: EventPumpError) -> None:
-        """Detach with an error, which the sink learns."""
+        """Detach with an error, which is passed to the sink."""
         if self._leave():
             self._sink.detached(error)
 
@@ -656,7 +657,7 @@ class FakeReceiveLink:
         return True
 
     async def probe(self, timeout: float) -> bool | None:
-        """Ask the hub for a sign of life. What it sent before has arrived by then."""
+        """Probe the link. Messages sent before the answer have arrived by then."""
         if not self._is_open:
             return None
         self._hub.probes.append(self.spec.partition_id)
@@ -664,18 +665,18 @@ class FakeReceiveLink:
         is_answered = self._hub.answers_echo if stall is None else stall.answers_echo
         round_trip = 2 * self._hub.latency
         is_in_time = is_answered and round_trip <= timeout
-        # Of what is due at one moment, the answer comes last: what was sent before it is there.
+        # The answer comes last of everything that is due at the same time: messages sent before it have arrived.
         over, _ = await asyncio.wait({self._is_over}, timeout=round_trip + 1e-9 if is_in_time else timeout)
         return None if over else is_in_time
 
     def drop_connection(self, reason: str) -> None:
-        """Cut the transport off, unless it was since."""
+        """Disconnect the transport, unless that has already happened."""
         if self.connection is self.transport.connection:
             self.transport.lose(ConnectionLostError(reason))
 
 
 class FakeSendLink:
-    """A send link to a hub in memory. Made by `FakeTransport`."""
+    """A send link to a hub in memory. Created by `FakeTransport`."""
 
     def __init__(self, transport: FakeTransport, spec: SendLinkSpec) -> None:
         self._transport = transport
@@ -691,7 +692,7 @@ class FakeSendLink:
 
     @property
     def max_message_size(self) -> int:
-        """The largest message the link takes, in bytes."""
+        """The largest message that the link accepts, in bytes."""
         return self._hub.max_message_size
 
     @property
@@ -759,7 +760,7 @@ class FakeSendLink:
     def _arrived(self, arriving: asyncio.Task[None]) -> None:
         self._on_the_wire.discard(arriving)
         if not arriving.cancelled():
-            arriving.exception()  # whoever waits gets it; if nobody does, that is no fault
+            arriving.exception()  # retrieved here, in case no caller is waiting for it
 
     def end(self, error: EventPumpError) -> None:
         """Detach with an error, with which the sends that wait fail."""
@@ -875,7 +876,7 @@ async def _unless_ended(
 
 
 def _offset(number: int) -> str:
-    """Offsets are opaque text: nobody may take them for numbers."""
+    """Offsets are opaque text, and must not be treated as numbers."""
     return f"fake:{number}"
 
 

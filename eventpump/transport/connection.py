@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from typing import Protocol
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     CreditChanged,
     Event,
     FlowAnswered,

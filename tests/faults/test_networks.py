@@ -213,7 +213,7 @@ async def test_a_silent_proxy(emulator: Emulator, proxy: ConnectProxy, kind: str
     options = way_to(emulator, kind, proxy=proxy.url, operation_timeout=0.4, retry=RetryOptions(max_retries=0))
     text = await refused(emulator, options, within=0.4 + REFUSAL)
     service = f"127.0.0.1:{port_of(emulator, kind)}"
-    assert text == f"no answer from {service} by way of the proxy {proxy.address} within 0.4 s"
+    assert text == f"no answer from {service} through the proxy {proxy.address} within 0.4 s"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -294,7 +294,7 @@ async def test_a_replay_with_fewer_rows_fails(emulator: Emulator, query: Query) 
     plan = await query.plan(0)
     await query.attempt(plan, "0")
     query.shares = lambda *_: ["0.0", "0.1"]
-    with pytest.raises(InvalidClientStateError, match="12 rows of the batch are stored, and now it has 2"):
+    with pytest.raises(InvalidClientStateError, match="12 rows of the batch are stored, but it now has only 2"):
         await query.attempt(plan, "0")
 
 

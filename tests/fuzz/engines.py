@@ -7,10 +7,10 @@ from random import Random
 from typing import Any, Final
 
 from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     CreditChanged,
     Event,
     LinkAttached,
@@ -23,6 +23,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, Attach, Begin, SaslInit, Source, Target
 from eventpump.amqp.session import Session
+from eventpump.net.trace import FrameLog
 from tests.fuzz import captures
 from tests.fuzz.captures import Dialogue, performative_of, split_frames
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same, size_of
@@ -94,7 +95,7 @@ class _Shell:
         return [
             ("events", self.rest),
             ("messages", self.messages),
-            ("state", engine.state, repr(engine.remote), engine.remote_max_frame_size),
+            ("state", engine.state, repr(engine.remote), engine._frames.max_frame_size),
             ("sessions", sessions),
             ("pending", pending),
             ("output", b"".join(self.output)),
@@ -289,9 +290,10 @@ class _EngineEntry(Entry):
         return bytes((number,)), *phases_of(rng, frames)
 
     def run(self, string: tuple[bytes, ...], rng: Random) -> None:
-        """However the bytes are cut, and whether forms are kept: the same events, states and output; bounded memory."""
+        """However the bytes are cut, with forms and without, traced or not: the same events, states and output."""
         whole, split, plain = (self.shell_for(string) for _ in range(3))
         plain.engine._forms = _NoForms()
+        plain.engine.trace = FrameLog(plain.engine.role)
         read = 0
         for phase in string[1:]:
             read += len(phase)

@@ -430,4 +430,4 @@ async def test_without_a_connection_string_it_says_where_to_put_it() -> None:
     for command in ("send", "tail"):
         code, _, err = await run(command, "--hub", "telemetry", emulator=None)
         assert code == 2
-        assert err == "eventpump: --connection-string: give it, or set EVENTPUMP_CONNECTION_STRING\n"
+        assert err == "eventpump: --connection-string: is required, here or in EVENTPUMP_CONNECTION_STRING\n"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from eventpump.amqp.connection import ConnectionConfig
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected, Source
@@ -367,7 +367,7 @@ async def test_transfers_without_credit_are_taken(peer: AmqpPeer) -> None:
     """A client that grants itself credit, and sends flows as a sender, is put up with (7.5)."""
     session = await peer.begin()
     sender = await peer.attach(session, target="telemetry/Partitions/0")
-    session.send_flow(sender, delivery_count=0, credit=10_000)
+    session.send_flow(sender.handle, delivery_count=0, credit=10_000)
     ids = [sender.send(event()) for _ in range(3000)]
     peer.flush()
     await peer.until(lambda: len(peer.outcomes[sender]) == len(ids))
@@ -442,7 +442,7 @@ async def test_credit_bounds_what_comes(peer: AmqpPeer) -> None:
     await fill(peer, "1", 1)
     assert len(peer.received[link]) == 3
     link.drain = True
-    link.session.send_flow(link, delivery_count=link.delivery_count, credit=10, drain=True)
+    link.session.send_flow(link.handle, delivery_count=link.delivery_count, credit=10, drain=True)
     link.credit = link.allowance = 10
     peer.flush()
     await peer.until(lambda: len(peer.received[link]) == 5)

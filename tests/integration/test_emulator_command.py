@@ -104,7 +104,7 @@ async def test_a_closed_stdout_is_one_line() -> None:
         (("--hub", "a:1", "--port", "0", "--ws-port", "{taken}"), "ws_port"),
         (("--hub", "a:1", "--host", "no.such.host.invalid"), "cannot listen on"),
         (("--config", "{tmp}/nothing.json"), "cannot be read"),
-        (("--config", "{tmp}/broken.json"), "no JSON"),
+        (("--config", "{tmp}/broken.json"), "not JSON"),
         (("--hub", "a:1", "--fsync"), "--data"),
         (("--data", "{tmp}/new", "--port", "0"), "holds none"),
         (("--hub", "a:1", "--data", "{tmp}/broken.json"), "cannot be used"),

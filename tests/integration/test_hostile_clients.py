@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
 from eventpump import Emulator
-from eventpump.amqp.connection import ConnectionConfig
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, Rejected, Source, Target

@@ -241,7 +241,7 @@ async def test_a_silent_peer_is_noticed(emulator: Emulator) -> None:
         proxy.half_open()
         error = await asyncio.wait_for(sink.ended(), 3.0)
         assert isinstance(error, ConnectionLostError)
-        assert "silent for 1.0 seconds" in str(error)
+        assert "sent nothing for 1.0 seconds" in str(error)
         await transport.aclose()
 
 

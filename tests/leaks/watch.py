@@ -1,9 +1,9 @@
 """Fails the test in which a credential shows itself: a pytest plugin over the whole run.
 
-It reads every log record down to DEBUG, of this process and of every Python process a test starts; what the processes
-print; the text of every error of eventpump as it is made; and, in the suites that stand on real parts, the repr of what
-is alive at the end of each test. It looks for the keys, signatures and tokens that the run uses, and for what looks
-like one.
+It reads every log record down to DEBUG (of those of AMQP frames, the first of each test and program), of this process
+and of every Python process a test starts; what the processes print; the text of every error of eventpump as it is made;
+and, in the suites that stand on real parts, the repr of what is alive at the end of each test. It looks for the keys,
+signatures and tokens that the run uses, and for what looks like one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -75,6 +75,7 @@ class LeakWatch:
         self._pieces: dict[tuple[object, int], bytes] = {}
         self._read: Counter[Path] = Counter()
         self._is_off = False
+        self._renew_tap: Callable[[], None] = lambda: None
         self.looked: Counter[str] = Counter()
         """How many texts of each source were looked at."""
 
@@ -151,7 +152,7 @@ class LeakWatch:
         here = Path(__file__).parent / "children"
         os.environ["EVENTPUMP_LEAK_LOGS"] = str(self._directory)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
-        tap(lambda text: self.look("log", text))
+        self._renew_tap = tap(lambda text: self.look("log", text))
         _after(errors.EventPumpError, "__init__", self._look_at_error)
         _after(pydantic.SecretStr, "__init__", lambda made: self.remember(made.get_secret_value()))
         _after(SecretText, "__init__", self.remember)
@@ -190,6 +191,7 @@ class LeakWatch:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Look away from a test whose tokens are any text: half of what it says would hold one."""
         self._is_off = item.get_closest_marker("made_up_tokens") is not None
+        self._renew_tap()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:

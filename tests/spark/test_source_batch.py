@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused_without_secrets(filled: HubReading) -> None
     """A wrong option fails `load`, a wrong column the planning; both are named, and no secret is shown."""
     with pytest.raises(AnalysisException, match="did you mean maxEventsPerTrigger") as option:
         filled.batch(None, maxEventPerTrigger=4)
-    with pytest.raises(PySparkException, match="schema: there is no column Body; did you mean body") as column:
+    with pytest.raises(PySparkException, match="schema: unknown column Body; did you mean body") as column:
         filled.batch("Body BINARY").collect()
     for caught in (option, column):
         assert "SharedAccessKey" not in str(caught.value)

@@ -116,10 +116,10 @@ def _hub_is_recreated(service: SparkService, hub: str) -> None:
 @pytest.mark.parametrize(
     ("happens", "says", "left"),
     [
-        (_retention_passes, "from sequence number 3 are to be read, and it begins at 5", [5, 6]),
+        (_retention_passes, "sequence number 3, but the partition now begins at 5", [5, 6]),
         (
             _hub_is_recreated,
-            "sequence number 2 was reached before, and it ends at 1 now",
+            "sequence number 2 was reached before, but the partition now ends at 1",
             [0, 1],
         ),
     ],

@@ -91,9 +91,9 @@ def test_a_query_appends(spark: SparkSession, sink: SinkHub, checkpoint: str) ->
 @pytest.mark.parametrize(
     ("columns", "mode", "options", "problem"),
     [
-        (("id AS n",), "append", {}, "body: the DataFrame has no such column"),
+        (("id AS n",), "append", {}, "body: the DataFrame must have this column"),
         (("id AS body",), "append", {}, "body: the column must be string or binary, not bigint"),
-        (("'' AS body",), "overwrite", {}, "mode: a hub is only ever appended to"),
+        (("'' AS body",), "overwrite", {}, "mode: must be append: a hub cannot be overwritten"),
         (("'' AS body",), "append", {"idempotnet": "true"}, "idempotnet: there is no such option; did you mean idem"),
         (("'' AS body",), "append", {"idempotent": "often"}, "idempotent: Input should be a valid boolean"),
         (("'' AS body",), "append", {"hub": "nowhere"}, "nowhere"),

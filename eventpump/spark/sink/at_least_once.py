@@ -7,12 +7,10 @@ such a repeat is none. What neither knows of is another attempt at the same rows
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from math import inf
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -20,12 +18,12 @@ import pyarrow as pa
 from eventpump.aio.retry import retrying
 from eventpump.core.backoff import gives_up
 from eventpump.errors import ServiceError
-from eventpump.eventhubs.sealing import SealedBatch, pieces
+from eventpump.eventhubs.sealing import pieces
 from eventpump.interfaces import (
     Transport,
 )
 from eventpump.options.base import RetryOptions
-from eventpump.producer.packing import BatchPacker
+from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
@@ -79,83 +77,85 @@ class _Producers:
 
 
 class _Sender:
-    """Packs encoded events into messages, and keeps some of these on their way. On the loop's thread.
+    """Sends encoded events: those of one partition in order, one message at a time. On the loop's thread.
 
     Args:
-        limit: What the service takes in one message, in bytes.
+        producer: Sends the messages.
+        limit: The maximum size of a message, in bytes.
+        partition_count: The number of partitions of the hub.
         anywhere: The partition that events without one go to first; another follows with each message.
+
+    Attributes:
+        counts: The number of events stored, by partition.
     """
 
     def __init__(self, producer: HubProducer, *, limit: int, partition_count: int, anywhere: int) -> None:
-        self._producer = producer
+        self._outbox = outbox = Outbox[None](producer, "task's sink", self._ended, max_bytes=limit)
+        outbox.add_lanes([None, *map(str, range(partition_count))])
+        gateway, *lanes = outbox.lanes.values()
         self._is_idempotent = producer.is_idempotent
-        self._partition_count = partition_count
-        # A plain producer leaves the choice to the service.
-        self._anywhere = anywhere % partition_count if self._is_idempotent else ANYWHERE
-        self._packers = defaultdict[int, BatchPacker](partial(BatchPacker, limit, idempotent=self._is_idempotent))
-        self._sends: set[asyncio.Task[int | None]] = set()
-        self._in_flight = 0
+        self._anywhere = anywhere
+        # At `ANYWHERE`, -1: the current lane, where a plain producer leaves the choice to the service.
+        self._lanes = [*lanes, lanes[anywhere % partition_count] if self._is_idempotent else gateway]
+        self._failure: Exception | None = None
         self.counts: dict[int, int] = {}
-        """Events taken in, by partition."""
+
+    def _ended(self, ended: Ended[None]) -> None:
+        if ended.error is None:
+            partition = ANYWHERE if ended.lane.partition_id is None else int(ended.lane.partition_id)
+            self.counts[partition] = self.counts.get(partition, 0) + ended.event_count
+        elif self._failure is None:
+            self._failure = ended.error
+            self._outbox.drop()
 
     async def add(self, partitions: Iterable[int], events: Iterable[bytes]) -> None:
-        """Take events in. Waits while too much is on its way.
+        """Send events. Waits while too much is being sent.
 
-        Raises:
-            EventPumpError: An earlier send failed.
-        """
-        packers, is_idempotent = self._packers, self._is_idempotent
-        for partition, event in zip(partitions, events, strict=True):
-            target = self._anywhere if partition == ANYWHERE else partition
-            head, rest = pieces(event, idempotent=is_idempotent)
-            if packers[target].add(head, rest):
-                continue
-            await self._send(target)
-            if partition == ANYWHERE and is_idempotent:
-                target = self._anywhere = (target + 1) % self._partition_count
-                if packers[target].add(head, rest):
-                    continue
-                await self._send(target)
-            packers[target].add(head, rest)
-
-    async def finish(self) -> None:
-        """Send what is left, and wait for everything.
+        Args:
+            partitions: The partition of each event, or `ANYWHERE`.
+            events: The encoded events.
 
         Raises:
             EventPumpError: A send failed.
         """
-        for target in [each for each, packer in self._packers.items() if packer.count]:
-            await self._send(target)
-        while self._sends:
-            await self._one_ended()
+        outbox, is_idempotent, lanes = self._outbox, self._is_idempotent, self._lanes
+        for partition, event in zip(partitions, events, strict=True):
+            head, rest = pieces(event, idempotent=is_idempotent)
+            filling = lanes[partition].filling
+            if filling is not None and filling.add(head, rest):
+                continue  # most events; what an outbox keeps for each event is not needed here
+            if partition == ANYWHERE and is_idempotent and filling is not None:
+                outbox.send_now(lanes[ANYWHERE])
+                self._anywhere += 1
+                lanes[ANYWHERE] = lanes[self._anywhere % (len(lanes) - 1)]
+            outbox.add(lanes[partition], None, head, rest, 0.0)
+            if outbox.yield_at < inf:  # a message is full
+                await outbox.let_run()
+                await self._until_below(_IN_FLIGHT)
+
+    async def finish(self) -> None:
+        """Send what is left, and wait until everything is stored.
+
+        Raises:
+            EventPumpError: A send failed.
+        """
+        self._outbox.send_now()
+        await self._until_below(0)
+
+    async def _until_below(self, most: int) -> None:
+        """Wait while more bytes are being sent.
+
+        Raises:
+            Exception: Of the first send that failed.
+        """
+        outbox = self._outbox
+        await outbox.until(lambda: self._failure is not None or outbox.outgoing_bytes <= most)
+        if self._failure is not None:
+            raise self._failure
 
     async def aclose(self) -> None:
-        """Give up what is on its way. Twice is fine."""
-        for send in self._sends:
-            send.cancel()
-        if self._sends:
-            await asyncio.wait(self._sends)
-
-    async def _send(self, target: int) -> None:
-        sealed = self._packers[target].take()
-        self.counts[target] = self.counts.get(target, 0) + sealed.count
-        partition_id = None if target == ANYWHERE else str(target)
-        self._sends.add(asyncio.create_task(self._carry(sealed, partition_id), name="send a batch of rows"))
-        self._in_flight += sealed.size
-        while self._in_flight > _IN_FLIGHT:
-            await self._one_ended()
-
-    async def _carry(self, sealed: SealedBatch, partition_id: str | None) -> int | None:
-        try:
-            return await self._producer.send_sealed(sealed, partition_id=partition_id)
-        finally:
-            self._in_flight -= sealed.size
-
-    async def _one_ended(self) -> None:
-        ended, self._sends = await asyncio.wait(self._sends, return_when=asyncio.FIRST_COMPLETED)
-        for error in [send.exception() for send in ended]:
-            if error is not None:
-                raise error
+        """Cancel what is being sent. Closing twice is fine."""
+        await self._outbox.aclose()
 
 
 RECEIPTS: Final = pa.schema(

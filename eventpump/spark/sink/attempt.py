@@ -14,7 +14,7 @@ from eventpump.spark.sink.records import LossReason, PartitionPlan, PartitionRec
 
 
 class WorkStep(enum.Enum):
-    """What an attempt does next."""
+    """The next step of an attempt."""
 
     LOOK = "look"
     """Attach as the plan's producer with a null number; then `looked`, `unknown_producer` or `fenced`."""
@@ -25,7 +25,7 @@ class WorkStep(enum.Enum):
     REST = "rest"
     """Wait for rows, or for their end."""
     END = "end"
-    """All are stored: `receipt`."""
+    """All rows are stored: `receipt`."""
     LOST = "lost"
     """The producer's state is lost: `loss`."""
     FAIL = "fail"
@@ -33,18 +33,20 @@ class WorkStep(enum.Enum):
 
 
 class PartitionWork:
-    """Leads one attempt to publish one partition's rows. Many may run at once: they share the numbers.
+    """Decides the steps of one attempt to publish one partition's rows. Several may run at once: they share the
+    numbers.
 
-    An attempt never trusts what it sent: it asks the service how far the batch is, goes on from there, and asks again
-    whenever an answer is missing or does not fit. A number it is ahead of belongs to a rival with the same rows.
+    An attempt never relies on what it sent: it asks the service how much of the batch is stored, continues from there,
+    and asks again whenever an answer is missing or unexpected. If the service's number is ahead of it, a concurrent
+    attempt with the same rows has published them.
 
     Args:
-        max_tries: How many troubles in a row, without any row getting stored, are borne; None for any number.
+        max_tries: How many failures in a row, without any row being stored, are retried; None for no limit.
 
     Attributes:
-        rows: How many rows came so far.
+        rows: How many rows have been received so far.
         position: Rows before it are stored; None before the first look.
-        found: How many rows the first look found stored.
+        found: How many rows were stored at the first look.
     """
 
     __slots__ = (
@@ -78,7 +80,7 @@ class PartitionWork:
 
     @property
     def step(self) -> WorkStep:
-        """What to do next."""
+        """The next step."""
         if self._failure is not None:
             return WorkStep.FAIL
         if self.loss is not None:
@@ -97,7 +99,7 @@ class PartitionWork:
         return self._failure
 
     def receipt(self, digest: str) -> PartitionReceipt:
-        """Make the receipt, where the step is to end."""
+        """Return the receipt, if the step is to end."""
         assert self.step is WorkStep.END
         entry = self._entry
         return PartitionReceipt(
@@ -113,7 +115,7 @@ class PartitionWork:
         )
 
     def received(self, count: int) -> None:
-        """Record that rows came."""
+        """Record that rows were received."""
         assert not self._is_ended
         self.rows += count
 
@@ -128,7 +130,7 @@ class PartitionWork:
         ahead = distance(entry.last_number, last_number)
         self._must_look = self._must_scan = False
         if last_number == entry.nothing and not (entry.is_fresh and not ahead):
-            # Also where rows go across the wrap, and it might be the number of one: nothing else tells the two apart.
+            # Also if the rows cross the wrap, where it could be a row's number: nothing else distinguishes the two.
             self._lose(LossReason.BELOW)
         elif ahead >= NUMBERS // 2:
             self._lose(LossReason.BELOW)
@@ -139,11 +141,12 @@ class PartitionWork:
         elif self._is_suspicious:
             self._lose(LossReason.UNCOUNTED)
         else:
-            # A service that forgot what it had stored would say the same.
+            # A service that has forgotten what it stored would answer the same.
             self._must_scan = True
 
     def scanned(self, *, is_stored: bool) -> None:
-        """Record whether row `offset` is in the hub. If so, a rival may have stored it since the look: look again."""
+        """Record whether row `offset` is in the hub. If so, a concurrent attempt may have stored it since the look:
+        look again."""
         assert self.step is WorkStep.SCAN
         self._must_scan = False
         if is_stored:
@@ -155,10 +158,10 @@ class PartitionWork:
         """Record that rows from `position` on were accepted.
 
         Args:
-            first_number: Of the first of them.
+            first_number: The number of the first of them.
         """
         assert self.position is not None
-        assert first_number == self._entry.number_of(self.position), "rows were sent under numbers of others"
+        assert first_number == self._entry.number_of(self.position), "rows were sent under the numbers of other rows"
         self._arrived_at(self.position + count)
 
     def unknown_producer(self) -> None:
@@ -166,14 +169,15 @@ class PartitionWork:
         self._lose(LossReason.UNKNOWN)
 
     def fenced(self, error: ProducerDisconnectedError) -> None:
-        """Record that the producer was taken over: final."""
+        """Record that the producer was taken over, which is final."""
         self._failure = error
 
     def troubled(self, error: EventPumpError) -> bool:
-        """Record that a step failed, and what was sent is in doubt or was refused: look again, or give up.
+        """Record that a step failed, so that the outcome of a send is unknown or it was refused: look again, or give
+        up.
 
         Returns:
-            Whether the attempt goes on.
+            Whether the attempt continues.
         """
         self._must_look, self._must_scan = True, False
         self._tries += 1
@@ -194,8 +198,8 @@ class PartitionWork:
         if self._is_ended and stored > self.rows and self._failure is None and self.loss is None:
             self._failure = InvalidClientStateError(
                 self._entry.partition_id,
-                f"{stored} rows of the batch are stored, and now it has {self.rows}: the query is not "
-                "deterministic, and the batch's rows cannot be told from an earlier attempt's",
+                f"{stored} rows of the batch are stored, but it now has only {self.rows}: the query is not "
+                "deterministic, so the stored rows may differ from the batch's; use staging=True",
             )
 
     def _lose(self, reason: LossReason) -> None:

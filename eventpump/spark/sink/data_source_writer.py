@@ -1,7 +1,7 @@
 """The writers of `format("eventpump")`: a batch DataFrame or a stream is appended to a hub, at least once.
 
-Spark tells a data source's writer nothing that a plan could be made with, so what a retried task, a repeated batch or
-a restarted query sends again comes twice: :func:`eventpump.spark.foreach_batch_producer` publishes exactly once.
+Spark passes a data source's writer too little to make a plan, so a retried task, a repeated batch or a restarted query
+stores its rows again: :func:`eventpump.spark.foreach_batch_producer` publishes exactly once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 
 class WriterOptions(SettingsModel):
-    """What a writer takes besides its connection.
+    """The options of a writer besides its connection.
 
     Args:
-        idempotent: Have the service tell repeats within one attempt of a task; needs a hub that offers idempotent
+        idempotent: Let the service discard repeats within one attempt of a task; needs a hub that offers idempotent
             publishing.
     """
 
@@ -35,14 +35,14 @@ class WriterOptions(SettingsModel):
 
 
 _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
-"""What Spark takes of the same options and hands on, and the source's: the connector's users give both one map."""
+"""Accepted options without effect: Spark's own, and the source's, because users of the connector share one map."""
 
 
 def _options(given: Mapping[str, str]) -> WriterOptions:
-    """Read the options, their names in any case.
+    """Parse the options; their names are not case-sensitive.
 
     Raises:
-        ConfigurationError: There is no such option, or value.
+        ConfigurationError: An option is unknown, or its value is invalid.
     """
     values: dict[str, str] = {}
     for name, value in given.items():
@@ -56,10 +56,10 @@ def _options(given: Mapping[str, str]) -> WriterOptions:
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task has written.
+    """The result of one task.
 
     Args:
-        counts: Events by hub partition.
+        counts: How many events it wrote, by hub partition.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -67,21 +67,21 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class _Writing:
-    """Writes what one task holds. Travels to executors."""
+    """Writes the rows of one task. Pickled for executors."""
 
     task: SendTask
     positions: tuple[int, ...]
 
     @classmethod
     def plan(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Writing:
-        """Check everything that can be before anything is sent; reads the number of partitions from the service.
+        """Check everything that can be checked before sending; reads the number of partitions from the service.
 
         Raises:
-            ConfigurationError: An option or a column cannot work.
+            ConfigurationError: An option or a column is invalid.
             ServiceError: The hub cannot be reached.
         """
         if overwrite:
-            raise ConfigurationError("mode", "a hub is only ever appended to")
+            raise ConfigurationError("mode", "must be append: a hub cannot be overwritten")
         connection, rest = SparkConnection.split_options(options)
         settings = _options(rest)
         columns = EventColumns.of(schema)
@@ -99,10 +99,10 @@ class BatchWriter(DataSourceArrowWriter):
     """Appends a DataFrame to a hub, at least once.
 
     Args:
-        options: As Spark's users write them.
+        options: The options as Spark passes them.
 
     Raises:
-        ConfigurationError: An option or a column cannot work.
+        ConfigurationError: An option or a column is invalid.
         ServiceError: The hub cannot be reached.
     """
 
@@ -110,7 +110,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._writing = _Writing.plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send what one task holds. Raises as :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
+        """Send the rows of one task. Raises like :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
         return self._writing.write(iterator)
 
 
@@ -121,5 +121,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._writing = _Writing.plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send what one task holds. Raises as :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
+        """Send the rows of one task. Raises like :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
         return self._writing.write(iterator)

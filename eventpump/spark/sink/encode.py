@@ -1,7 +1,7 @@
-"""From a DataFrame's rows to encoded events, each with the hub partition it goes to.
+"""Encodes a DataFrame's rows as events, and chooses the hub partition of each.
 
-Everything here is a function of the row alone: the same row gives the same bytes and the same partition, in whatever
-task, attempt or run. That, and an order made of nothing but the rows, is what lets a batch be published again.
+Everything here is a function of the row alone: the same row gives the same bytes and the same partition, in every task,
+attempt and run. Together with an order that depends only on the rows, this makes it possible to publish a batch again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.eventhubs.sealing import ROOM, pieces
 
 ANYWHERE: Final = -1
-"""Instead of a partition: the row names neither a partition nor a key."""
+"""In place of a partition, for a row that names neither a partition nor a key."""
 
-# What numbering adds to an event, and an envelope to that, at most: a key's map may need its larger form.
+# The most bytes that numbering and an envelope add to an event: a key's map may need its larger form.
 _MARGIN: Final = ROOM + 32
 
 
@@ -57,15 +57,15 @@ _MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class EventColumns:
-    """The columns of a DataFrame that make an event, by the names they have there; None for one it lacks.
+    """The columns of a DataFrame that form an event, by their names there; None for missing ones.
 
     Args:
         body: String (as UTF-8) or binary.
         partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
-        partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; what the
-            service does with a longer key is not known).
+        partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; the service's
+            behavior for longer keys is unknown).
         properties: `properties`; map<string,string>. Published sorted by name.
-        order_by: What orders the events of a hub partition.
+        order_by: The columns that order the events of a hub partition.
     """
 
     body: str
@@ -76,10 +76,10 @@ class EventColumns:
 
     @classmethod
     def of(cls, schema: StructType, order_by: Sequence[str] = ()) -> Self:
-        """Find the columns; their names in any case. Other columns are left alone.
+        """Find the columns; their names are not case-sensitive. Other columns are ignored.
 
         Raises:
-            ConfigurationError: One is missing, has another type, or does not go with another; it names the column.
+            ConfigurationError: A column is missing, has another type, or conflicts with another; the error names it.
         """
         found: dict[str, str] = {}
         for field in schema.fields:
@@ -88,17 +88,17 @@ class EventColumns:
                 continue
             kind, is_right, problem = meaning
             if kind in found:
-                raise ConfigurationError(field.name, f"the DataFrame has the column {found[kind]} too: drop one")
+                raise ConfigurationError(field.name, f"the DataFrame also has the column {found[kind]}: drop one")
             if not is_right(field.dataType):
                 raise ConfigurationError(field.name, f"the column {problem}, not {field.dataType.simpleString()}")
             found[kind] = field.name
         if "body" not in found:
-            raise ConfigurationError("body", "the DataFrame has no such column")
+            raise ConfigurationError("body", "the DataFrame must have this column")
         if "partition" in found and "partition_key" in found:
             raise ConfigurationError(
                 found["partition_key"],
-                f"the DataFrame has the column {found['partition']} too, and an event goes by one of them: drop the "
-                "other, or rename it",
+                f"the DataFrame also has the column {found['partition']}, but an event is sent by partition or by "
+                "key: drop or rename one of them",
             )
         return cls(**found, order_by=tuple(_ordering(schema, name) for name in order_by))
 
@@ -122,10 +122,10 @@ class EventEncoder:
     """Encodes the rows of one task, one record batch after another.
 
     Args:
-        columns: What the batches hold, in the order of `EventColumns.names`.
-        partition_count: How many partitions the hub has, as far as this batch is concerned.
-        max_message_size: What the service takes in one message, in bytes.
-        reserved: Bytes that each event will be given besides its numbers.
+        columns: The columns of the batches, in the order of `EventColumns.names`.
+        partition_count: How many partitions of the hub this batch uses.
+        max_message_size: The service's limit for one message, in bytes.
+        reserved: Bytes that will be added to each event besides its numbers.
     """
 
     __slots__ = ("_columns", "_count", "_ids", "_limit", "_reserved", "_row")
@@ -144,10 +144,10 @@ class EventEncoder:
         """Encode a batch.
 
         Returns:
-            Per row the hub partition, or `ANYWHERE`, and the event.
+            For each row, the hub partition, or `ANYWHERE`, and the event.
 
         Raises:
-            EventError: A row cannot be an event; it names the row.
+            EventError: A row cannot be an event; the error names the row.
         """
         columns = self._columns
         arrays = iter(batch.columns)
@@ -176,7 +176,7 @@ class EventEncoder:
         for row, key in enumerate(keys):
             if key is not None and len(key) > MAX_KEY_LENGTH:
                 name, size = self._columns.partition_key, len(key)
-                raise self._error(row, f"{name} has {size} characters, and a key may have {MAX_KEY_LENGTH} at most")
+                raise self._error(row, f"{name} has {size} characters; the limit is {MAX_KEY_LENGTH}")
 
     def _explicit(self, array: pa.Array, name: str) -> list[int]:
         ids = self._ids
@@ -184,7 +184,7 @@ class EventEncoder:
         found = [ANYWHERE if each is None else ids.get(str(each), self._count) for each in given]
         if self._count in found:
             row = found.index(self._count)
-            raise self._error(row, f"{name} is {given[row]!r:.40}, and the hub has 0 to {self._count - 1}")
+            raise self._error(row, f"{name} is {given[row]!r:.40}; it must be 0 to {self._count - 1}")
         return found
 
     def _check_sizes(self, events: Sequence[bytes]) -> None:
@@ -195,7 +195,7 @@ class EventEncoder:
             size = sum(map(len, pieces(event, idempotent=True)))
             if size > limit:
                 raise self._error(
-                    row, f"the event takes {size + self._reserved} bytes, and a message {self._limit} at most"
+                    row, f"the event takes {size + self._reserved} bytes; the limit of a message is {self._limit}"
                 )
 
     def _error(self, row: int, problem: str) -> EventError:
@@ -209,7 +209,7 @@ def task_number() -> int:
 
 
 def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> list[int]:
-    """Give each event that may go anywhere a partition, by a hash of its bytes.
+    """Choose the partition of each event that has neither partition nor key, by a hash of its bytes.
 
     Args:
         count: How many partitions there are.
@@ -221,7 +221,7 @@ def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> li
 
 
 def _properties(array: pa.MapArray) -> Iterator[bytes]:
-    """Encode the application properties of each row; nothing where there are none."""
+    """Encode the application properties of each row; empty if there are none."""
     ends = array.offsets.to_pylist()
     names, values = array.keys.to_pylist(), array.items.to_pylist()
     for is_there, start, end in zip(array.is_valid().to_pylist(), ends, ends[1:], strict=False):
@@ -233,5 +233,5 @@ def _properties(array: pa.MapArray) -> Iterator[bytes]:
 
 @lru_cache(maxsize=4096)
 def _section(pairs: tuple[tuple[str, str | None], ...]) -> bytes:
-    """Encode application properties. Remembered, because events of one kind have the same."""
+    """Encode application properties. Cached, because events of one kind have the same."""
     return section(APPLICATION_PROPERTIES, dict(pairs))

@@ -58,6 +58,7 @@ from eventpump.interfaces import ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.consumer import FeedSettings
+from eventpump.producer.packing import BatchPacker
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep
 from eventpump.spark.sink.protocol import (
@@ -398,11 +399,10 @@ class PartitionPublishing:
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
         self._base = self._entry.offset
         self._held = 0
-        self._limit = 0  # of a message, known with the first link
         self._packed: deque[_Packed] = deque()
         self._open_from = 0  # the row after the last one that is packed
-        self._open: list[bytes] = []  # the pieces of rows that make no full message yet
-        self._open_size = 0
+        # Rows that make no full message yet; its limit is known with the first link.
+        self._open = BatchPacker(0, idempotent=True, oversized=True)
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -508,31 +508,27 @@ class PartitionPublishing:
         """Put rows into messages: as many as fit, so that attempts which begin at the same row make the same ones."""
         if self._work.position is None:
             return
-        limit, most = self._limit, 2 * self._plan.limits.max_events
-        for event in self._rows[self._open_from + len(self._open) // 2 - self._base :]:
+        packer = self._open
+        for event in self._rows[self._open_from + packer.count - self._base :]:
             try:
                 head, rest = pieces(event, idempotent=True)
             except EventError as error:
-                raise self._naming(error, self._open_from + len(self._open) // 2) from None
-            size = len(head) + len(rest)
-            if self._open and self._open_size + size > limit:
-                self._close()
-            self._open_size += size
-            self._open += (head, rest)
-            if len(self._open) == most:
-                self._close()
-        if self._is_ended and self._open:
-            self._close()
+                raise self._naming(error, self._open_from + packer.count) from None
+            self._close(packer.pack(head, rest))
+            if packer.count == self._plan.limits.max_events:
+                self._close(packer.take())
+        if self._is_ended and packer.count:
+            self._close(packer.take())
 
     def _naming(self, error: EventError, row: int) -> EventError:
         error.add_note(f"row {row} of the share of partition {self._entry.partition_id}")
         return error
 
-    def _close(self) -> None:
-        sealed = SealedBatch(self._open, idempotent=True)
-        self._packed.append(_Packed(self._open_from, sealed))
-        self._open_from += sealed.count
-        self._open, self._open_size = [], 0
+    def _close(self, sealed: SealedBatch | None) -> None:
+        """Keep a full message, if there is one."""
+        if sealed is not None:
+            self._packed.append(_Packed(self._open_from, sealed))
+            self._open_from += sealed.count
 
     def _forget_stored(self) -> None:
         """Let go of rows that are stored; what was packed stays, unless a message would begin elsewhere now."""
@@ -548,7 +544,7 @@ class PartitionPublishing:
         if (self._packed[0].first if self._packed else self._open_from) != position:
             self._packed.clear()
             self._open_from = position
-            self._open, self._open_size = [], 0
+            self._open = BatchPacker(self._open.limit, idempotent=True, oversized=True)
         self._pack()
         self._room.set()
 
@@ -604,7 +600,7 @@ class PartitionPublishing:
                 return
             raise
         assert sequencer.last_number is not None
-        self._limit = min(self._plan.limits.max_bytes, publisher.max_message_size)
+        self._open.limit = min(self._plan.limits.max_bytes, publisher.max_message_size)
         self._work.looked(sequencer.last_number)
 
     async def _scan(self) -> None:

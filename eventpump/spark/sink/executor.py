@@ -1,4 +1,4 @@
-"""What the executors do for the foreachBatch producer. Kept apart: each Python worker loads it anew."""
+"""The executors' part of the foreachBatch producer. A separate module, because each Python worker loads it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OUTCOME_DDL: Final = "outcome string"
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Encodes what one task of a DataFrame holds: for `mapInArrow`. Travels to executors.
+    """Encodes the rows of one task of a DataFrame: for `mapInArrow`. Pickled for executors.
 
     Args:
-        columns: What the batches hold, in the order of `EventColumns.names`.
-        reserved: Bytes that each event will be given besides its numbers.
+        columns: The columns of the batches, in the order of `EventColumns.names`.
+        reserved: Bytes that will be added to each event besides its numbers.
     """
 
     columns: EventColumns
@@ -56,7 +56,7 @@ class EncodeTask:
 
 
 def encoded_names(order_by: int) -> list[str]:
-    """Name the columns of encoded rows.
+    """Return the names of the columns of encoded rows.
 
     Args:
         order_by: How many columns order them.
@@ -66,7 +66,7 @@ def encoded_names(order_by: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows of whole hub partitions, one partition after another: for `mapInArrow`. Travels to executors.
+    """Publishes the rows of whole hub partitions, one partition after another: for `mapInArrow`. Pickled for executors.
 
     The batches hold partition and event, in the order of the plan's numbers.
     """
@@ -75,7 +75,7 @@ class PublishTask:
     plan: Plan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, and give one outcome per partition. Raises as :class:`PartitionPublishing` does."""
+        """Publish, and yield one outcome per partition. Raises like :class:`PartitionPublishing`."""
         transport = worker.transport(self.connection)
         for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
             outcome = self._publish(transport, partition, (events for _, events in shares))
@@ -94,7 +94,7 @@ class PublishTask:
 
 
 def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:
-    """Divide batches where the partition changes."""
+    """Split batches where the partition changes."""
     for batch in batches:
         start = 0
         for partition, rows in groupby(batch.column(0).to_pylist()):

@@ -1,9 +1,9 @@
 """The foreachBatch producer: each micro-batch of a query is published by its executors, exactly once.
 
-One batch is one job. Its first stage encodes rows and gives each its hub partition; the shuffle brings the rows of a
-partition to one task, which publishes them in an order that follows from the rows alone. The ledger stands around the
-job: before it the plan, which says what number each row has, and after it the record that the batch is done. So a task
-may fail, run again or run twice at a time, and so may the driver; see :mod:`eventpump.spark.sink.protocol`.
+One batch is one job. Its first stage encodes rows and assigns each its hub partition; the shuffle moves the rows of a
+partition to one task, which publishes them in an order that depends only on the rows. The ledger encloses the job:
+before it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can
+fail, run again or run twice at a time, and so can the driver; see :mod:`eventpump.spark.sink.protocol`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_FORMS: Final = 12
-"""Bytes that the map of properties, and what holds the event, take more in their larger forms."""
+"""Additional bytes of the map of properties, and of the event's envelope, in their larger forms."""
 _STAGING: Final = "staging~"
-"""The directory beside a ledger's sinks; none of them is spelled with a tilde."""
+"""The staging directory next to a ledger's sinks; none of their names contains a tilde."""
 
 
 # ---------------------------------------------------------------------------------------------------- receipts
@@ -50,13 +50,13 @@ _STAGING: Final = "staging~"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRows:
-    """What a batch has published to one hub partition.
+    """The rows that a batch has published to one hub partition.
 
     Args:
-        partition_id: None for events whose partition the service chose, and does not tell.
-        first: The published number of the first row; None where it was sent without numbers. After a take-over, of the
-            first row that was published since.
-        last: The published number of the last row; smaller than `first` where numbers began anew at 0.
+        partition_id: None for events whose partition the service chose and does not report.
+        first: The published number of the first row; None if it was sent without numbers. After a take-over, that of
+            the first row published since.
+        last: The published number of the last row; smaller than `first` if the numbers wrapped to 0.
         count: How many rows there are.
     """
 
@@ -68,11 +68,11 @@ class PublishedRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchReceipt:
-    """What a batch has published.
+    """The rows that a batch has published.
 
     Args:
-        sink_id: None where the sink keeps no ledger.
-        partitions: Those that got rows, by number.
+        sink_id: None if the sink has no ledger.
+        partitions: The partitions with rows, by number.
     """
 
     sink_id: str | None
@@ -101,25 +101,25 @@ def _names(value: object) -> object:
 
 
 class SinkSettings(SettingsModel):
-    """How batches are published.
+    """The options of the producer.
 
     Args:
-        sink_id: The sink's name in its ledger, the same over restarts, for one query and one hub; None for the id of
-            the query, which Spark Connect does not tell.
-        ledger: A directory that every driver of the query sees; the URL of a blob container, with a signature; or a
-            store, such as `BlobLedger`.
+        sink_id: The sink's name in its ledger, stable across restarts, for one query and one hub; None for the id of
+            the query, which Spark Connect does not provide.
+        ledger: A directory that every driver of the query can access; the URL of a blob container, with a SAS token; or
+            a store, such as `BlobLedger`.
         idempotent: Publish every row exactly once; otherwise at least once, and without a ledger.
-        staging: A directory, by path or URI, that driver and executors can write: each batch's rows are written there,
-            and published from there, so that a query may give other rows when a batch is repeated.
-        order_by: Columns that order the rows of a hub partition; rows they leave equal have an order that follows from
-            the rows, and so have all rows without it.
-        stamp: Add the property `eventpump:stamp` to every event: sink, batch, partition and place.
-        on_producer_state_lost: What follows when the service has forgotten what it had of a batch: "fail", "tailScan"
-            (needs `stamp`), or "atLeastOnce".
+        staging: A directory, as path or URI, that driver and executors can write to: each batch's rows are written
+            there, and published from there, so that a query may return other rows when a batch is repeated.
+        order_by: Columns that order the rows of a hub partition; rows that are equal in them, and all rows without it,
+            are ordered by their content.
+        stamp: Add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
+        on_producer_state_lost: What happens if the service has forgotten which rows of a batch it has stored: "fail",
+            "tailScan" (needs `stamp`), or "atLeastOnce".
         max_tasks: How many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
             several partitions one after another.
-        max_batch_events: Events of a message, at most.
-        max_batch_bytes: Of a message, at most; a larger event goes alone.
+        max_batch_events: The most events in a message.
+        max_batch_bytes: The largest size of a message in bytes; a larger event is sent alone.
     """
 
     connection: SparkConnection
@@ -138,25 +138,25 @@ class SinkSettings(SettingsModel):
     def _agree(self) -> Self:
         if self.idempotent:
             if self.ledger is None:
-                raise ConfigurationError("ledger", "is required: a directory, or the URL of a blob container")
+                raise ConfigurationError("ledger", "is required: set it to a directory, or the URL of a blob container")
             if self.on_producer_state_lost is OnProducerStateLost.TAIL_SCAN and not self.stamp:
-                raise ConfigurationError("on_producer_state_lost", "tailScan takes events with stamps: stamp=True")
+                raise ConfigurationError("on_producer_state_lost", "tailScan requires stamps: set stamp=True")
             if self.sink_id is not None:
                 directory_name(self.sink_id)
             return self
         for name in ("ledger", "sink_id", "staging", "order_by", "stamp"):
             if getattr(self, name):
-                raise ConfigurationError(name, "is for the idempotent sink only")
+                raise ConfigurationError(name, "is only for the idempotent sink")
         return self
 
     @property
     def limits(self) -> PackingLimits:
-        """How messages are packed."""
+        """The limits for packing messages."""
         return PackingLimits(max_events=self.max_batch_events, max_bytes=self.max_batch_bytes)
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments that say how to connect; see :class:`eventpump.spark.connection.SparkConnection`."""
+    """Keyword arguments for the connection; see :class:`eventpump.spark.connection.SparkConnection`."""
 
     fully_qualified_namespace: str
     credential: str
@@ -182,13 +182,13 @@ class SinkOptions(ConnectionOptions, total=False):
 
 
 class ForeachBatchWriter:
-    """Publishes micro-batches: what :func:`foreach_batch_producer` gives to `foreachBatch`.
+    """Publishes micro-batches: the callable that :func:`foreach_batch_producer` returns for `foreachBatch`.
 
-    It is made where the query is defined and called where the batches are: it can be pickled, and what belongs to a
-    process is made when it is first called there.
+    It is created where the query is defined and called where the batches are: it can be pickled, and process-wide
+    objects are created at its first call there.
 
     Attributes:
-        settings: How it publishes.
+        settings: The options of the producer.
     """
 
     def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
@@ -200,13 +200,13 @@ class ForeachBatchWriter:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish a micro-batch, and return when all of it is stored.
 
-        A batch that is done already is not published again; its receipt is.
+        A batch that is already done is not published again, but `on_receipt` is called again.
 
         Raises:
-            ConfigurationError: A column is missing or of a wrong type, or the ledger does not fit the query.
-            ProducerStateLostError: The service has forgotten what it had of the batch.
-            EventPumpError: The service or the ledger failed; nothing is lost or stored twice when the batch is
-                repeated.
+            ConfigurationError: A column is missing or has a wrong type, or the ledger does not match the query.
+            ProducerStateLostError: The service has forgotten which rows of the batch it has stored.
+            EventPumpError: The service or the ledger failed; when the batch is repeated, nothing is lost or stored
+                twice.
         """
         columns = EventColumns.of(frame.schema, self.settings.order_by)
         receipt = (self._publish if self.settings.idempotent else self._send)(frame, columns, batch_id)
@@ -239,7 +239,7 @@ class ForeachBatchWriter:
         query_id = _query_id(frame)
         sink_id = settings.sink_id or query_id
         if sink_id is None:
-            raise ConfigurationError("sink_id", "is required where Spark does not tell the query's id, as with Connect")
+            raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
         batch = Batch(
             sink_of(transport, settings.connection.hub, sink_id),
@@ -261,13 +261,13 @@ class ForeachBatchWriter:
         return _receipt(step)
 
     def _run(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> list[PartitionOutcome]:
-        """Publish the rows by one job."""
+        """Publish the rows in one job."""
         rows = self._encoded(frame, columns, plan)
         if self.settings.staging is not None:
             rows = self._staged(rows, plan)
         tasks = min(len(plan.partitions), self.settings.max_tasks or len(plan.partitions))
         placed = rows.selectExpr("*", "crc32(event) AS hash")
-        # What correctness needs is that no hub partition is divided. Below Spark 4.1 some tasks get several of them.
+        # Correctness requires that no hub partition is split. Before Spark 4.1, some tasks get several of them.
         if hasattr(placed, "repartitionById"):
             placed = placed.repartitionById(tasks, "partition")
         else:
@@ -286,7 +286,7 @@ class ForeachBatchWriter:
         )
 
     def _message_limit(self) -> int:
-        """Learn what the service takes in one message, in bytes."""
+        """Return the service's limit for one message, in bytes."""
         if not self._max_message_size:
             self._max_message_size = worker.run(message_limit(self.settings.connection))
         return self._max_message_size
@@ -302,7 +302,7 @@ class ForeachBatchWriter:
         return store
 
     def _staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
-        """Write the rows, unless an earlier attempt has, and read back what was written first."""
+        """Write the rows, unless an earlier attempt has, and return the rows that were written first."""
         store, sink = self._store(), directory_name(plan.sink.sink_id)
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
         raw = worker.run(store.read(name))
@@ -312,7 +312,7 @@ class ForeachBatchWriter:
             raw = rows_at.encode()
             if not worker.run(store.create(name, raw)):
                 raw = worker.run(store.read(name))
-                assert raw is not None, "a record that was there is gone"
+                assert raw is not None, "an existing record is gone"
         return staged.read(rows.sparkSession, staged.Staged.decode(raw))
 
     def _unstage(self, spark: SparkSession, sink_id: str, batch_id: int) -> None:
@@ -323,7 +323,7 @@ class ForeachBatchWriter:
 
 
 def stamp_room(plan: Plan) -> int:
-    """Return what a stamp adds to an event at most, in bytes."""
+    """Return the most bytes that a stamp adds to an event."""
     if not plan.is_stamped:
         return 0
     stamp = plan.stamp(max(plan.partition_ids, key=len), _LAST_ROW)
@@ -331,13 +331,13 @@ def stamp_room(plan: Plan) -> int:
 
 
 def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:
-    """Select what makes events, in the order that encoders expect; one column may stand there twice."""
+    """Select the columns of events, in the order that encoders expect; a column may be selected twice."""
     quoted = [f"`{name.replace('`', '``')}`" for name in columns.names]
     return frame.selectExpr(*(f"{name} AS column_{number}" for number, name in enumerate(quoted)))
 
 
 def _query_id(frame: DataFrame) -> str | None:
-    """Learn the id of the query whose batch this is; None where Spark does not tell it."""
+    """Return the id of the batch's query; None if Spark does not provide it."""
     try:
         context = frame.sparkSession.sparkContext
     except AttributeError:  # a Connect client has none
@@ -370,32 +370,33 @@ def foreach_batch_producer(
     on_receipt: Callable[[BatchReceipt], None] | None = None,
     **options: Unpack[SinkOptions],
 ) -> ForeachBatchWriter:
-    """Make what publishes a query's micro-batches to a hub: every row exactly once, in order per hub partition.
+    """Return a function for `foreachBatch` that publishes every row exactly once, in order per hub partition.
 
     ::
 
         producer = foreach_batch_producer(connection_string, "alerts", sink_id="alerts", ledger="/srv/ledgers")
         frame.writeStream.foreachBatch(producer).option("checkpointLocation", "/srv/checkpoint").start()
 
-    The DataFrame has a column `body`, string or binary; and, as far as wanted, `partition` (or `partitionId`) or
-    `partitionKey`, and `properties`, map<string,string>. A row without partition and key goes by a hash of itself.
+    The DataFrame has a column `body`, string or binary; and optionally `partition` (or `partitionId`) or
+    `partitionKey`, and `properties`, map<string,string>. For a row without partition and key, the partition is chosen
+    by a hash of the row.
 
-    Exactly once holds as long as the query gives the same rows when a batch is repeated (otherwise: `staging`), and
-    Spark's checkpoint and the ledger are both kept.
+    Exactly once holds as long as the query returns the same rows when a batch is repeated (otherwise use `staging`),
+    and Spark's checkpoint and the ledger are both kept.
 
     Args:
-        connection_string: As the portal gives it; or give `fully_qualified_namespace` and `credential`, which is
-            "module:callable".
-        hub: The hub; may be left out where the connection string has an `EntityPath`.
-        staging: See :class:`SinkSettings`; True is a directory beside the ledger's records, where `ledger` is one that
-            executors can write too.
-        on_receipt: Is called with what each batch has published, where the batches are published: in the driver, or
-            with Connect on the server. A batch that is repeated calls it again.
-        options: See :class:`SinkOptions`; units and defaults stand in :class:`SinkSettings` and
+        connection_string: As shown in the Azure portal; alternatively set `fully_qualified_namespace` and `credential`,
+            which is "module:callable".
+        hub: The hub's name; optional if the connection string has an `EntityPath`.
+        staging: See :class:`SinkSettings`; True selects a directory next to the ledger's records, if `ledger` is a
+            directory that executors can write to as well.
+        on_receipt: Called with the published rows of each batch, where the batches are published: in the driver, or
+            with Connect on the server. It is called again if a batch is repeated.
+        options: See :class:`SinkOptions`; units and defaults are in :class:`SinkSettings` and
             :class:`eventpump.spark.connection.SparkConnection`.
 
     Raises:
-        ConfigurationError: A value that cannot work.
+        ConfigurationError: A value is invalid.
     """
     given: dict[str, Any] = {**options}
     connection = {name: given.pop(name) for name in ConnectionOptions.__annotations__ if name in given}
@@ -419,6 +420,6 @@ def _staging_root(staging: bool | str, ledger: object) -> str | None:
         return None
     if not isinstance(ledger, str | os.PathLike) or "://" in os.fspath(ledger):
         raise ConfigurationError(
-            "staging", "takes a path or URI that executors can write, where the ledger is no directory"
+            "staging", "must be a path or URI that executors can write to, because the ledger is not a directory"
         )
     return f"{staged.LOCAL}{Path(ledger).absolute().as_posix()}/{_STAGING}"

@@ -39,26 +39,27 @@ from eventpump.spark.sink.records import (
 )
 
 KEPT_BATCHES: Final = 100
-"""How many finished batches the ledger remembers; Spark's own checkpoint keeps as many by default."""
+"""How many finished batches the ledger keeps; Spark's own checkpoint keeps as many by default."""
 PRUNED_EVERY: Final = 16
 """After how many batches older records are deleted."""
 RENEW_AT: Final = NUMBERS - 2**28
-"""From which next number on a partition gets a new producer for its next batch, so that none meets the wrap in one."""
+"""The next number from which a partition gets a new producer for its next batch, so that no batch meets the wrap."""
 STAMP: Final = "eventpump:stamp"
-"""The application property that names an event's sink, batch, partition and place."""
+"""The application property with an event's sink, batch, partition and row index."""
 
 T = TypeVar("T")
 
 
 class OnProducerStateLost(enum.StrEnum):
-    """What follows when the service does not know any more what it had of a batch."""
+    """What happens if the service has forgotten which rows of a batch it has stored."""
 
     FAIL = "fail"
     """The query fails, and nothing is sent."""
     TAIL_SCAN = "tailScan"
-    """The producer is taken over, and the hub's tail is read for the stamps of what is stored. Exact; takes stamps."""
+    """The producer is taken over, and the hub's tail is read for the stamps of what is stored. Exact; requires
+    stamps."""
     AT_LEAST_ONCE = "atLeastOnce"
-    """The producer is taken over, and the partition's rows are sent from the first: some may be stored twice."""
+    """The producer is taken over, and all rows of the partition are sent again: some may be stored twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class CreateRecord:
-    """Create a record, durably. Answer: whether it is there with this body; False where there is another."""
+    """Create a record, durably. Answer: whether the stored record has this body; False if there is another."""
 
     name: str
     body: bytes
@@ -78,22 +79,22 @@ class CreateRecord:
 
 @dataclass(frozen=True, slots=True)
 class ListRecords:
-    """List the names of all records. Answer: a sequence of them."""
+    """List the names of all records. Answer: a sequence of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteRecords:
-    """Delete records that nobody needs any more. Answer: None, and failing is no failure."""
+    """Delete records that are no longer needed. Answer: None, also if that fails."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTails:
-    """Read where partitions begin and end now. Answer: a mapping from partition id to `PartitionTail`.
+    """Read where partitions currently begin and end. Answer: a mapping from partition id to `PartitionTail`.
 
     Args:
-        partition_ids: Which; None for all the hub has.
+        partition_ids: The partitions; None for all of the hub.
     """
 
     partition_ids: tuple[str, ...] | None = None
@@ -103,7 +104,7 @@ class ReadTails:
 class AttachProducers:
     """Attach once as each of these producers, with a null number.
 
-    Answer: a mapping to what the service said (`ProducerAnswer`); to None where it does not know the producer.
+    Answer: a mapping to the service's answer (`ProducerAnswer`), or to None if it does not know the producer.
     """
 
     producers: Mapping[str, AttachRequest]
@@ -126,12 +127,12 @@ class ReadStamps:
 Request: TypeAlias = ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadTails | AttachProducers | ReadStamps
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
-"""Yields requests, is sent their answers, and returns a result; an error of the outside is not for it."""
+"""Yields requests, is sent their answers, and returns a result; errors of requests are not passed to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTail:
-    """The sequence numbers a partition holds, first and last; of an empty one the last there ever was, or -1."""
+    """The first and last sequence number of a partition; for an empty one, the last there ever was, or -1."""
 
     beginning: int
     last: int
@@ -139,7 +140,7 @@ class PartitionTail:
 
 @dataclass(frozen=True, slots=True)
 class ProducerAnswer:
-    """What the service answers to an attach."""
+    """The service's answer to an attach."""
 
     producer_id: int
     owner_level: int
@@ -148,13 +149,13 @@ class ProducerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch as its query announces it.
+    """A micro-batch and its query.
 
     Args:
-        query_id: Spark's id of the query, which stays the same over restarts; None where it is not told.
-        run_id: Names this run of the driver, and no other.
-        limits: For a new plan; one that exists keeps its own.
-        is_stamped: Likewise.
+        query_id: Spark's id of the query, which stays the same across restarts; None if Spark does not provide it.
+        run_id: Unique for this run of the driver.
+        limits: For a new plan; an existing one keeps its own.
+        is_stamped: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
     """
 
@@ -168,26 +169,26 @@ class Batch:
 
 
 def begin(batch: Batch) -> Procedure[Plan | Done]:
-    """Steps 1 and 2 of a batch: the record that it is done, or else its plan, made where there is none.
+    """Steps 1 and 2 of a batch: return the record that it is done, or else its plan, created if there is none.
 
-    A take-over that was begun and not finished is finished first.
+    A take-over that was started and not completed is completed first.
 
     Raises:
-        ConfigurationError: The sink belongs to another query or hub, or its ledger does not fit the query.
+        ConfigurationError: The sink belongs to another query or hub, or its ledger does not match the query.
         StoreError: A record cannot be read.
         InvalidClientStateError: The hub does not offer idempotent publishing.
-        ProducerStateLostError: What is stored cannot be counted.
+        ProducerStateLostError: The stored rows cannot be counted.
     """
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
     if isinstance(concluded, Done):
-        # Spark repeats its newest batch only: a query that is at an earlier one is not where the ledger is.
+        # Spark repeats only its newest batch: a query at an earlier one does not match the ledger.
         if (yield ReadRecord(plan_name(batch.batch_id + 1))) is not None:
             raise _behind(batch, batch.batch_id + 1)
         return concluded
     plan = yield from _read(batch, name, Plan)
     if plan is None and concluded is not None:
-        raise StoreError(f"read {name}", "it is gone, and what came of it is there")
+        raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         plan = yield from _make_plan(batch)
     return (yield from _follow(batch, plan, concluded))
@@ -196,15 +197,15 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
 def finish(
     batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
 ) -> Procedure[Plan | Done]:
-    """Step 5 of a batch: the record that it is done; or, where producers were lost, the plan to go on with.
+    """Step 5 of a batch: return the record that it is done, or, if producers were lost, the plan to continue with.
 
     Args:
-        outcomes: What the tasks reported; partitions without rows report nothing.
+        outcomes: The tasks' reports; there is none for partitions without rows.
 
     Raises:
         ProducerStateLostError: A producer was lost, and the policy is to fail.
-        ConfigurationError: The policy takes stamps, and the batch has none.
-        InvalidClientStateError: Reports do not fit the plan.
+        ConfigurationError: The policy requires stamps, and the batch has none.
+        InvalidClientStateError: The reports do not match the plan.
         StoreError: Another run has finished the batch.
     """
     receipts, lost = _sorted_outcomes(plan, outcomes)
@@ -225,7 +226,7 @@ def finish(
 
 
 def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
-    """Return those of the records that are not needed once a batch is done."""
+    """Return the records that are no longer needed once a batch is done."""
     return tuple(name for name in names if (found := batch_of(name)) is not None and found <= batch_id - KEPT_BATCHES)
 
 
@@ -250,25 +251,25 @@ def _read_conclusion(batch: Batch, batch_id: int, revision: int = 0) -> Procedur
 
 
 def _check(batch: Batch, record: BatchRecord, name: str) -> None:
-    """See that a record is of this sink, hub and query, and under its own name."""
+    """Check that a record belongs to this sink, hub and query, and has the right name."""
     if record.sink.sink_id != batch.sink.sink_id or batch_of(name) != record.batch_id:
-        raise StoreError(f"read {name}", f"it is of batch {record.batch_id} of the sink {record.sink.sink_id!r}")
+        raise StoreError(f"read {name}", f"it belongs to batch {record.batch_id} of the sink {record.sink.sink_id!r}")
     theirs, ours = (f"{sink.namespace}/{sink.hub}".lower() for sink in (record.sink, batch.sink))
     if theirs != ours:
         raise ConfigurationError("sink_id", f"{batch.sink.sink_id!r} publishes to {theirs}, not to {ours}")
     if None not in (record.query_id, batch.query_id) and record.query_id != batch.query_id:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, and this is {batch.query_id}; a query "
-            "that starts anew takes another sink_id, and publishes its batches anew",
+            f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, but this is query {batch.query_id}; use "
+            "another sink_id for a query with a new checkpoint, which publishes its batches again",
         )
 
 
 def _behind(batch: Batch, newest: int) -> ConfigurationError:
     return ConfigurationError(
         "sink_id",
-        f"{batch.sink.sink_id!r} is at batch {newest}, and the query at {batch.batch_id}: it is another query, or its "
-        "checkpoint is older than the ledger; take another sink_id to publish these batches",
+        f"{batch.sink.sink_id!r} is at batch {newest}, but the query at {batch.batch_id}: it is another query, or its "
+        "checkpoint is older than the ledger; use another sink_id to publish these batches",
     )
 
 
@@ -279,7 +280,7 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
     known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
     gone = [each for each in known if each not in tails]
     if gone:
-        raise ConfigurationError("hub", f"had the partition {gone[0]}, and has it no more: it was made anew")
+        raise ConfigurationError("hub", f"partition {gone[0]} no longer exists; the hub was deleted and recreated")
     kept = {key: each for key, each in known.items() if each.is_fresh or each.next_number < batch.renew_at}
     partition_ids = sorted(tails, key=partition_order)
     opened = yield AttachProducers({each: AttachRequest() for each in partition_ids if each not in kept})
@@ -303,7 +304,7 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
     """Create a plan.
 
     Returns:
-        The one that is there then: of two runs, that of the first.
+        The stored plan: if two runs create one, that of the first.
     """
     name = plan_name(mine.batch_id, mine.revision)
     if (yield CreateRecord(name, encode_record(mine))):
@@ -314,7 +315,7 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
 
 
 def _prior(batch: Batch) -> Procedure[Done | None]:
-    """Find what the batch before left; None where its producers are not to be used again."""
+    """Return the record of the previous batch; None if its producers must not be used again."""
     if batch.batch_id > 0:
         done = yield from _find_done(batch, batch.batch_id - 1)
         if done is not None:
@@ -328,15 +329,15 @@ def _prior(batch: Batch) -> Procedure[Done | None]:
     if earlier and (yield from _find_done(batch, earlier[-1])) is None:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} has begun batch {earlier[-1]} and not finished it, and the query is at "
-            f"{batch.batch_id}: rows may be missing; take another sink_id to go on without them",
+            f"{batch.sink.sink_id!r} has started batch {earlier[-1]} and not finished it, but the query is at "
+            f"{batch.batch_id}: rows may be missing; use another sink_id to continue without them",
         )
-    # Where records are missing in between, numbers may have been used that nobody knows of: new producers are safe.
+    # If records are missing in between, numbers may have been used that are not recorded: new producers are safe.
     return None
 
 
 def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
-    """Find the end of a batch, behind its take-overs; None where it has none."""
+    """Return the final record of a batch, after its take-overs; None if it has none."""
     revision = 0
     while True:
         concluded = yield from _read_conclusion(batch, batch_id, revision)
@@ -347,7 +348,7 @@ def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
 
 def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
     if not isinstance(answer, ProducerAnswer):
-        raise InvalidClientStateError(partition_id, "the service refuses an idempotent producer")
+        raise InvalidClientStateError(partition_id, "the service does not accept an idempotent producer for this hub")
     return PartitionPlan(
         partition_id=partition_id,
         producer_id=answer.producer_id,
@@ -381,7 +382,7 @@ def _sorted_outcomes(
     for outcome in outcomes:
         partition_id = outcome.partition_id
         if partition_id not in plan.partition_ids:
-            raise InvalidClientStateError(partition_id, "the batch has no such partition")
+            raise InvalidClientStateError(partition_id, "the partition is not in the batch's plan")
         if isinstance(outcome, StateLost):
             lost[partition_id] = outcome
             continue
@@ -392,7 +393,7 @@ def _sorted_outcomes(
             and outcome.next_number == entry.number_of(outcome.count)
         )
         if not fits or receipts.setdefault(partition_id, outcome) != outcome:
-            raise InvalidClientStateError(partition_id, f"the plan does not allow {outcome!r}")
+            raise InvalidClientStateError(partition_id, f"the report does not match the plan: {outcome!r}")
     return receipts, lost
 
 
@@ -402,7 +403,7 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
         receipt = receipts.get(entry.partition_id)
         if receipt is None and entry.offset:
             raise InvalidClientStateError(
-                entry.partition_id, f"{entry.offset} of its rows are stored, and none is left"
+                entry.partition_id, f"{entry.offset} rows are stored, but the batch has no rows for it"
             )
         published = 0 if receipt is None else receipt.count - receipt.offset
         partitions.append(
@@ -430,24 +431,24 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
 
 
 def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
-    """Intend to take the lost producers over, if the policy says so."""
+    """Return the intent to take over the lost producers, if the policy allows it."""
     ids = sorted(lost, key=partition_order)
     if policy is OnProducerStateLost.FAIL:
         raise ProducerStateLostError(
             tuple(ids),
-            f"of batch {plan.batch_id} it is not known how many rows are stored ({lost[ids[0]].reason.value}); "
-            "nothing more was sent. Set on_producer_state_lost to tailScan (with stamps) or atLeastOnce to go on",
+            f"it is unknown how many rows of batch {plan.batch_id} are stored ({lost[ids[0]].reason.value}); nothing "
+            "more was sent. Set on_producer_state_lost to tailScan (with stamps) or atLeastOnce to continue",
         )
     is_counted = policy is OnProducerStateLost.TAIL_SCAN
     if is_counted and not plan.is_stamped:
         raise ConfigurationError(
             "on_producer_state_lost",
-            f"tailScan takes events with stamps, and batch {plan.batch_id} was planned without; atLeastOnce, for "
-            "this batch, takes none",
+            f"tailScan requires events with stamps, but batch {plan.batch_id} was planned without; use atLeastOnce "
+            "for this batch",
         )
     entries = [plan.partition(each) for each in ids]
     if any(entry.owner_level == MAX_OWNER_LEVEL for entry in entries):
-        raise ProducerStateLostError(tuple(ids), "and there is no owner level above the one they have")
+        raise ProducerStateLostError(tuple(ids), "a producer already has the highest owner level")
     return TakeOver(
         sink=plan.sink,
         query_id=batch.query_id,
@@ -464,10 +465,10 @@ def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: 
 
 
 def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
-    """Follow the take-overs of a batch to its newest plan or its end, carrying out one that was only intended.
+    """Follow the take-overs of a batch to its newest plan or its end, and carry out one that was only intended.
 
     Args:
-        concluded: What came of the plan.
+        concluded: The record that concludes the plan.
     """
     while isinstance(concluded, TakeOver):
         revised = yield from _read(batch, plan_name(plan.batch_id, plan.revision + 1), Plan)
@@ -479,13 +480,13 @@ def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Proc
 
 
 def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
-    """Raise the levels, and only then read what is stored: nobody can add to it any more."""
+    """Raise the levels, and only then read what is stored: from then on no other run can add to it."""
     ids = tuple(each.partition_id for each in intent.producers)
     raised = yield AttachProducers(
         {each.partition_id: AttachRequest(each.producer_id, each.owner_level) for each in intent.producers}
     )
     assert isinstance(raised, Mapping)
-    # A producer the service does not know cannot be raised, nor can anybody publish as it.
+    # A producer that the service does not know cannot be raised, but no run can publish as it either.
     unknown = {each: AttachRequest() for each in ids if raised[each] is None}
     answers = dict(raised)
     if unknown:
@@ -499,7 +500,7 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
         ranges = {each: (plan.partition(each).tail, tails[each].last) for each in ids}
         for each, (after, _) in ranges.items():
             if tails[each].beginning > after + 1:
-                raise ProducerStateLostError((each,), "and events since the batch was planned have passed retention")
+                raise ProducerStateLostError((each,), "retention has removed events since the batch was planned")
         found = yield ReadStamps(plan, ranges)
         assert isinstance(found, Mapping)
         offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
@@ -514,15 +515,15 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
 
 
 def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
-    """Count the rows that are stored, from those whose stamps were found after the planned tail.
+    """Count the stored rows, from the stamps that were found after the planned tail.
 
     Raises:
-        ProducerStateLostError: There is a hole in them.
+        ProducerStateLostError: A row is missing among them.
     """
     found = set(rows)
     count = entry.offset
     while count in found:
         count += 1
     if max(found, default=-1) > count:
-        raise ProducerStateLostError((entry.partition_id,), f"and row {count} is missing before row {max(found)}")
+        raise ProducerStateLostError((entry.partition_id,), f"row {count} is missing before row {max(found)}")
     return count

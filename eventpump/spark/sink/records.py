@@ -15,7 +15,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 
 VERSION: Final = 1
-"""Of the records. A reader takes its own version only."""
+"""The version of the records. A reader accepts only its own."""
 
 _MAX_ESCAPED: Final = 200
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
@@ -30,26 +30,26 @@ Tail = Annotated[int, Field(ge=-1)]
 
 
 class LossReason(enum.StrEnum):
-    """How it showed that the service lost a producer's state."""
+    """How the loss of a producer's state was detected."""
 
     UNKNOWN = "unknown"
     """The service does not know the producer."""
     BELOW = "below"
-    """Its last number lies before the batch."""
+    """The service's last number is before the batch."""
     REGRESSED = "regressed"
-    """Its last number lies before what it accepted."""
+    """The service's last number is before rows that it accepted."""
     UNCOUNTED = "uncounted"
-    """It says that nothing is published, and the batch's first row is in the hub."""
+    """The service reports that nothing is published, but the batch's first row is in the hub."""
 
 
 class Record(BaseModel):
-    """The base of what is written as JSON: frozen, of exact types, closed to unknown members."""
+    """Base class of JSON records: frozen, strictly typed, without unknown members."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Sink(Record):
-    """Whose records they are.
+    """The sink that records belong to.
 
     Args:
         namespace: The fully qualified namespace.
@@ -61,10 +61,10 @@ class Sink(Record):
 
 
 class PackingLimits(Record):
-    """How rows are packed into messages, the same in every attempt, so that a repeated message is known as one.
+    """How rows are packed into messages, the same in every attempt, so that the service recognizes a repeated message.
 
     Args:
-        max_bytes: Of a message on the wire.
+        max_bytes: The largest size of a message on the wire.
     """
 
     max_events: int = Field(default=5000, ge=1)
@@ -75,17 +75,17 @@ LIMITS: Final = PackingLimits()
 
 
 class PartitionPlan(Record):
-    """What one partition's rows are numbered by: row `offset` has `next_number`, and the others follow.
+    """The numbering of one partition's rows: row `offset` has `next_number`, and the others follow.
 
     Args:
-        next_number: Modulo 2^31, as all numbers are.
-        nothing: What the service answered when nothing was published, -1 or 0 (protocol.md 8.2): what it would answer
-            again, had it forgotten everything.
+        next_number: Modulo 2^31, like all numbers.
+        nothing: The service's answer when nothing was published, -1 or 0 (protocol.md 8.2); it would be the same if the
+            service had forgotten everything.
         is_fresh: Whether nothing was published under this id and level before this batch.
         tail: The sequence number of the partition's last event when it was planned, -1 for none.
         offset: Rows before it were stored before a take-over.
-        missing: How many events lie between that tail and where it must at least have been: the service has lost what
-            it had accepted.
+        missing: How many events are missing between that tail and its lowest possible value: the service has lost
+            accepted events.
     """
 
     partition_id: Text
@@ -117,11 +117,11 @@ class BatchRecord(Record):
 
 
 class Plan(BatchRecord):
-    """How a batch is published. Picklable: tasks get it.
+    """How a batch is published. Picklable, because it is sent to tasks.
 
     Args:
-        query_id: Spark's id of the query; None where it is not told.
-        run_id: Which run of the driver wrote it.
+        query_id: Spark's id of the query; None if Spark does not provide it.
+        run_id: The run of the driver that wrote it.
         partitions: In the order of their numbers.
         is_stamped: Whether every event carries the property `STAMP`.
         revision: How often producers were taken over.
@@ -135,14 +135,14 @@ class Plan(BatchRecord):
 
     @property
     def partition_ids(self) -> tuple[str, ...]:
-        """The partitions rows are routed to: those there were when the batch was planned first."""
+        """The partitions that rows are routed to: those of the hub when the batch was first planned."""
         return tuple(each.partition_id for each in self.partitions)
 
     def partition(self, partition_id: str) -> PartitionPlan:
-        """Find a partition's part.
+        """Return a partition's part.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The plan has no such partition.
         """
         for each in self.partitions:
             if each.partition_id == partition_id:
@@ -150,11 +150,11 @@ class Plan(BatchRecord):
         raise KeyError(partition_id)
 
     def stamp(self, partition_id: str, row: int) -> str:
-        """Spell the stamp of a row: unique within the hub, as long as sink ids are."""
+        """Return the stamp of a row: unique within the hub, as long as sink ids are."""
         return f"{self.stamp_prefix(partition_id)}{row}"
 
     def stamp_prefix(self, partition_id: str) -> str:
-        """Spell what the stamps of a partition's rows begin with; the row's index follows."""
+        """Return the prefix of the stamps of a partition's rows; the row's index follows."""
         return f"{self.sink.sink_id}:{self.batch_id}:{partition_id}:"
 
 
@@ -171,10 +171,10 @@ class TakenProducer(Record):
 
 
 class TakeOver(BatchRecord):
-    """A plan is concluded by the intent to take producers over. It stands before the first level is raised.
+    """The intent to take producers over, which concludes a plan. It is stored before the first level is raised.
 
     Args:
-        is_counted: Whether the tail is read for what is stored; otherwise every row is sent again.
+        is_counted: Whether the stored rows are counted by reading the tail; otherwise every row is sent again.
     """
 
     kind: Literal["take-over"] = "take-over"
@@ -183,15 +183,15 @@ class TakeOver(BatchRecord):
 
 
 class PartitionReceipt(Record):
-    """All rows of a partition's share are stored.
+    """The report that all rows of a partition are stored.
 
     Args:
-        count: How many rows that is.
+        count: How many rows it has.
         offset: Rows before it have numbers of a producer that was taken over.
-        first_number: Of row `offset`; None where no row has a number of this producer.
+        first_number: The number of row `offset`; None if no row has a number of this producer.
         next_number: The number after the last row's.
         digest: SHA-256 of all rows as they were encoded, in order and without stamps, in hexadecimal digits.
-        found: How many rows were stored when this attempt came; the service got the others from it, or from a rival.
+        found: How many rows were stored when this attempt started; it or a concurrent attempt sent the others.
     """
 
     kind: Literal["receipt"] = "receipt"
@@ -212,10 +212,10 @@ class PartitionReceipt(Record):
 
 
 class StateLost(Record):
-    """A partition's rows cannot be published as planned: the service lost its producer's state.
+    """The report that a partition's rows cannot be published as planned: the service lost the producer's state.
 
     Args:
-        stored: How many rows it had accepted, as far as this attempt knows.
+        stored: How many rows the service had accepted, as far as this attempt knows.
     """
 
     kind: Literal["state-lost"] = "state-lost"
@@ -228,13 +228,13 @@ PartitionOutcome: TypeAlias = PartitionReceipt | StateLost
 
 
 class PartitionDone(Record):
-    """Where a partition's producer stands after a batch.
+    """The state of a partition's producer after a batch.
 
     Args:
-        count: Rows of the batch.
-        first_number: Of the batch's first row under this producer; None where there is none.
-        digest: Of the batch's rows; None where there is none.
-        tail: The lowest sequence number the partition's last event can have from now on.
+        count: How many rows the batch has.
+        first_number: The number of the batch's first row under this producer; None if there is none.
+        digest: The digest of the batch's rows; None if there are none.
+        tail: The lowest sequence number that the partition's last event can have from now on.
     """
 
     partition_id: Text
@@ -250,11 +250,11 @@ class PartitionDone(Record):
 
 
 class Done(BatchRecord):
-    """A plan is concluded: its batch is stored.
+    """The record that a batch is stored, which concludes a plan.
 
     Args:
-        partitions: All those of its plan.
-        receipts: Of those that had rows.
+        partitions: All partitions of the plan.
+        receipts: The receipts of those with rows.
     """
 
     kind: Literal["done"] = "done"
@@ -276,10 +276,10 @@ def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
     """Decode a record.
 
     Args:
-        kinds: What it may be.
+        kinds: The accepted kinds.
 
     Raises:
-        ValueError: It is unreadable, of another kind, or of another version.
+        ValueError: The record is unreadable, of another kind, or of another version.
     """
     try:
         found = json.loads(raw)
@@ -290,12 +290,12 @@ def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
     if "version" in kinds[0].model_fields and found.get("version") != VERSION:
         version = found.get("version")
         is_newer = type(version) is int and version > VERSION
-        raise ValueError(_NEWER if is_newer else "it has no version this eventpump knows")
+        raise ValueError(_NEWER if is_newer else "it has no version that this eventpump supports")
     for kind in kinds:
         if found.get("kind") == kind.model_fields["kind"].default:
             break
     else:
-        raise ValueError(f"it is no {' or '.join(each.model_fields['kind'].default for each in kinds)}")
+        raise ValueError(f"it is not a {' or '.join(each.model_fields['kind'].default for each in kinds)}")
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
@@ -305,15 +305,15 @@ def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
 
 
 def encode_outcome(outcome: PartitionOutcome) -> str:
-    """Encode what a task reports, as JSON text."""
+    """Encode a task's report as JSON text."""
     return outcome.model_dump_json()
 
 
 def decode_outcome(text: str) -> PartitionOutcome:
-    """Decode what a task reported.
+    """Decode a task's report.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text is not a report.
     """
     outcome = decode_record(text, PartitionReceipt, StateLost)
     assert isinstance(outcome, PartitionReceipt | StateLost)
@@ -321,26 +321,26 @@ def decode_outcome(text: str) -> PartitionOutcome:
 
 
 def directory_name(sink_id: str) -> str:
-    """Spell a sink id as a name that file systems and blob containers take, one to one.
+    """Convert a sink id to a name that file systems and blob containers accept, one to one.
 
     Raises:
-        ConfigurationError: It cannot be one.
+        ConfigurationError: It cannot be converted.
     """
     if not sink_id or not sink_id.isprintable():
         raise ConfigurationError("sink_id", "must be printable text")
     escaped = _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], sink_id.encode("utf-8", "surrogatepass")).decode()
     if len(escaped) > _MAX_ESCAPED:
-        raise ConfigurationError("sink_id", f"takes {len(escaped)} characters in file names, {_MAX_ESCAPED} at most")
+        raise ConfigurationError("sink_id", f"takes {len(escaped)} characters as a file name; limit: {_MAX_ESCAPED}")
     return escaped
 
 
 def plan_name(batch_id: int, revision: int = 0) -> str:
-    """Spell the name of a plan. Names sort by batch."""
+    """Return the name of a plan. Names sort by batch."""
     return f"{batch_id:012d}.{revision}.plan.json"
 
 
 def done_name(batch_id: int, revision: int = 0) -> str:
-    """Spell the name of the record that a plan is done with."""
+    """Return the name of the record that concludes a plan."""
     return f"{batch_id:012d}.{revision}.done.json"
 
 
@@ -348,6 +348,6 @@ _NAME: Final = re.compile(r"(\d{12,})\.\d+\.(?:plan|done)\.json")
 
 
 def batch_of(name: str) -> int | None:
-    """Read the batch in a record's name; None for another file."""
+    """Return the batch in a record's name; None for another file."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found.group(1))

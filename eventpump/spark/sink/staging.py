@@ -1,11 +1,11 @@
 """Staging: a batch's encoded rows, written once and durably before any of them is sent, and published from there.
 
-A query that gives other rows or values when a batch is repeated (random numbers, the current time, a lookup that
-changed) can then not be told from one that does not: whatever it gave first is what is published. Which rows these
-are is all that has to be kept, since their order follows from them.
+So a query may return other rows or values when a batch is repeated (random numbers, the current time, a changed
+lookup): the rows that it returned first are published. Only the set of rows has to be kept, because their order depends
+only on them.
 
-Rows are Parquet files in a directory of their own, wherever executors can write; which directory is a batch's is said
-by a record in the ledger, created once. Several runs may write; the first to create the record wins.
+Rows are Parquet files in a separate directory that executors can write to; a record in the ledger, created once, names
+a batch's directory. Several runs may write; the first to create the record wins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOCAL: Final = "file://"
-"""What Spark knows an absolute path of the machine's own file system by."""
+"""The prefix by which Spark recognizes an absolute path of the local file system."""
 
 _VERSION: Final = 1
 _log = logging.getLogger("eventpump.spark")
@@ -33,11 +33,11 @@ _log = logging.getLogger("eventpump.spark")
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Where a batch's rows are.
+    """The location of a batch's rows.
 
     Args:
         directory: As Spark names it.
-        schema: Of the rows, as Spark's JSON.
+        schema: The rows' schema, as Spark's JSON.
     """
 
     directory: str
@@ -52,7 +52,7 @@ class Staged:
         """Decode the record.
 
         Raises:
-            StoreError: It is something else.
+            StoreError: The bytes are not such a record.
         """
         try:
             found = json.loads(raw)
@@ -60,42 +60,43 @@ class Staged:
                 return cls(str(found["directory"]), str(found["schema"]))
         except (ValueError, TypeError, KeyError):
             pass
-        raise StoreError("read what is staged", "its record is unreadable")
+        raise StoreError("read staged rows", "their record is unreadable")
 
 
 def record_name(batch_id: int) -> str:
-    """Spell the name of a batch's record."""
+    """Return the name of a batch's record."""
     return f"{batch_id:012d}.staged.json"
 
 
 def batch_directory(root: str, sink: str, batch_id: int) -> str:
-    """Name the directory of all that is staged of a batch.
+    """Return the directory of a batch's staged rows.
 
     Args:
-        sink: The sink's id, spelled as a directory.
+        sink: The sink's id, converted to a directory name.
     """
     return f"{root.rstrip('/')}/{sink}/{batch_id:012d}"
 
 
 def write(rows: DataFrame, directory: str) -> Staged:
-    """Write rows into a directory of their own below a batch's. They are complete once it returns."""
+    """Write rows into a new directory below a batch's. They are complete when it returns."""
     own = f"{directory}/{uuid.uuid4().hex}"
     rows.write.mode("errorifexists").parquet(own)
     return Staged(own, rows.schema.json())
 
 
 def read(spark: SparkSession, staged: Staged) -> DataFrame:
-    """Read rows back; in no particular order."""
+    """Read staged rows, in no particular order."""
     return spark.read.schema(StructType.fromJson(json.loads(staged.schema))).parquet(staged.directory)
 
 
 def discard(spark: SparkSession, directory: str) -> None:
-    """Delete a batch's directory, which nobody needs any more. What cannot be deleted is logged, and left."""
+    """Delete a batch's directory, which is no longer needed. If it cannot be deleted, that is logged."""
     try:
         if hasattr(spark, "_jvm"):
             _delete_by_hadoop(spark, directory)
         else:
-            # A Connect client has no way to Spark's file systems; this one knows local paths and the large clouds.
+            # A Connect client has no access to Spark's file systems; this one supports local paths and the large
+            # clouds.
             system, path = fs.FileSystem.from_uri(directory.removeprefix(LOCAL))
             system.delete_dir(path)
     except Exception as error:
@@ -103,5 +104,5 @@ def discard(spark: SparkSession, directory: str) -> None:
 
 
 def _delete_by_hadoop(spark: Any, directory: str) -> None:
-    path = spark._jvm.org.apache.hadoop.fs.Path(directory)  # noqa: SLF001 - PySpark's own way to the JVM
+    path = spark._jvm.org.apache.hadoop.fs.Path(directory)  # noqa: SLF001 - PySpark has no public access to the JVM
     path.getFileSystem(spark._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001 - likewise

@@ -1,7 +1,7 @@
-"""Where the values of many messages lie: found for all of them at once, with numpy, a value at a time (AMQP 1.0, 1.2).
+"""Columnar decoding: finds the positions of values in many messages at once, with numpy (AMQP 1.0, 1.2).
 
-The messages stand end to end in one buffer. What is found are places in it, so that Arrow can copy values in bulk and
-no object is made per event. A message of a form that is not walked is *odd*: the general decoder reads it.
+The messages are concatenated in one buffer. The results are positions in it, so that Arrow can copy values in bulk and
+no object is created per event. A message in a form that is not supported here is *odd*: the general decoder reads it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 PADDING: Final = 264
-"""Zero bytes behind the last message, so that no look ahead leaves the buffer: a short name and what is before it."""
+"""Zero bytes after the last message, so that reading ahead never leaves the buffer: a short name and its header."""
 
 _MAX_ROUNDS = 32
-"""Entries of a map that are walked; a message with more is odd."""
+"""The most entries of a map that are read; a message with more is odd."""
 _MAX_NAMES = 64
-"""Names of entries told apart in one buffer; a message with a further one is odd."""
+"""The most distinct entry names in one buffer; a message with a further one is odd."""
 
 _STR8, _STR32, _SYM8, _SYM32 = 0xA1, 0xB1, 0xA3, 0xB3
 
 _WIDTH: Final = np.zeros(256, np.int64)
 """The size of a value with a fixed width, by constructor (1.6)."""
 _SIZE_BYTES: Final = np.full(256, -1, np.int64)
-"""How many bytes tell the size of a value: 0, 1 or 4; -1 for what is not walked."""
+"""The width of a value's size field: 0, 1 or 4; -1 for unsupported constructors."""
 for _code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45):
     _SIZE_BYTES[_code] = 0
 for _codes, _width in (
@@ -70,7 +70,7 @@ for _code, _form in (
     _SECTION_FORM[_code] = _form
 
 TEXT_KINDS: Final = np.zeros(256, np.bool_)
-"""Constructors of what is text, to be copied as it is."""
+"""Constructors of text, which is copied unchanged."""
 TEXT_KINDS[[_STR8, _STR32, _SYM8, _SYM32]] = True
 
 
@@ -79,10 +79,10 @@ class Values:
     """One value per message.
 
     Args:
-        kind: Its constructor; 0 where the message has none.
-        at: Where its constructor stands.
-        begin: Where its content begins.
-        end: Where it ends.
+        kind: The constructor; 0 if the message has no such value.
+        at: The position of the constructor.
+        begin: The position at which the content begins.
+        end: The position at which it ends.
     """
 
     kind: Bytes
@@ -96,8 +96,8 @@ class Entries:
     """The entries of one map per message: the first of each, the second of each, and so on.
 
     Args:
-        names: For every round and message the index of the entry's name; -1 where there is no entry.
-        values: For every round the values.
+        names: For every round and message, the index of the entry's name; -1 if there is no entry.
+        values: The values of every round.
     """
 
     names: list[Ints]
@@ -105,15 +105,15 @@ class Entries:
 
 
 class Walk:
-    """A walk over messages that stand end to end.
+    """A walk over concatenated messages.
 
     Args:
         data: The messages, and `PADDING` zero bytes.
-        lengths: Of each, in bytes.
+        lengths: The length of each message, in bytes.
 
     Attributes:
         odd: The messages that the general decoder must read.
-        names: The names of entries seen so far, in UTF-8.
+        names: The names of entries found so far, in UTF-8.
     """
 
     def __init__(self, data: bytes, lengths: Ints) -> None:
@@ -133,13 +133,13 @@ class Walk:
         return np.ndarray((len(self._data) - width + 1,), f"V{width}", self._data, 0, (1,))
 
     def _heads(self, at: Ints) -> Bytes:
-        """Return the eight bytes from each place on, a row each."""
+        """Return the eight bytes from each position on, one row each."""
         return self._eights[at].view(np.uint8).reshape(-1, 8)
 
     # ------------------------------------------------------------------------------------------------- sections
 
     def section(self, code: int) -> Values | None:
-        """Return the sections with a descriptor's code; None where no message has one."""
+        """Return the sections with a descriptor's code; None if no message has one."""
         return self._sections.get(code)
 
     def _walk_sections(self) -> None:
@@ -177,7 +177,7 @@ class Walk:
         return Values(np.zeros(self.count, np.uint8), *(np.zeros(self.count, np.int64) for _ in range(3)))
 
     def _extent(self, at: Ints, head: Bytes) -> tuple[Ints, Ints]:
-        """Tell where the contents of the values at some places begin and end; -1 for a begin that is not known.
+        """Return where the contents of the values at some positions begin and end; -1 for an unknown begin.
 
         Args:
             head: At least the first five bytes of each value.
@@ -202,7 +202,7 @@ class Walk:
         """Read how many items lists and maps have. Messages whose list or map cannot hold its items are odd.
 
         Returns:
-            Which have any, their numbers in units, and where the first stand.
+            Which have any, their numbers in units, and the positions of the first.
         """
         wide = sections.kind >= 0xD0
         head = self._heads(sections.begin)
@@ -216,7 +216,7 @@ class Walk:
         return present & ~unsound, count // unit, first
 
     def map_entries(self, sections: Values) -> Entries:
-        """Walk maps whose keys are text."""
+        """Return the entries of maps whose keys are text."""
         found = Entries([], [])
         present, counts, first = self._frames(sections, 2)
         rows = np.flatnonzero(present)
@@ -248,7 +248,7 @@ class Walk:
         return found
 
     def list_entries(self, sections: Values, names: tuple[bytes, ...]) -> Entries:
-        """Walk lists whose items have names by their place; nulls are no entries."""
+        """Return the items of lists whose items are named by position; nulls are not entries."""
         found = Entries([], [])
         present, counts, first = self._frames(sections, 1)
         self.odd |= present & (counts > len(names))
@@ -272,7 +272,7 @@ class Walk:
         return found
 
     def _spread(self, rows: Ints, values: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
-        """Return an item per message, those of the rows from the values."""
+        """Return one item per message, taken from the values for the given rows."""
         if len(rows) == self.count:
             return values
         spread = np.full(self.count, missing, values.dtype)
@@ -280,7 +280,7 @@ class Walk:
         return spread
 
     def _value(self, at: Ints, limits: Ints, rows: Ints) -> Values:
-        """Find the extent of values. Those of rows that have none that is walked are odd, and of no kind."""
+        """Find the extents of values. Rows with an unsupported value are odd, and their kind is 0."""
         head = self._heads(at)
         begin, end = self._extent(at, head)
         kind = head[:, 0]
@@ -292,7 +292,7 @@ class Walk:
         return Values(kind, at, begin, end)
 
     def _name(self, key: Values) -> Ints:
-        """Tell names apart: the index of each, -1 for what is none."""
+        """Return the index of each name; -1 if it is not a name."""
         indices = np.full(len(key.kind), -1, np.int64)
         lengths = key.end - key.begin
         left = ((key.kind == _STR8) | (key.kind == _SYM8)) & (lengths > 0)
@@ -318,7 +318,7 @@ class Walk:
         return self.names.index(name)
 
     def refuse_repeated(self, entries: Entries) -> None:
-        """Make odd what has a name twice: a dictionary would keep one."""
+        """Mark messages as odd that have a name twice: a dictionary would keep only one of the entries."""
         seen: list[tuple[Ints, set[int]]] = []
         for names in entries.names:
             distinct = {int(names[0])} if (names == names[0]).all() else set(np.unique(names).tolist())

@@ -1,4 +1,4 @@
-"""How far a query is behind its hubs, from what its progress says. Pure."""
+"""The lag of a query behind its hubs, computed from its progress. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MAX_OBSERVATIONS = 512
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a query is behind one partition, after a batch.
+    """The lag of a query in one partition, after a batch.
 
     Args:
-        position: The number of the first event it has not read.
-        events: Numbers between there and the partition's end.
-        seconds: How long the event at `position` has been in the partition, as far as the query saw it grow; 0 where
-            nothing is left to read.
-        is_lower_bound: The event was there before the query first looked, so that `seconds` may be more.
+        position: The sequence number of the first unread event.
+        events: How many sequence numbers lie between `position` and the partition's end.
+        seconds: How long the event at `position` has been in the partition, as far as the query has observed it grow; 0
+            if nothing is left to read.
+        is_lower_bound: The event was there before the query first looked, so `seconds` may be higher.
     """
 
     hub: str
@@ -45,14 +45,14 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """How far a query is behind, after a batch.
+    """The lag of a query, after a batch.
 
     Args:
-        query_id: Stays the same over restarts from a checkpoint.
-        run_id: Of this start of the query.
-        name: The query's name; None where it has none.
-        time: When the batch ended, seconds since the Unix epoch.
-        partitions: Of all its eventpump sources; never empty.
+        query_id: Stays the same across restarts from a checkpoint.
+        run_id: Identifies this run of the query.
+        name: The query's name; None if it has none.
+        time: When the batch ended, in seconds since the Unix epoch.
+        partitions: The lag of each partition of all its eventpump sources; never empty.
     """
 
     query_id: str
@@ -78,7 +78,7 @@ class QueryLag:
         return _spread(self.partitions, attrgetter("seconds"))
 
     def describe(self) -> str:
-        """Say it in one line."""
+        """Return it as one line of text."""
         events, seconds = self.events, self.seconds
         mark = ">=" if any(each.is_lower_bound for each in self.partitions) else ""
         return (
@@ -98,14 +98,14 @@ Offsets = dict[tuple[str, str], int]
 
 
 def parse_offsets(text: str | None) -> Offsets | None:
-    """Read offsets as the source writes them into a query's progress.
+    """Parse offsets as the source writes them into a query's progress.
 
     Returns:
-        None where it did not write them.
+        None if the source did not write them.
     """
     try:
         told = json.loads(text or "null")
-    except ValueError:  # an offset that is not there is told as "None"
+    except ValueError:  # Spark reports a missing offset as "None"
         return None
     found: Offsets = {}
     for hub, partitions in told.items() if isinstance(told, dict) else ():
@@ -122,13 +122,13 @@ def parse_offsets(text: str | None) -> Offsets | None:
 
 @dataclass(slots=True)
 class _Growth:
-    """When a partition was seen to end where. Times and ends rise."""
+    """The observed ends of a partition, with the times of observation. Both only increase."""
 
     times: list[float] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
     def note(self, time: float, end: int) -> None:
-        if self.ends and end < self.ends[-1]:  # the hub was made anew
+        if self.ends and end < self.ends[-1]:  # the hub was recreated
             self.times, self.ends = [], []
         if len(self.ends) > 1 and self.ends[-1] == self.ends[-2] == end:
             self.times[-1] = time
@@ -139,25 +139,26 @@ class _Growth:
         self.ends.append(end)
 
     def forget_before(self, position: int) -> None:
-        """Drop what tells nothing of the event at a position and later ones."""
+        """Drop the observations that are not needed for the event at a position and later ones."""
         drop = bisect_right(self.ends, position) - 1
         if drop > 0:
             del self.times[:drop], self.ends[:drop]
 
     def arrival(self, position: int) -> tuple[float, bool]:
-        """Estimate when the event at a position came, and tell whether it was there before anybody looked."""
+        """Return when the event at a position came, as estimated, and whether it was there before the first
+        observation."""
         after = bisect_right(self.ends, position)
         assert after < len(self.ends)
         if after == 0:
             return self.times[0], True
         begin, end = self.ends[after - 1], self.ends[after]
         since, until = self.times[after - 1], self.times[after]
-        # Between two looks events are taken to have come evenly.
+        # Events are assumed to have been enqueued evenly between two observations.
         return since + (until - since) * (position - begin + 1) / (end - begin), False
 
 
 class LagLedger:
-    """Remembers how the partitions of running queries grew, and makes their lag of it."""
+    """Records how the partitions of running queries grow, and computes their lag from it."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[tuple[int, str, str], _Growth]] = {}
@@ -165,11 +166,11 @@ class LagLedger:
     def progressed(
         self, run_id: str, time: float, sources: Iterable[tuple[str | None, str | None]]
     ) -> tuple[PartitionLag, ...]:
-        """Take a batch that ended.
+        """Record the end of a batch.
 
         Args:
-            time: When, seconds since the Unix epoch.
-            sources: Of each eventpump source, the end of the batch and the latest offsets, as it wrote them.
+            time: When it ended, in seconds since the Unix epoch.
+            sources: For each eventpump source, the end of the batch and the latest offsets, as it wrote them.
 
         Returns:
             The lag per partition, by hub and number.
@@ -191,7 +192,7 @@ class LagLedger:
         return tuple(sorted(found, key=lambda each: (each.hub, partition_order(each.partition_id))))
 
     def idled(self, run_id: str, time: float) -> None:
-        """Take that a query looked, and found nothing new."""
+        """Record that a query looked for new events and found none."""
         for growth in self._runs.get(run_id, {}).values():
             growth.note(time, growth.ends[-1])
 

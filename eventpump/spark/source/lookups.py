@@ -1,4 +1,4 @@
-"""What the driver asks the service: what a hub holds, and which numbers positions have."""
+"""The driver's requests to the service: what a hub holds, and the sequence numbers of positions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _log = logging.getLogger("eventpump.spark")
 
 @dataclass(frozen=True, slots=True)
 class HubFacts:
-    """What the service said of a hub and of its partitions, one after the other: not all of the same moment."""
+    """The properties of a hub and of its partitions, read one after the other: not all at the same moment."""
 
     hub: HubProperties
     partitions: tuple[PartitionProperties, ...]
 
     def snapshot(self, hub: str) -> HubSnapshot:
-        """Return the numbers in it.
+        """Return the sequence numbers as a snapshot.
 
         Args:
             hub: The hub's name as the query spells it.
@@ -41,12 +41,12 @@ class HubFacts:
 
 
 async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
-    """Ask for a hub's properties and those of its partitions.
+    """Read a hub's properties and those of its partitions.
 
-    Failures that may pass are tried again, with growing delays, for `receiver_timeout` seconds.
+    Transient failures are retried with increasing delays, for `receiver_timeout` seconds.
 
     Raises:
-        ServiceError: It did not pass, or cannot.
+        ServiceError: The failure lasted longer, or is permanent.
     """
     hub = options.connection.hub
 
@@ -61,13 +61,13 @@ async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
 async def find_numbers(
     transport: Transport, options: SourceOptions, facts: HubFacts, *, is_end: bool = False
 ) -> dict[str, int]:
-    """Make numbers of the positions the user gave, for every partition: the next to read, or the first not to be read.
+    """Resolve positions to sequence numbers, for every partition: the next to read, or the first not to be read.
 
-    Offsets and times are looked up by receiving the first event there. In an exclusive reader's consumer group that
-    takes the partition from its reader.
+    Offsets and times are looked up by receiving the first event there. In the consumer group of an exclusive reader
+    this disconnects that reader.
 
     Raises:
-        ConfigurationError: A position is of no partition, or behind the end, where that is an error.
+        ConfigurationError: A position names an unknown partition, or is beyond the end and that is an error.
         ServiceError: The service refused, or did not answer in time.
     """
     options.require_partitions([each.partition_id for each in facts.partitions])
@@ -83,7 +83,7 @@ async def find_numbers(
                 lambda: _first_number(transport, options, partition_id, wanted), options.receiver_timeout
             )
         if options.no_matching_position == "error" and is_behind(position, properties, is_end=is_end):
-            raise ConfigurationError(option, f"partition {partition_id} has no event there")
+            raise ConfigurationError(option, f"partition {partition_id} has no event at or after this position")
         return number
 
     numbers = await gather(find(each) for each in facts.partitions)
@@ -91,7 +91,7 @@ async def find_numbers(
 
 
 class _FirstMessage:
-    """Takes the first message of a link. A :class:`eventpump.interfaces.ReceiveSink`."""
+    """Receives the first message of a link. A :class:`eventpump.interfaces.ReceiveSink`."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -124,10 +124,10 @@ async def _first_number(
 
 
 async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
-    """Ask until there is an answer.
+    """Repeat a request until it is answered.
 
     Raises:
-        ServiceError: In `timeout` seconds there was none, or none can come.
+        ServiceError: There was no answer within `timeout` seconds, or the failure is permanent.
     """
 
     def log(error: Exception, delay: float) -> None:
@@ -137,4 +137,4 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
     try:
         return await retrying(ask, UNLIMITED, random.Random(), until=until, on_retry=log)
     except TimeoutError:
-        raise ServiceTimeoutError(f"the service gave no answer within {timeout:g} s") from None
+        raise ServiceTimeoutError(f"the service did not answer within {timeout:g} s") from None

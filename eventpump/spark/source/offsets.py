@@ -1,8 +1,8 @@
-"""What a query has read and is to read, as numbers: offsets, positions, limits, losses, and the tasks' shares. Pure.
+"""Planning of a query in sequence numbers: offsets, positions, limits, data loss, and the tasks' shares. Pure.
 
-Numbers are sequence numbers of a hub partition. An offset holds, per partition, the next number to read; a partition it
-does not name stands at 0. A partition that the hub gained while the query was running is read from there, so that
-nothing of it is missed.
+Numbers are sequence numbers of a hub partition. An offset holds, per partition, the next number to read; for a
+partition that it does not name, that is 0. So a partition that was added to the hub while the query was running is read
+completely.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_READERS: Final = 5
 """How many readers without an owner level the service lets read a partition in one consumer group."""
 
 FIRST_START: Final = "(start)"
-"""Where the offset of a query's first batch keeps that batch's start. No hub can have this name."""
+"""The key under which the offset of a query's first batch keeps that batch's start. No hub can have this name."""
 
 
 # ------------------------------------------------------------------------------------------------- what a task reads
@@ -41,13 +41,13 @@ class SequenceRange:
 
     @property
     def size(self) -> int:
-        """How many events it has, where there are no gaps."""
+        """How many events it has, if there are no gaps."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition:
-    """What one task reads: ranges of one hub, each of another hub partition."""
+    """The input of one task: ranges of one hub, each of a different hub partition."""
 
     ranges: tuple[SequenceRange, ...]
 
@@ -58,11 +58,12 @@ class ReceiveOptions:
 
     Args:
         owner_level: The epoch of an exclusive reader; None shares the partition.
-        prefetch_count: Events of one range received ahead, at most.
-        receiver_timeout: Seconds without an event after which the partition is asked whether the rest is gone.
-        fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and go on.
-        cache_memory: Bytes of the last ranges a worker keeps in memory; 0 keeps none.
-        cache_disk: Bytes of the last ranges a worker keeps in its spill file.
+        prefetch_count: The most events of one range that are received ahead.
+        receiver_timeout: Seconds without an event after which the service is asked whether the remaining events are
+            gone.
+        fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
+        cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
+        cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
     """
 
     consumer_group: str = "$Default"
@@ -79,24 +80,24 @@ class ReceiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """What a partition holds: numbers from `earliest` to before `latest`."""
+    """The numbers that a partition holds: from `earliest` to before `latest`."""
 
     earliest: int
     latest: int
 
     @classmethod
     def of(cls, properties: PartitionProperties) -> PartitionBounds:
-        """Read them off the service's answer. An empty partition begins where its next event will be."""
+        """Create it from the service's answer. An empty partition begins at the number of its next event."""
         latest = properties.last_enqueued_sequence_number + 1
         return cls(latest if properties.is_empty else properties.beginning_sequence_number, latest)
 
 
 @dataclass(frozen=True, slots=True)
 class HubSnapshot:
-    """What a hub held at one moment.
+    """The bounds of a hub's partitions at one moment.
 
     Args:
-        created_at: When the hub was created; another moment means another hub of the same name.
+        created_at: When the hub was created; a different time means that the hub was recreated.
         bounds: Per partition id, in numeric order.
     """
 
@@ -106,18 +107,18 @@ class HubSnapshot:
 
     @classmethod
     def of(cls, hub: str, created_at: datetime, partitions: Iterable[PartitionProperties]) -> HubSnapshot:
-        """Put it together from the service's answers."""
+        """Create it from the service's answers."""
         bounds = {each.partition_id: PartitionBounds.of(each) for each in partitions}
         return cls(hub, created_at, in_order(bounds))
 
     @property
     def latest(self) -> HubOffset:
-        """The offset behind everything it held."""
+        """The offset after all events that it held."""
         return HubOffset(self.hub, {each: bounds.latest for each, bounds in self.bounds.items()})
 
 
 def in_order(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Put what is keyed by partition id in numeric order."""
+    """Return a mapping by partition id in numeric order."""
     return {each: values[each] for each in sorted(values, key=partition_order)}
 
 
@@ -126,11 +127,11 @@ def in_order(values: Mapping[str, _T]) -> dict[str, _T]:
 
 @dataclass(frozen=True, slots=True)
 class HubOffset:
-    """How far a query has read a hub, as Spark's checkpoint keeps it: `{"<hub>": {"0": n, "1": n}}`.
+    """A query's position in a hub, as in Spark's checkpoint: `{"<hub>": {"0": n, "1": n}}`.
 
-    It is the shape of Microsoft's Scala connector. Spark compares offsets as text, so a hub and its partitions are
-    always written the same way. Spark logs where a batch ends, and takes its start from the batch before; for the first
-    batch it asks anew, and would get another answer after a restart. So the first batch's offset keeps its start too.
+    The format is that of Microsoft's Scala connector. Spark compares offsets as text, so a hub and its partitions are
+    always written the same way. Spark stores the end of each batch, and uses it as the start of the next; for the first
+    batch it asks again after a restart, and would get another answer. So the first batch's offset keeps its start too.
 
     Args:
         following: Per partition id, the next number to read; in numeric order.
@@ -142,7 +143,7 @@ class HubOffset:
     first_start: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, dict[str, int]]:
-        """Return it as what JSON is made of."""
+        """Return it as JSON values."""
         document = {self.hub: in_order(self.following)}
         if self.first_start is not None:
             document[FIRST_START] = in_order(self.first_start)
@@ -150,18 +151,18 @@ class HubOffset:
 
     @classmethod
     def from_json(cls, hub: str, document: object) -> HubOffset:
-        """Read one back.
+        """Create it from JSON values.
 
         Raises:
-            ConfigurationError: It is no offset, or one of another hub.
+            ConfigurationError: The document is not an offset, or one of another hub.
         """
         if not isinstance(document, dict):
-            raise _bad_offset("an offset is a JSON object")
+            raise _bad_offset("an offset must be a JSON object")
         names = [name for name in document if name != FIRST_START]
         if len(names) != 1 or not isinstance(names[0], str):
-            raise _bad_offset("an offset names one hub")
+            raise _bad_offset("an offset must name exactly one hub")
         if names[0].lower() != hub.lower():
-            raise _bad_offset(f"it is of hub {names[0]!r}, and this query reads {hub!r}")
+            raise _bad_offset(f"it belongs to hub {names[0]!r}, but this query reads {hub!r}")
         first_start = document.get(FIRST_START)
         return cls(names[0], _numbers(document[names[0]]), None if first_start is None else _numbers(first_start))
 
@@ -174,7 +175,7 @@ def _numbers(value: object) -> dict[str, int]:
     if not isinstance(value, dict) or not all(
         isinstance(each, str) and type(number) is int and number >= 0 for each, number in value.items()
     ):
-        raise _bad_offset("an offset gives per partition id the next sequence number to read")
+        raise _bad_offset("an offset must have the next sequence number to read for each partition id")
     return in_order(value)
 
 
@@ -184,16 +185,16 @@ def _numbers(value: object) -> dict[str, int]:
 def number_of(
     position: EventPosition, properties: PartitionProperties, *, option: str, is_end: bool = False
 ) -> int | None:
-    """Make a number of a position: the first to read or, of an end, the first not to be read.
+    """Return the number of a position: the first to read or, for an end, the first not to be read.
 
-    "-1" and "@latest" are the two ends of what there is. A position that says it is inclusive includes the event at it,
-    as a start and as an end.
+    "-1" and "@latest" are the partition's beginning and end. An inclusive position includes the event at it, as a start
+    and as an end.
 
     Args:
-        option: What the user named it by, for errors.
+        option: The user's option, for errors.
 
     Returns:
-        None where only the partition's events can tell; see `lookup_of`.
+        None if the number can only be found by reading events; see `lookup_of`.
 
     Raises:
         ConfigurationError: A sequence number that the partition has not reached yet.
@@ -216,9 +217,9 @@ def number_of(
 
 
 def is_behind(position: EventPosition, properties: PartitionProperties, *, is_end: bool = False) -> bool:
-    """Return whether an offset or a time is known to lie behind everything the partition holds.
+    """Return whether an offset or a time is known to be after all events of the partition.
 
-    The two ends of what there is, and sequence numbers, have their own rules.
+    False for the partition's two ends and for sequence numbers, which have their own rules.
     """
     if position.sequence_number is not None or position.offset in {START_OFFSET, LATEST_OFFSET}:
         return False
@@ -232,7 +233,8 @@ def is_behind(position: EventPosition, properties: PartitionProperties, *, is_en
 
 
 def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition:
-    """Return the position to attach at: the first event that comes has the number that `number_of` could not tell."""
+    """Return the position to attach at: the first event received has the number that `number_of` could not
+    determine."""
     return replace(position, inclusive=not position.inclusive) if is_end else position
 
 
@@ -241,10 +243,10 @@ def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events that a query was to read and that are gone.
+    """Unread events of a query that are gone.
 
     Args:
-        problem: In words.
+        problem: A description for the user.
     """
 
     hub: str
@@ -252,12 +254,12 @@ class Loss:
     problem: str
 
     def error(self) -> DataLossError:
-        """Make the error a query fails with, unless it is told to go on."""
+        """Return the error with which the query fails, unless failOnDataLoss is false."""
         return DataLossError(
             self.hub,
             self.partition_id,
-            f"{self.problem}. The query stops here, because failOnDataLoss is true; with false it goes on with what "
-            "there is",
+            f"{self.problem}. The query stops because failOnDataLoss is true; set it to false to continue with the "
+            "events that still exist",
         )
 
 
@@ -265,8 +267,8 @@ def _is_gone(hub: str, partition_id: str, start: int, earliest: int) -> Loss:
     return Loss(
         hub,
         partition_id,
-        f"the events from sequence number {start} are to be read, and it begins at {earliest} by now: retention has "
-        "passed what lies between",
+        f"the next event to read has sequence number {start}, but the partition now begins at {earliest}: "
+        "retention has removed the events in between",
     )
 
 
@@ -274,7 +276,8 @@ def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
     return Loss(
         hub,
         partition_id,
-        f"sequence number {number} was reached before, and it ends at {latest - 1} now: the hub was recreated",
+        f"sequence number {number} was reached before, but the partition now ends at {latest - 1}: "
+        "the hub was recreated",
     )
 
 
@@ -287,11 +290,11 @@ def _is_missing(hub: str, partition_id: str) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """How much one batch holds.
+    """The size of one batch.
 
     Args:
-        max_events: At most so many, but at least one of each partition that has any; None for all there are.
-        min_events: No batch before there are so many.
+        max_events: The most events, but at least one of each partition that has any; None for no limit.
+        min_events: The number of new events before which there is no batch.
         max_delay: Seconds after which there is a batch in spite of `min_events`.
     """
 
@@ -302,11 +305,11 @@ class TriggerLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """Where the next batch ends.
+    """The end of the next batch.
 
     Args:
-        offset: The query's own start, untouched, where there is nothing to read.
-        losses: What is gone of what lay before it.
+        offset: The end; equal to the batch's start, the same object, if there is nothing to read.
+        losses: The lost events before the end.
     """
 
     offset: HubOffset
@@ -328,22 +331,22 @@ class StreamPlanner:
 
     @property
     def first_start(self) -> HubOffset | None:
-        """Where the query starts, once that is decided in this run: Spark asks several times."""
+        """Where the query starts, once this is decided in this run: Spark asks several times."""
         return self._first_start
 
     def begin(self, offset: HubOffset) -> None:
-        """Decide where a new query starts."""
+        """Set where a new query starts."""
         self._first_start = offset
 
     def aim(self, target: HubSnapshot) -> None:
-        """End, batch after batch, at what a snapshot holds (`Trigger.AvailableNow`)."""
+        """Let the batches end at a snapshot's end (`Trigger.AvailableNow`)."""
         self._target = target
 
     def end(self, start: HubOffset, snapshot: HubSnapshot, *, is_limited: bool, now: float) -> BatchEnd:
-        """Decide where the batch that begins at `start` ends.
+        """Return where the batch that begins at `start` ends.
 
         Args:
-            is_limited: Whether the limit of events holds; a trigger may ask for all there is.
+            is_limited: Whether the limit of events applies; a trigger may request all events.
         """
         losses = self._recreation(snapshot)
         effective, gone = _effective_start(start, snapshot)
@@ -360,7 +363,7 @@ class StreamPlanner:
         }
         first = self._first_start
         if first is not None and start == first:
-            # A batch even where there is nothing to read: it is the start that gets into the checkpoint with it.
+            # There is a batch even if there is nothing to read, because it stores the start in the checkpoint.
             offset = HubOffset(start.hub, following, first.following)
         elif following == start.following:
             return BatchEnd(start, tuple(losses))
@@ -385,7 +388,7 @@ class StreamPlanner:
         return now - self._last_batch < self._limits.max_delay
 
     def _recreation(self, snapshot: HubSnapshot) -> list[Loss]:
-        """See whether the hub is still the one of the last look: its numbers alone may not show it."""
+        """Check whether the hub was recreated since the last snapshot: its numbers alone may not show it."""
         before, self._created_at = self._created_at, snapshot.created_at
         if before is None or before == snapshot.created_at:
             return []
@@ -394,17 +397,17 @@ class StreamPlanner:
             Loss(
                 snapshot.hub,
                 partition_id,
-                f"the hub was recreated: it was created at {snapshot.created_at.isoformat()}, and at "
-                f"{before.isoformat()} when last looked at",
+                f"the hub was recreated: its creation time is now {snapshot.created_at.isoformat()}, and was "
+                f"{before.isoformat()} before",
             )
         ]
 
 
 def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[Loss]]:
-    """Put a start within what there is.
+    """Move a start into the bounds of the partitions.
 
     Returns:
-        Per partition of the hub, where reading goes on; and what is gone.
+        Per partition of the hub, where reading continues; and the losses.
     """
     effective: dict[str, int] = {}
     losses = [_is_missing(start.hub, each) for each in start.following if each not in snapshot.bounds]
@@ -424,15 +427,15 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
     """Split a limit in proportion to backlog.
 
     The shares add up to the limit, or to the backlog where that is less. Each partition with a backlog gets at least
-    one event, if need be beyond the limit: none falls behind for ever.
+    one event, beyond the limit if necessary, so that every partition advances.
     """
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)
     lagging = [each for each, events in backlog.items() if events]
     shares = {each: min(1, events) for each, events in backlog.items()}
-    # One is everybody's; what is left of the limit follows what is left of the backlogs, and what rounding leaves of
-    # it goes to the largest fractions.
+    # Each partition gets one event; the rest of the limit is split in proportion to the remaining backlogs, and the
+    # remainder of rounding goes to the largest fractions.
     if limit <= len(lagging):
         return shares
     left, of = limit - len(lagging), total - len(lagging)
@@ -449,12 +452,12 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tuple[list[SequenceRange], list[Loss]]:
-    """Make the ranges of a batch, by partition number, and tell what is gone of them.
+    """Return the ranges of a batch, by partition number, and their losses.
 
-    The same for the same offsets, however often the batch is planned, as long as nothing of it is gone. A partition
-    whose end lies before its start belongs to a recreated hub, and is read from its beginning.
+    The same offsets give the same ranges, however often the batch is planned, as long as no event of it is gone. A
+    partition whose end is before its start belongs to a recreated hub, and is read from its beginning.
     """
-    if start == end:  # how Spark before 4.2 tells a restarted query where it stands
+    if start == end:  # how Spark before 4.2 reports its position to a restarted query
         return [], []
     begun = start.following if end.first_start is None else end.first_start
     ranges: list[SequenceRange] = []
@@ -483,14 +486,14 @@ def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tup
 def plan_tasks(
     hub: str, ranges: Sequence[SequenceRange], *, min_partitions: int | None = None, partitions_per_task: int = 1
 ) -> list[SourcePartition]:
-    """Give each task its share: a range, several small ones, or a part of a large one.
+    """Assign each task its share: a range, several small ones, or a part of a large one.
 
-    Spark hands tasks out in this order, to whichever executor is free. Hubs begin the list with different partitions,
-    by the hash of their names, so that queries with few events do not all load the same executor.
+    Spark assigns tasks in this order to free executors. Hubs begin the list with different partitions, by the hash of
+    their names, so that queries with few events do not all load the same executor.
 
     Args:
-        min_partitions: Split the largest ranges until there are so many, each into `MAX_READERS` parts at most.
-        partitions_per_task: Ranges that one task reads at the same time.
+        min_partitions: Split the largest ranges until there are this many, each into at most `MAX_READERS` parts.
+        partitions_per_task: How many ranges one task reads at the same time.
     """
     if min_partitions is None:
         shares = group_ranges(ranges, partitions_per_task)
@@ -528,7 +531,7 @@ def split_ranges(ranges: Sequence[SequenceRange], at_least: int) -> list[Sequenc
 
 
 def group_ranges(ranges: Sequence[SequenceRange], at_most: int) -> list[tuple[SequenceRange, ...]]:
-    """Put ranges into as few groups as need be of `at_most` each, about equally large: the largest ranges first."""
+    """Distribute ranges over the fewest groups of at most `at_most` each, about equally large; the largest first."""
     count = -(-len(ranges) // at_most)
     groups: list[list[SequenceRange]] = [[] for _ in range(count)]
     loads = [(0, index) for index in range(count)]

@@ -1,6 +1,6 @@
-"""The options of the source, as Spark's users write them: typed, checked once, before anything is connected.
+"""The options of the source, as Spark's users write them: typed, and checked once, before anything is connected.
 
-Microsoft's Scala connector's names are known beside ours. An unknown one is an error that names the nearest.
+The names of Microsoft's Scala connector are accepted too. An unknown name is an error that suggests the nearest.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "rangeCacheDisk": "range_cache_disk",
     }
 )
-"""The source's own options, in any case, and the fields they set."""
+"""The source's options, not case-sensitive, and the fields they set."""
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
     {
         "DynamicPartitionDiscovery": "new partitions are always discovered",
-        "maxAcceptableBatchReceiveTime": "shares follow backlog; a slow partition delays its own task only",
-        "maxRatePerPartition": "it was for DStreams; maxEventsPerTrigger limits a batch",
-        "maxRatesPerPartition": "it was for DStreams; maxEventsPerTrigger limits a batch",
-        "maxSilentTime": "a silent partition is asked for its end after receiverTimeout",
+        "maxAcceptableBatchReceiveTime": "shares follow backlog; a slow partition delays only its own task",
+        "maxRatePerPartition": "it is for DStreams; maxEventsPerTrigger limits a batch",
+        "maxRatesPerPartition": "it is for DStreams; maxEventsPerTrigger limits a batch",
+        "maxSilentTime": "after receiverTimeout the service is asked for the end of a silent partition",
         "partitionPreferredLocationStrategy": "sources in Python cannot state preferred locations",
-        "slowPartitionAdjustment": "shares follow backlog; a slow partition delays its own task only",
+        "slowPartitionAdjustment": "shares follow backlog; a slow partition delays only its own task",
         "threadPoolSize": "there is no thread pool",
     }
 )
-"""Options of the connector that are taken and do nothing here, and why."""
+"""Options of the connector that are accepted without effect, and why."""
 
 NOT_TAKEN: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "aadAuthCallback": "it names a class of the JVM; give fullyQualifiedNamespace and credential",
-        "aadAuthCallbackParams": "it is for a class of the JVM; give fullyQualifiedNamespace and credential",
-        "metricPlugin": "it names a class of the JVM; eventpump.spark.LagListener reports lag",
+        "aadAuthCallback": "it names a class of the JVM; use fullyQualifiedNamespace and credential",
+        "aadAuthCallbackParams": "it is for a class of the JVM; use fullyQualifiedNamespace and credential",
+        "metricPlugin": "it names a class of the JVM; use eventpump.spark.LagListener, which reports lag",
         "throttlingStatusPlugin": "it names a class of the JVM",
     }
 )
-"""Options of the connector that cannot work here, and what to give instead."""
+"""Options of the connector that are not supported, and what to use instead."""
 
 START: Final = EventPosition.earliest()
 END: Final = EventPosition.latest()
@@ -85,12 +85,12 @@ _POSITIONS: Final = (
 
 
 def parse_position(value: object) -> EventPosition:
-    """Read a position: a word, a sequence number, a time, or the connector's JSON object.
+    """Parse a position: a word, a sequence number, a time, or the connector's JSON object.
 
-    A sequence number and a time include themselves, unless the object says otherwise; so does an offset.
+    A sequence number, a time or an offset is inclusive, unless the object states otherwise.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a position.
     """
     if isinstance(value, EventPosition):
         return value
@@ -111,7 +111,7 @@ def parse_position(value: object) -> EventPosition:
 
 
 def _connector_position(fields: Mapping[str, object]) -> EventPosition:
-    """Read `{"offset": ..., "seqNo": ..., "enqueuedTime": ..., "isInclusive": ...}`; null and -1 are unset."""
+    """Parse `{"offset": ..., "seqNo": ..., "enqueuedTime": ..., "isInclusive": ...}`; null and -1 are unset."""
     if not fields.keys() <= _CONNECTOR_KEYS:
         raise ValueError(_POSITION)
     inclusive = fields.get("isinclusive", True)
@@ -131,7 +131,7 @@ def _connector_position(fields: Mapping[str, object]) -> EventPosition:
 
 
 def _moment(value: object) -> datetime:
-    """Read ISO 8601 text, in UTC where it names no zone, or milliseconds since the Unix epoch."""
+    """Parse ISO 8601 text, in UTC if it has no zone, or milliseconds since the Unix epoch."""
     try:
         if type(value) is int:
             return datetime.fromtimestamp(value / 1000, UTC)
@@ -151,13 +151,13 @@ def _json(text: str, problem: str) -> object:
 
 
 def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
-    """Read positions per partition; those of other hubs are left out.
+    """Parse positions per partition; those of other hubs are ignored.
 
     Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
     `{"ehName": "telemetry", "partitionId": 0}`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value does not have this form.
     """
     document = _json(value, _POSITIONS) if isinstance(value, str) else value
     if not isinstance(document, dict):
@@ -199,31 +199,34 @@ Position = Annotated[EventPosition | None, BeforeValidator(parse_position)]
 
 
 class SourceOptions(SettingsModel):
-    """What the source reads, and how. Frozen and picklable; its repr shows no secret.
+    """The options of the source. Frozen and picklable; its repr shows no secret.
 
-    Options are written in camel case, in any case; values are text. Durations are seconds or ISO 8601 ("PT60S"), sizes
-    are bytes or "64MiB".
+    Option names are in camel case, not case-sensitive; values are text. Durations are seconds or ISO 8601 ("PT60S"),
+    sizes are bytes or "64MiB".
 
     Args:
-        connection: The hub, and the way to it.
+        connection: The hub and how to connect to it.
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
-            query and "earliest" in a batch. A checkpoint wins.
-        starting_positions: The same per partition; wins. See :func:`parse_positions`.
+            query and "earliest" in a batch. A checkpoint takes precedence.
+        starting_positions: The same per partition; takes precedence. See :func:`parse_positions`.
         ending_position: Where a batch ends, and the same per partition; None for "latest". Not for a query.
-        no_matching_position: What a time or offset behind the newest event means: "latest" or "error".
-        max_events_per_trigger: How much one batch of a query holds, split in proportion to backlog; None for all.
-        min_events_per_trigger: No batch before there are so many, or `max_trigger_delay` seconds have passed.
-        min_partitions: Split large ranges until a batch has so many tasks; needs a shared receiver.
+        no_matching_position: The meaning of a time or offset after the newest event: "latest" or "error".
+        max_events_per_trigger: The most events in one batch of a query, split in proportion to backlog; None for no
+            limit.
+        min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
+            seconds have passed.
+        min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
         partitions_per_task: How many hub partitions one task reads at the same time.
-        fail_on_data_loss: Fail where events are gone that were to be read; False goes on, with a warning.
-        use_exclusive_receiver: Read with owner level 0, which keeps others out; None for True in a query and False in a
-            batch.
-        receiver_timeout: Seconds without an event, or an answer, before the service is asked, or given up.
+        fail_on_data_loss: Fail if unread events are gone; False continues, with a warning.
+        use_exclusive_receiver: Read with owner level 0, which excludes other readers; None for True in a query and
+            False in a batch.
+        receiver_timeout: Seconds without an event before the service is asked whether events are gone, and without an
+            answer before a request fails.
         prefetch_count: Events received ahead, per partition.
-        include_properties: Give the schema the two columns of properties.
-        snapshot_interval: Seconds for which what is known of the hub's newest events is used again.
-        range_cache_memory: Bytes of the ranges read last that a worker keeps, and in its spill file
-            (`range_cache_disk`), for a second evaluation of the same batch; 0 for none.
+        include_properties: Include the two columns of properties in the schema.
+        snapshot_interval: Seconds for which the known ends of the hub's partitions are reused.
+        range_cache_memory: How many bytes of the last ranges a worker keeps in memory, and in its spill file
+            (`range_cache_disk`), for a second evaluation of the same batch; 0 disables the cache.
     """
 
     connection: SparkConnection
@@ -257,17 +260,17 @@ class SourceOptions(SettingsModel):
     def _agree(self) -> SourceOptions:
         low, high = self.min_events_per_trigger, self.max_events_per_trigger
         if low is not None and high is not None and low > high:
-            raise ConfigurationError("minEventsPerTrigger", "must not be above maxEventsPerTrigger")
+            raise ConfigurationError("minEventsPerTrigger", "must not be greater than maxEventsPerTrigger")
         if self.min_partitions is not None and self.partitions_per_task > 1:
-            raise ConfigurationError("minPartitions", "cannot be given along with partitionsPerTask")
+            raise ConfigurationError("minPartitions", "cannot be combined with partitionsPerTask")
         return self
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read Spark's options. What the connector's users gave and has no effect is dropped: see `without_effect`.
+        """Create it from Spark's options. Options of the connector without effect are ignored: see `without_effect`.
 
         Raises:
-            ConfigurationError: An option is unknown, or its value cannot work; it shows no secret.
+            ConfigurationError: An option is unknown, or its value is invalid; the error shows no secret.
         """
         connection, rest = SparkConnection.split_options(options)
         values: dict[str, Any] = {}
@@ -279,7 +282,7 @@ class SourceOptions(SettingsModel):
                 raise ConfigurationError(*_NOT_TAKEN[key])
             if key == "useaadauth":
                 if value.strip().lower() != "false":
-                    raise ConfigurationError("useAadAuth", "give fullyQualifiedNamespace and credential instead")
+                    raise ConfigurationError("useAadAuth", "use fullyQualifiedNamespace and credential instead")
                 continue
             if key not in _FIELDS:
                 raise unknown_option(name, (*SOURCE_OPTIONS, *CONNECTION_OPTIONS), spelled=key)
@@ -294,31 +297,31 @@ class SourceOptions(SettingsModel):
             raise ConfigurationError(_SPELLING.get(name, name), error.problem) from None
 
     def for_stream(self) -> SourceOptions:
-        """Fill in what differs between a query and a batch.
+        """Return the options with the defaults of a query.
 
         Raises:
-            ConfigurationError: An option is for batches.
+            ConfigurationError: An option is only for batches.
         """
         if self.ending_position is not None or self.ending_positions:
-            raise ConfigurationError("endingPosition", "is for batches: a query has no end")
+            raise ConfigurationError("endingPosition", "is only for batches: a query has no end")
         return self._completed(END, is_exclusive=True)
 
     def for_batch(self) -> SourceOptions:
-        """Fill in what differs between a query and a batch.
+        """Return the options with the defaults of a batch.
 
         Raises:
-            ConfigurationError: An option is for queries.
+            ConfigurationError: An option is only for queries.
         """
         for option in ("maxEventsPerTrigger", "minEventsPerTrigger"):
             if getattr(self, SOURCE_OPTIONS[option]) is not None:
-                raise ConfigurationError(option, "is for queries: a batch is read whole")
+                raise ConfigurationError(option, "is only for queries: a batch is read completely")
         return self._completed(START, is_exclusive=False)
 
     def _completed(self, start: EventPosition, *, is_exclusive: bool) -> SourceOptions:
         exclusive = is_exclusive if self.use_exclusive_receiver is None else self.use_exclusive_receiver
         if self.min_partitions is not None and exclusive:
             raise ConfigurationError(
-                "minPartitions", "lets several tasks read one partition, which needs useExclusiveReceiver=false"
+                "minPartitions", "has several tasks read one partition, which requires useExclusiveReceiver=false"
             )
         return self.model_copy(
             update={"starting_position": self.starting_position or start, "use_exclusive_receiver": exclusive}
@@ -326,7 +329,7 @@ class SourceOptions(SettingsModel):
 
     @property
     def receive(self) -> ReceiveOptions:
-        """What executors need to know."""
+        """The options that executors need."""
         return ReceiveOptions(
             consumer_group=self.consumer_group,
             owner_level=0 if self.use_exclusive_receiver else None,
@@ -339,22 +342,22 @@ class SourceOptions(SettingsModel):
 
     @property
     def limits(self) -> TriggerLimits:
-        """What bounds a query's batches."""
+        """The bounds of a query's batches."""
         return TriggerLimits(self.max_events_per_trigger, self.min_events_per_trigger, self.max_trigger_delay)
 
     def start_of(self, partition_id: str) -> EventPosition:
-        """Return the place where a partition without a checkpoint begins."""
+        """Return the position at which a partition without a checkpoint begins."""
         return self.starting_positions.get(partition_id) or self.starting_position or START
 
     def end_of(self, partition_id: str) -> EventPosition:
-        """Return the place where a batch ends."""
+        """Return the position at which a batch ends."""
         return self.ending_positions.get(partition_id) or self.ending_position or END
 
     def require_partitions(self, partition_ids: Collection[str]) -> None:
-        """Check that positions are of partitions that the hub has.
+        """Check that all positions name partitions that the hub has.
 
         Raises:
-            ConfigurationError: One is not.
+            ConfigurationError: One does not.
         """
         for option in ("startingPositions", "endingPositions"):
             for partition_id in getattr(self, SOURCE_OPTIONS[option]):
@@ -371,7 +374,7 @@ _NOT_TAKEN: Final = {option.lower(): (option, problem) for option, problem in NO
 
 
 def without_effect(options: Iterable[str]) -> list[str]:
-    """Return a line for each option of the connector that is taken and does nothing."""
+    """Return a line for each option of the connector that is accepted without effect."""
     given = {name.lower().removeprefix(CONNECTOR_PREFIX) for name in options}
     return [
         f"option {option} has no effect: {reason}"

@@ -1,4 +1,4 @@
-"""A listener that tells how far streaming queries are behind their hubs."""
+"""A listener that reports the lag of streaming queries behind their hubs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger("eventpump.spark")
 
 
 class LagListener(StreamingQueryListener):
-    """Tells after every batch of every query how far it is behind, as a line in the log and to a function.
+    """Reports the lag of every query after each batch, as a line in the log and to a function.
 
     ::
 
         spark.streams.addListener(LagListener(lambda lag: gauge.set(lag.events.max)))
 
-    For classic sessions and Spark Connect alike; under Connect it runs in the client. It asks nobody: the source tells
-    the latest offsets in the query's progress. Queries without an eventpump source are passed over.
+    For classic sessions and Spark Connect alike; under Connect it runs in the client. It makes no requests: the source
+    reports the latest offsets in the query's progress. Queries without an eventpump source are ignored.
 
     Args:
         on_lag: Is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
@@ -43,10 +43,10 @@ class LagListener(StreamingQueryListener):
         self._ledger = LagLedger()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing is behind yet."""
+        """Do nothing: there is no lag yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Tell the lag."""
+        """Report the lag."""
         progress = event.progress
         time = _seconds(progress.timestamp) + progress.batchDuration / 1000
         sources = [(each.endOffset, each.latestOffset) for each in progress.sources if _may_be_ours(each.description)]
@@ -63,7 +63,7 @@ class LagListener(StreamingQueryListener):
                 _log.exception("a lag could not be told")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Take note that there was nothing new."""
+        """Record that there was nothing new."""
         self._ledger.idled(str(event.runId), _seconds(event.timestamp))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
@@ -76,5 +76,5 @@ def _seconds(timestamp: str) -> float:
 
 
 def _may_be_ours(description: str) -> bool:
-    # Spark describes every Python source by its own class; the shape of our offsets tells the rest.
+    # Spark describes every Python source by its own class; ours are recognized by the form of their offsets.
     return ".PythonMicroBatchStream" in description

@@ -1,4 +1,4 @@
-"""The last ranges a worker process received, kept for a second evaluation of the same batch."""
+"""Cache of the last ranges that a worker process received, for a second evaluation of the same batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from eventpump.spark.source.rows import PackedEvents
 
 @dataclass(frozen=True, slots=True)
 class RangeKey:
-    """Which events: those of a range are the same for every consumer group."""
+    """The identity of a range: its events are the same for every consumer group."""
 
     connection: SparkConnection
     range: SequenceRange
 
     def is_behind(self, other: RangeKey) -> bool:
-        """Whether a stream that reads the other has read this before."""
+        """Return whether a stream that reads the other range has read this one before."""
         return (
             self.connection == other.connection
             and self.range.partition_id == other.range.partition_id
@@ -33,7 +33,7 @@ class RangeKey:
 
 
 class _Spilled:
-    """A piece in a file that has no name, and is gone with the last piece that lies in it."""
+    """A piece in an unnamed file, which is deleted with its last piece."""
 
     __slots__ = ("_at", "_count", "_file", "_size")
 
@@ -63,10 +63,10 @@ class _Entry:
         self.in_memory += piece.size
 
     def spill(self) -> None:
-        """Move what is in memory to disk.
+        """Move the pieces in memory to disk.
 
         Raises:
-            OSError: There is no room; nothing was moved.
+            OSError: The disk is full; nothing was moved.
         """
         with tempfile.TemporaryFile(prefix="eventpump-range-") as file:
             for piece in self.pieces:
@@ -91,8 +91,8 @@ class _Entry:
 class RangeCache:
     """The last ranges, bounded in memory and on disk. Any thread.
 
-    A range that a stream has passed goes first, then the least recently used. Memory goes to disk before it is
-    dropped. What is being recorded counts too, so that a range too large for both is simply not kept.
+    Ranges that a stream has passed are evicted first, then the least recently used. Ranges in memory move to disk
+    before they are dropped. Recordings in progress count too, so a range that is too large for both is not kept.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class RangeCache:
         """Bytes in the spill files."""
 
     def find(self, key: RangeKey) -> Iterator[PackedEvents] | None:
-        """Return a range's events; None where it is not held. The iterator outlives an eviction."""
+        """Return a range's events; None if it is not cached. The iterator outlives an eviction."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -115,11 +115,11 @@ class RangeCache:
         return (piece.read() if isinstance(piece, _Spilled) else piece for piece in pieces)
 
     def record(self, key: RangeKey, *, memory: int, disk: int) -> Recording:
-        """Begin to keep a range.
+        """Start to record a range.
 
         Args:
-            memory: Bytes of all ranges in memory at most.
-            disk: On disk.
+            memory: The most bytes of all ranges in memory.
+            disk: The most bytes of all ranges on disk.
         """
         with self._lock:
             for passed in [each for each in self._entries if each.is_behind(key)]:
@@ -129,12 +129,12 @@ class RangeCache:
         return Recording(self, key, entry, memory, disk)
 
     def add(self, entry: _Entry, piece: PackedEvents, memory: int, disk: int) -> bool:
-        """Keep a piece of a recording. False where there is no room, and the recording is dropped."""
+        """Add a piece to a recording. Return False if there is no space, and the recording is dropped."""
         with self._lock:
             entry.add(piece)
             self.in_memory += piece.size
             while self.in_memory > memory:
-                # The oldest first, and what is being recorded last.
+                # The oldest first, and the recording in progress last.
                 victim = next((each for each in self._entries.values() if each.in_memory), entry)
                 if not self._spill(victim, disk):
                     if victim is entry:
@@ -161,7 +161,7 @@ class RangeCache:
         return True
 
     def complete(self, key: RangeKey, entry: _Entry) -> None:
-        """Make a recording a range that can be found."""
+        """Make a recording available to `find`."""
         with self._lock:
             self._recordings.pop(entry, None)
             before = self._entries.pop(key, None)
@@ -170,7 +170,7 @@ class RangeCache:
             self._entries[key] = entry
 
     def drop(self, entry: _Entry) -> None:
-        """Forget a recording. Twice is fine."""
+        """Discard a recording. May be called twice."""
         with self._lock:
             if entry in self._recordings:
                 self._drop(entry)
@@ -184,7 +184,7 @@ class RangeCache:
 
 
 class Recording:
-    """A range that is being received, piece by piece. One thread. It counts only once it is complete."""
+    """A range that is being received, piece by piece. For one thread. It can be found only once it is complete."""
 
     def __init__(self, cache: RangeCache, key: RangeKey, entry: _Entry, memory: int, disk: int) -> None:
         self._cache = cache
@@ -194,18 +194,18 @@ class Recording:
         self._disk = disk
 
     def add(self, piece: PackedEvents) -> None:
-        """Keep a piece, where there is room for it."""
+        """Add a piece, if there is space for it."""
         if self._entry is not None and not self._cache.add(self._entry, piece, self._memory, self._disk):
             self._entry = None
 
     def complete(self) -> None:
-        """All of the range was added."""
+        """Complete the range: all of it was added."""
         if self._entry is not None:
             self._cache.complete(self._key, self._entry)
             self._entry = None
 
     def abandon(self) -> None:
-        """Forget it, unless it is complete. Twice is fine."""
+        """Discard it, unless it is complete. May be called twice."""
         if self._entry is not None:
             self._cache.drop(self._entry)
             self._entry = None

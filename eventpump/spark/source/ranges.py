@@ -1,4 +1,4 @@
-"""How far a range is read, and what became of the rest. Pure."""
+"""Progress of reading a range, and detection of lost events. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def number_of(message: bytes) -> int:
     """Return an encoded event's sequence number.
 
     Raises:
-        EventError: It has none.
+        EventError: The event has none.
     """
     return ReceivedEvent(message).sequence_number
 
 
 class RangeProgress:
-    """How far one range is read.
+    """The progress of reading one range.
 
-    Numbers may have gaps: a compacted hub drops what is superseded. So a range ends at the first event at or past its
-    end, and what is missing is lost only where the partition begins behind it.
+    Numbers may have gaps: a compacted hub drops superseded events. So a range ends at the first event at or after its
+    end, and missing numbers are lost only if the partition begins after them.
 
     Attributes:
-        next: The number from which on nothing is read yet.
+        next: The next number to read.
         end: The number before which the range ends.
-        gap: The first number found missing by the last `received`; None where none was.
+        gap: The first number that was missing in the last `received`; None if none was.
     """
 
     def __init__(self, wanted: SequenceRange) -> None:
@@ -39,35 +39,35 @@ class RangeProgress:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more of the range can come."""
+        """Whether the range is completely read."""
         return self.next >= self.end
 
     @property
     def left(self) -> int:
-        """How many numbers are left, so how many events at most."""
+        """How many numbers are left: an upper bound of the events left."""
         return self.end - self.next
 
     @property
     def is_at_end(self) -> bool:
-        """Whether a link that gave exactly this range can go on at `end`: nothing behind it was taken off the link."""
+        """Whether the link of this range can continue at `end`: no event after it was received."""
         return self.is_done and not self._has_passed_end
 
     def received(self, messages: list[bytes]) -> list[bytes]:
-        """Take in events in their order, and give those within the range.
+        """Record received events, in order, and return those within the range.
 
         Raises:
-            ValueError: The numbers run backwards; the text says how.
+            ValueError: The numbers go backwards; the text has them.
         """
         self.gap = None
         first, last = number_of(messages[0]), number_of(messages[-1])
         if first == self.next and last - first == len(messages) - 1 and last < self.end:
-            # The usual case is told by its ends; numbers within a delivery cannot but rise.
+            # The usual case is recognized by its two ends; numbers within a delivery always increase.
             self.next = last + 1
             return messages
         numbers = [number_of(message) for message in messages]
         for number in numbers:
             if number < self.next:
-                raise ValueError(f"event {number} came where {self.next} or a later one was due")
+                raise ValueError(f"received event {number}, but expected {self.next} or a later one")
             if number > self.next and self.gap is None and self.next < self.end:
                 self.gap = self.next
             self.next = number + 1
@@ -78,27 +78,27 @@ class RangeProgress:
         return messages
 
     def missing(self, since: int, properties: PartitionProperties) -> str | None:
-        """Say what of the range is lost, as a partition shows after an event was due and another, or none, came.
+        """Return a description of the lost events, by the partition's properties after a gap or a time-out.
 
         Args:
             since: The first number that is missing.
 
         Returns:
-            None where nothing is: it was compacted, or is only slow.
+            None if nothing is lost: the events were compacted, or are only late.
         """
         last = properties.last_enqueued_sequence_number
         first = last + 1 if properties.is_empty else properties.beginning_sequence_number
         if first > since:
-            return f"events {since} to {min(first, self.end) - 1} are gone: the partition begins at {first} now"
+            return f"events {since} to {min(first, self.end) - 1} are gone: the partition now begins at {first}"
         if last + 1 < self.end:
             return (
-                f"events up to {self.end - 1} were due, and the partition ends at {last}: it is not the one it was, "
-                "as after its hub was deleted and created anew"
+                f"events up to {self.end - 1} were expected, but the partition ends at {last}: the hub was "
+                "probably deleted and recreated"
             )
         return None
 
     def give_up_missing(self, properties: PartitionProperties) -> None:
-        """Want no more of what `missing` told of, where nothing came."""
+        """Skip the events that `missing` reported as lost after a time-out."""
         last = properties.last_enqueued_sequence_number
         first = last + 1 if properties.is_empty else properties.beginning_sequence_number
         self.end = max(min(self.end, last + 1), self.next)

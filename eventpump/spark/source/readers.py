@@ -42,22 +42,22 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # Spark before 4.2 has no limits: it asks for the latest offset without arguments
+except ImportError:  # Spark before 4.2 has no limits: it calls latestOffset without arguments
 
-    class ReadLimit:  # type: ignore[no-redef] # stands in for the missing one
-        """How much a trigger asks for."""
+    class ReadLimit:  # type: ignore[no-redef] # replaces the missing one
+        """How much a trigger requests."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef] # as above
-        """All there is."""
+        """Everything that is available."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef] # as above
-        """So many rows."""
+        """A number of rows."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef] # as above
-        """Marks a source that can end."""
+        """Marks a source that supports `Trigger.AvailableNow`."""
 
 
 _T = TypeVar("_T")
@@ -65,17 +65,17 @@ _T = TypeVar("_T")
 _log = logging.getLogger("eventpump.spark")
 
 IDLE_REQUESTS: Final = 40
-"""How many requests a second a query makes that has nothing to do; they take about 1 % of a core."""
+"""How many requests a second an idle query makes; they take about 1 % of a core."""
 
 IDLE_INTERVAL: Final = 2.0
-"""Seconds after which such a query looks at a hub of however many partitions."""
+"""The most seconds between two looks of an idle query at a hub, however many partitions it has."""
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the names of the columns to read: some of ours, in any order.
+    """Return the names of the columns to read: some of the source's, in any order.
 
     Raises:
-        ConfigurationError: A column is none of ours, or of another type, or must not be null.
+        ConfigurationError: A column is unknown, has another type, or is not nullable.
     """
     for field in schema.fields:
         wanted = COLUMN_TYPES.get(field.name)
@@ -83,16 +83,17 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
             spelling = {name.lower(): name for name in COLUMN_TYPES}
             nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
             hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
-            raise ConfigurationError("schema", f"there is no column {field.name}{hint}")
+            raise ConfigurationError("schema", f"unknown column {field.name}{hint}")
         if field.dataType.simpleString() != wanted.lower().replace(" ", ""):
-            raise ConfigurationError("schema", f"column {field.name} is {wanted}")
+            raise ConfigurationError("schema", f"column {field.name} must be {wanted}")
         if not field.nullable:
             raise ConfigurationError("schema", f"column {field.name} must be nullable")
     return tuple(schema.fieldNames())
 
 
 class _Reader:
-    """What both readers are to executors: options, and the columns to make. It travels; nothing else may be in it."""
+    """The part of both readers that executors need: options and columns. It is pickled, so it must hold nothing
+    else."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -102,11 +103,11 @@ class _Reader:
         """Read a task's ranges. Runs on executors.
 
         Raises:
-            DataLossError: Events are gone, and that is to fail.
-            ServiceError: The service refused, or another reader took a partition: Spark tries the task again.
+            DataLossError: Events are gone, and `fail_on_data_loss` is set.
+            ServiceError: The service refused, or another reader took over a partition: Spark retries the task.
         """
         from eventpump.spark.source.receive import (
-            read_ranges,  # what makes rows is for executors, and takes long to load
+            read_ranges,  # only executors create rows, and the module takes long to load
         )
 
         task = partition.value
@@ -125,10 +126,10 @@ class _Reader:
         return [InputPartition(each) for each in tasks]
 
     def _tell(self, losses: Sequence[Loss]) -> None:
-        """Fail for what is gone, or say what is.
+        """Raise for lost events, or log them.
 
         Raises:
-            DataLossError: It is to fail.
+            DataLossError: `fail_on_data_loss` is set.
         """
         for loss in losses:
             if self._options.fail_on_data_loss:
@@ -140,11 +141,11 @@ class BatchReader(_Reader, DataSourceReader):
     """Reads a hub once, from the starting to the ending positions as they are when the batch is planned."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Look the positions up, and split what lies between into tasks.
+        """Resolve the positions, and split the events between them into tasks.
 
         Raises:
-            ConfigurationError: A position cannot be.
-            DataLossError: A starting position lies before the oldest event, and that is to fail.
+            ConfigurationError: A position is invalid.
+            DataLossError: A starting position is before the oldest event, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
         options = self._options
@@ -161,18 +162,18 @@ class BatchReader(_Reader, DataSourceReader):
         end = {each: max(number, start[each]) for each, number in end.items()}
         ranges, losses = batch_ranges(HubOffset(hub, start), HubOffset(hub, end), snapshot)
         self._tell(losses)
-        # Of a batch without a task Spark makes one of its own, with nothing in it that we know.
+        # For a batch without tasks, Spark creates a task with a partition that is not ours.
         return self._tasks(ranges) or [InputPartition(SourcePartition(()))]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a hub for a query.
 
-    Spark makes several. One lives as long as the query, in a process of its own on the driver, and is asked for
-    offsets; others are pickled, and read on executors.
+    Spark creates several. One exists as long as the query, in its own process on the driver, and returns offsets;
+    others are pickled, and read on executors.
 
     Args:
-        notes: Told once, in the query's own process.
+        notes: Lines that are logged once, in the query's process.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str], notes: Sequence[str] = ()) -> None:
@@ -181,49 +182,49 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._query: _Query | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the place where a new query begins: the user's, or the newest event's. It stays the same."""
+        """Return where a new query begins: at the user's position, or at the newest event. It stays the same."""
         return self._own_query().first_start().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Say how much a batch holds unless its trigger says otherwise."""
+        """Return how much a batch holds by default."""
         limit = self._options.max_events_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Decide where the batch that begins at `start` ends.
+        """Return where the batch that begins at `start` ends.
 
-        Where there is nothing new, that is said only after a look at the service that is not older than the question,
-        and the look waits until `snapshot_interval` has passed since the one before, of a hub with many partitions up
-        to `IDLE_INTERVAL`. So a query that has nothing to do asks little, and one that waits for all that is there
-        (`processAllAvailable`) misses nothing.
+        "Nothing new" is returned only after a look at the service that is not older than this call. The look waits
+        until `snapshot_interval` has passed since the last one, or up to `IDLE_INTERVAL` for a hub with many
+        partitions. So an idle query makes few requests, and one that waits for all available events
+        (`processAllAvailable`) misses none.
 
         Raises:
-            DataLossError: Events are gone that were to be read, and that is to fail.
+            DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
         return self._own_query().latest(start, is_limited=limit is None or isinstance(limit, ReadMaxRows))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Tell the end of the hub, for the query's progress."""
+        """Return the end of the hub, for the query's progress."""
         return self._own_query().snapshot().latest.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Let the query end at what is there now."""
+        """Let the query end at the events that are available now."""
         self._own_query().aim()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split a batch into tasks.
 
         Raises:
-            DataLossError: Events are gone that were to be read, and that is to fail.
+            DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
         return self._tasks(self._own_query().ranges(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Called when a batch is done. The service keeps no positions, so there is nothing to do."""
+        """Do nothing when a batch is done: the service keeps no positions."""
 
     def stop(self) -> None:
         """Close the query's connections."""
@@ -231,7 +232,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             worker.close()
 
     def _own_query(self) -> _Query:
-        """Return what only the process that serves the query has."""
+        """Return the query's state, which only the process that serves it has."""
         if self._query is None:
             for note in self._notes:
                 _log.warning("%s", note)
@@ -241,12 +242,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _Query:
-    """What the driver knows of a query that runs: where it began, and what the hub held when last looked at.
+    """The driver's state of a running query: where it began, and the last snapshot of the hub.
 
-    Used by the one thread that Spark calls the reader on.
+    Used only by the thread on which Spark calls the reader.
 
     Args:
-        tell: Is called with what is gone; it raises where that is to fail.
+        tell: Called with the losses; it raises if the query has to fail.
     """
 
     def __init__(self, options: SourceOptions, tell: Callable[[Sequence[Loss]], None]) -> None:
@@ -260,7 +261,7 @@ class _Query:
         self._last: HubOffset | None = None
 
     def first_start(self) -> HubOffset:
-        """Decide where the query begins, once."""
+        """Return where the query begins, decided once."""
         start = self._planner.first_start
         if start is None:
             facts = self._look()
@@ -269,10 +270,10 @@ class _Query:
         return start
 
     def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
-        """Decide where the next batch ends.
+        """Return where the next batch ends.
 
         Args:
-            asked_from: Where it begins; Spark before 4.2 says None.
+            asked_from: Where it begins; None from Spark before 4.2.
         """
         start = (self._last or self.first_start()) if asked_from is None else HubOffset.from_json(self._hub, asked_from)
         asked_at = time.monotonic()
@@ -282,41 +283,41 @@ class _Query:
             if end.offset is not start:
                 return end.offset.to_json()
             if self._ends_at_target or self._taken_at >= asked_at:
-                # As Spark wrote it: offsets are compared as text, and one written by hand need not be spelled our way.
+                # As Spark wrote it: offsets are compared as text, and one written by hand may be spelled differently.
                 return start.to_json() if asked_from is None else asked_from
             self._look(self._taken_at + self._idle_interval())
 
     def aim(self) -> None:
-        """Have the query end at what is there now."""
+        """Let the query end at the events that are available now."""
         self._look()
         self._planner.aim(self.snapshot())
         self._ends_at_target = True
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[SequenceRange]:
-        """Make the ranges of a batch."""
+        """Return the ranges of a batch."""
         self._last = HubOffset.from_json(self._hub, end)
         ranges, losses = batch_ranges(HubOffset.from_json(self._hub, start), self._last, self.snapshot())
         self._tell(losses)
         return ranges
 
     def snapshot(self) -> HubSnapshot:
-        """Tell what the hub holds, or held `snapshot_interval` ago."""
+        """Return what the hub holds, from a snapshot at most `snapshot_interval` old."""
         if self._snapshot is None or time.monotonic() >= self._taken_at + self._options.snapshot_interval:
             self._look()
         assert self._snapshot is not None
         return self._snapshot
 
     def _idle_interval(self) -> float:
-        """Return the seconds between two looks while nothing is new. A look takes a request per partition."""
+        """Return the seconds between two looks while there is nothing new. A look takes one request per partition."""
         assert self._snapshot is not None
         requests = 1 + len(self._snapshot.bounds)
         return max(self._options.snapshot_interval, min(requests / IDLE_REQUESTS, IDLE_INTERVAL))
 
     def _look(self, not_before: float = 0.0) -> lookups.HubFacts:
-        """Ask the service what the hub holds.
+        """Read from the service what the hub holds.
 
         Args:
-            not_before: When, in monotonic seconds.
+            not_before: The earliest time for the requests, in monotonic seconds.
         """
 
         async def look() -> tuple[float, lookups.HubFacts]:
@@ -340,7 +341,7 @@ class _Query:
 
 
 def _end_in_order() -> None:
-    """Let the process end its work when Spark ends it: by default it is gone before its connections are closed."""
+    """Make the process end cleanly when Spark ends it: by default it ends before its connections are closed."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -30,21 +30,21 @@ MAX_ROWS = 8192
 """Rows of one Arrow batch."""
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Bytes of events after which a batch is full, and bytes received ahead of it: one batch has up to twice as many."""
+"""Bytes of events that fill a batch, and bytes that are received ahead: one batch has up to twice as many."""
 
 _LEAST_BYTES = 1024 * 1024
-"""The same where a task reads so many ranges that they share it."""
+"""The same for all ranges of a task together, if it reads so many that they share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveCounters:
-    """What this process has received for Spark so far.
+    """Counters of what this process has received for Spark.
 
     Args:
-        ranges: Ranges asked for by tasks; each is served in one of three ways.
-        from_cache: Ranges that the cache of the last ranges held.
-        from_kept_link: Ranges that a link kept from an earlier task went on with.
-        from_new_link: Ranges that a link was opened for.
+        ranges: Ranges that tasks requested; each is served in one of three ways.
+        from_cache: Ranges that were in the range cache.
+        from_kept_link: Ranges that were read on a link kept from an earlier task.
+        from_new_link: Ranges that were read on a new link.
         events: Events received from the service.
     """
 
@@ -56,7 +56,7 @@ class ReceiveCounters:
 
 
 class _Counting:
-    """The counters of the process. Changed by one task at a time, as Spark's workers run them."""
+    """The counters of the process. Changed by one task at a time, because Spark's workers run one at a time."""
 
     def __init__(self) -> None:
         self.now = ReceiveCounters()
@@ -75,9 +75,9 @@ def read_ranges(
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
 
-    Every event of every range comes once; those of one range come in order. What the cache of the last ranges holds is
-    not received. With an owner level, links stay open for the next task that goes on where this one ended; without,
-    they are closed. Closing the iterator ends the receiving.
+    Every event of every range is returned once; those of one range in order. Ranges in the range cache are not received
+    again. With an owner level, links stay open for the next task that continues where this one ended; without, they are
+    closed. Closing the iterator stops receiving.
 
     Args:
         columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
@@ -133,7 +133,7 @@ def read_ranges(
             counting.add(from_kept_link=receiver.kept, from_new_link=len(missing) - receiver.kept)
     except ServiceError as error:
         if not isinstance(error, ConsumerDisconnectedError):
-            # Whatever is wrong with the connection, the task's next attempt begins on another.
+            # Whatever is wrong with the connection, the task's next attempt uses a new one.
             worker.drop(connection)
         raise
     finally:
@@ -148,10 +148,10 @@ def read_ranges(
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """What a kept link serves: one partition for one set of options.
+    """The identity of a kept link: one partition for one set of options.
 
     Args:
-        scope: Tells hubs and credentials apart.
+        scope: Distinguishes hubs and credentials.
     """
 
     scope: object
@@ -160,7 +160,7 @@ class LinkKey:
 
 
 class KeptLinks:
-    """Exclusive links that no task uses, each with the number it goes on at. Used from the loop only."""
+    """Exclusive links that no task uses, each with the next number it receives. Used only on the loop."""
 
     def __init__(self) -> None:
         self._feeds: dict[LinkKey, tuple[PartitionFeed[bytes], int]] = {}
@@ -169,7 +169,7 @@ class KeptLinks:
         return len(self._feeds)
 
     async def take(self, key: LinkKey, number: int) -> PartitionFeed[bytes] | None:
-        """Return the link that goes on at exactly a number; one that does not is closed. None where there is none."""
+        """Return the link that continues exactly at a number, or None. A link at another number is closed."""
         feed, goes_on_at = self._feeds.pop(key, (None, -1))
         if feed is None:
             return None
@@ -183,7 +183,7 @@ class KeptLinks:
         self._feeds[key] = (feed, number)
 
     def forget(self, key: LinkKey, feed: PartitionFeed[bytes]) -> None:
-        """Drop a feed that ended, as when another worker took its partition."""
+        """Drop a feed that ended, for example because another worker took over its partition."""
         if self._feeds.get(key, (None, 0))[0] is feed:
             del self._feeds[key]
 
@@ -221,10 +221,10 @@ class _RangeLink:
         self._feed: PartitionFeed[bytes] | None = None
         self._cursor: FeedCursor[bytes] | None = None
         self.is_kept = False
-        """Whether the range went on on a link of an earlier task."""
+        """Whether the range is read on a link of an earlier task."""
 
     async def open(self) -> None:
-        """Find the kept link, or have one opened."""
+        """Use the kept link, or open a new one."""
         progress = self._progress
         if progress.is_done:
             return
@@ -240,7 +240,7 @@ class _RangeLink:
             if delay is None:
                 links.forget(key, feed)
             else:
-                _log.info("partition %s: the link ended, another follows: %s", key.partition_id, error)
+                _log.info("partition %s: the link ended and will be replaced: %s", key.partition_id, error)
 
         feed = PartitionFeed(
             self._transport,
@@ -268,7 +268,8 @@ class _RangeLink:
         feed.start()
 
     async def read(self) -> list[bytes]:
-        """Read the next events, as many as make a batch, or up to the range's end; none where it is read."""
+        """Return the next events: a full batch, or those up to the range's end; none if the range is completely
+        read."""
         progress, feed, cursor = self._progress, self._feed, self._cursor
         found: list[bytes] = []
         size = 0
@@ -297,13 +298,13 @@ class _RangeLink:
         return messages
 
     async def _find_out(self) -> None:
-        """Nothing came for a while: is it slow, or gone?"""
+        """Find out whether events that did not arrive are late or gone."""
         progress = self._progress
         properties = await self._ask()
         problem = progress.missing(progress.next, properties)
         if problem is None:
             _log.info(
-                "partition %s: no event for %g s, though %d are to come",
+                "partition %s: no event for %g s, although %d are expected",
                 progress.partition_id,
                 self._options.receiver_timeout,
                 progress.left,
@@ -323,7 +324,8 @@ class _RangeLink:
         _log.warning("hub %s, partition %s: %s", self._hub, self._progress.partition_id, problem)
 
     async def release(self) -> None:
-        """The range is read: keep the link where it is exclusive and can go on, else close it."""
+        """Release the link of a completely read range: keep it if it is exclusive and can continue, otherwise close
+        it."""
         feed, cursor = self._feed, self._cursor
         if feed is None or cursor is None:
             return
@@ -342,10 +344,10 @@ class _RangeLink:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Events of one range; none where the range is read.
+    """Events of one range; none if the range is completely read.
 
     Args:
-        index: Which of the ranges.
+        index: The index of the range.
     """
 
     index: int
@@ -353,13 +355,13 @@ class Received:
 
 
 class RangesReceiver:
-    """Receives several ranges concurrently, each on a link of its own. On one event loop.
+    """Receives several ranges concurrently, each on its own link. On one event loop.
 
-    `start`, then `next` until it gives None, then `aclose`.
+    Call `start`, then `next` until it returns None, then `aclose`.
 
     Args:
-        scope: Tells the kept links of hubs and credentials apart.
-        startup_timeout: Seconds to go on trying to open a link at first.
+        scope: Distinguishes the kept links of hubs and credentials.
+        startup_timeout: Seconds during which opening a first link is retried.
     """
 
     def __init__(
@@ -388,24 +390,24 @@ class RangesReceiver:
             for each in ranges
         ]
         self._received: asyncio.Queue[Received | None] = asyncio.Queue()
-        # A batch in the making for every range, and one that waits to be taken.
+        # One batch in progress for every range, and one that waits for `next`.
         self._room = asyncio.Semaphore(len(ranges) + 1)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def kept(self) -> int:
-        """How many ranges went on on kept links."""
+        """How many ranges were read on kept links."""
         return sum(link.is_kept for link in self._links)
 
     async def start(self) -> None:
-        """Begin to receive."""
+        """Start receiving."""
         self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
 
     async def next(self) -> Received | None:
-        """Return what came next; None where every range is read. Cancelled, nothing is lost.
+        """Return the next received events; None once every range is read. If it is cancelled, nothing is lost.
 
         Raises:
-            EventPumpError: A range cannot be read. The others end with it.
+            EventPumpError: A range cannot be read. The others end too.
         """
         assert self._task is not None
         received = await self._received.get()
@@ -414,19 +416,19 @@ class RangesReceiver:
             try:
                 await self._task
             except BaseExceptionGroup as group:
-                # The first is the reason; the others were cancelled, or failed for it too.
+                # The first is the cause; the others were cancelled, or failed because of it.
                 raise _first(group) from None
         elif received.messages:
             self._room.release()
         return received
 
     async def aclose(self) -> None:
-        """End what is still being received. Closing twice is fine; cancelled, it still ends."""
+        """Stop receiving. May be called twice; if it is cancelled, the tasks still end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             if not self._task.cancelled():
-                self._task.exception()  # `next` has told it, or nobody asks any more
+                self._task.exception()  # `next` has raised it, or is not called any more
 
     async def _receive_all(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Received events as Spark's rows: encoded messages to Arrow, column by column."""
+"""Converts received events to Spark's rows: encoded messages to Arrow, column by column."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
-"""The milliseconds that `datetime` knows, as `ReceivedEvent.enqueued_time` bounds them."""
+"""The range of milliseconds that `datetime` supports, as for `ReceivedEvent.enqueued_time`."""
 
 _NULL, _SMALL_LONG, _LONG, _TIMESTAMP = 0x40, 0x55, 0x81, 0x83
 _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encode()
@@ -56,17 +56,18 @@ _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and t
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the Arrow schema of some of the columns, in the order given; equal to what Spark makes of its own."""
+    """Return the Arrow schema of some of the columns, in the order given; equal to Spark's own conversion of its
+    schema."""
     return pa.schema([(column, COLUMNS[column]) for column in columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedEvents:
-    """Encoded messages end to end: one object however many they are.
+    """Concatenated encoded messages: one object, however many there are.
 
     Args:
-        data: The messages, joined, and padding behind the last.
-        lengths: Of each, in bytes.
+        data: The messages, and padding after the last.
+        lengths: The length of each message, in bytes.
     """
 
     data: bytes
@@ -74,7 +75,7 @@ class PackedEvents:
 
     @classmethod
     def pack(cls, messages: Sequence[bytes]) -> PackedEvents:
-        """Join messages. They must come to less than 2 GiB."""
+        """Join messages. Their total size must be less than 2 GiB."""
         return cls(b"".join((*messages, bytes(PADDING))), np.fromiter(map(len, messages), np.int64, len(messages)))
 
     def __len__(self) -> int:
@@ -82,12 +83,12 @@ class PackedEvents:
 
     @property
     def size(self) -> int:
-        """The bytes it takes."""
+        """Its size in bytes."""
         return len(self.data) + self.lengths.nbytes
 
 
 class RowEncoder:
-    """Makes Arrow batches of one hub partition's events. Columns that are not asked for are not decoded.
+    """Converts one hub partition's events to Arrow batches. Columns that are not requested are not decoded.
 
     Args:
         partition_id: The hub partition.
@@ -99,17 +100,18 @@ class RowEncoder:
         self.schema = arrow_schema(columns)
 
     def encode(self, events: PackedEvents) -> pa.RecordBatch:
-        """Make a batch with a row per event.
+        """Return a batch with one row per event.
 
         Raises:
-            EventError: A message cannot be decoded; it names the partition and the event.
+            EventError: A message cannot be decoded; the error names the partition and the event.
         """
         made = _Batch(events, self._partition_id)
         return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
 
 
 class _Batch:
-    """The columns of one batch: each of what the walk finds, and of the general decoder's values for odd messages."""
+    """The columns of one batch, from the values that the walk finds, and from the general decoder's for odd
+    messages."""
 
     def __init__(self, events: PackedEvents, partition_id: str) -> None:
         self._events = events
@@ -118,7 +120,7 @@ class _Batch:
         self._decoded: dict[int, ReceivedEvent] = {}
 
     def column(self, name: str) -> pa.Array:
-        """Make a column."""
+        """Return a column."""
         match name:
             case "partition":
                 one = pa.array([self._partition_id], pa.string())
@@ -187,10 +189,10 @@ class _Batch:
         return self._with_odd("enqueuedTime", micros, found.kind != _TIMESTAMP)
 
     def _with_odd(self, column: str, values: Ints, odd: Bools) -> Ints:
-        """Put the general decoder's values where they are needed.
+        """Insert the general decoder's values.
 
         Args:
-            odd: The rows that are so for this column.
+            odd: The rows that are odd for this column.
         """
         rows = np.flatnonzero(odd | self._walk.odd)
         if len(rows):
@@ -233,11 +235,11 @@ class _Batch:
         return pa.concat_arrays([made, others]).take(pa.array(places))
 
     def _walked_map(self, entries: Entries) -> pa.Array:
-        """Make the maps of the messages that are not odd; those of the others are empty."""
+        """Return the maps of the messages that are not odd; those of the others are empty."""
         count = self._walk.count
         if not entries.names:
             return pa.MapArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.string()), _NO_ITEMS)
-        # A row of each of these is a message: read row by row they are the entries in their order.
+        # One row of each of these is one message: row by row, they are the entries in order.
         names = np.stack(entries.names, axis=1)
         present = (names >= 0) & ~self._walk.odd[:, np.newaxis]
         kind, at, begin, end = (
@@ -259,7 +261,7 @@ class _Batch:
         return pa.MapArray.from_arrays(offsets, keys, items)
 
     def _other_texts(self, starts: list[int], ends: list[int]) -> list[str | None]:
-        """Make the texts of values that are none. Equal ones, such as flags, are made once."""
+        """Return the texts of values that are not text. Equal values, such as flags, are converted once."""
         known: dict[bytes, str | None] = {}
         texts: list[str | None] = []
         for start, end in zip(starts, ends, strict=True):
@@ -273,10 +275,10 @@ class _Batch:
         return texts
 
     def _cut(self, places: Ints, begin: Ints, end: Ints, is_null: Bools, kind: pa.DataType) -> pa.Array:
-        """Copy pieces of the buffer, one per place, none of which lies before an earlier one.
+        """Copy pieces of the buffer, one per place, in increasing order.
 
         Args:
-            places: Where a null stands among the pieces.
+            places: The pieces, with the positions of nulls among them.
         """
         count = len(places)
         cuts = np.empty(2 * count + 1, np.int32)
@@ -316,7 +318,7 @@ class _Batch:
             return f"partition {self._partition_id}, an event without a number"
 
     def _undecodable(self) -> EventError:
-        """Find the event whose text is none."""
+        """Return the error for the event whose text is not UTF-8."""
         for row in range(self._walk.count):
             try:
                 _ = self._event(row).raw_message
@@ -329,7 +331,7 @@ class _Batch:
 
 
 def body_of(event: ReceivedEvent) -> bytes | None:
-    """Return a body's bytes: of data its sections joined, of a value or sequence its text (see `text_of`) in UTF-8."""
+    """Return a body's bytes: the joined data sections, or the text (see `text_of`) of a value or sequence in UTF-8."""
     match event.raw_message.body:
         case None:
             return None
@@ -343,7 +345,7 @@ def body_of(event: ReceivedEvent) -> bytes | None:
 
 
 def text_of(value: Any) -> str | None:
-    """Return a value's text: of text and unsigned integers itself, of everything else JSON.
+    """Return a value's text: text and unsigned integers unchanged, every other value as JSON.
 
     In JSON, binary is base64, a timestamp ISO 8601 in UTC, a UUID its text, a described value an object of two members.
     """
@@ -382,7 +384,7 @@ def _jsonable(value: Any) -> Any:
         case Described():
             return {"descriptor": _jsonable(value.descriptor), "value": _jsonable(value.value)}
         case _:
-            raise AssertionError(f"the decoder makes no {type(value).__name__}")
+            raise AssertionError(f"the decoder never returns {type(value).__name__}")
 
 
 def _annotation(name: Symbol) -> Callable[[ReceivedEvent], str | None]:
@@ -395,7 +397,7 @@ def _key_of(value: Any) -> str:
 
 
 def _map_of(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
-    # By way of a dictionary: two names may have one text, and Spark's maps have a key once.
+    # Through a dictionary: two names may have the same text, and keys in Spark's maps are unique.
     return list({_key_of(name): text_of(value) for name, value in values.items()}.items())
 
 

@@ -1,4 +1,4 @@
-"""The source's columns as Spark's users know them."""
+"""The columns of the source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COLUMN_TYPES: Final[Mapping[str, str]] = MappingProxyType(
         "systemProperties": "MAP<STRING, STRING>",
     }
 )
-"""The columns in their order, all nullable, as Microsoft's Scala connector has them, with their types in SQL."""
+"""The columns in order, all nullable, as in Microsoft's Scala connector, with their SQL types."""
 
 PROPERTY_COLUMNS: Final = frozenset({"properties", "systemProperties"})
-"""Those that `includeProperties` leaves out."""
+"""The columns that `includeProperties=false` omits."""
 
 
 def ddl(columns: Iterable[str] = COLUMN_TYPES) -> str:
-    """Write some of the columns as Spark does."""
+    """Return some of the columns as a DDL string."""
     return ", ".join(f"{column} {COLUMN_TYPES[column]}" for column in columns)

@@ -585,7 +585,7 @@ class BlobLeaseStore:
     # ---- checkpoints of other subscriptions
 
     async def _claim(self, operation: str, lease: PartitionLease, subscription: str) -> _ClaimedRecord | None:
-        """Write an epoch into a checkpoint's record that no earlier owner's write knows, under the partition's lock.
+        """Write an epoch into a checkpoint's record that no earlier owner knows. The partition's lock is held.
 
         Returns:
             The record as written; None where the lease is lost.

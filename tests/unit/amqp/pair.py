@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     Event,
     LinkAttached,
     Messages,
@@ -100,6 +100,10 @@ class Pair:
             self.server.sasl_outcome(ok=self.is_welcome)
             events += self.server.receive(b"")
         return events
+
+    def engine_of(self, link: Link) -> Connection:
+        """Return the engine that a link belongs to."""
+        return self.client if link.session.frames.output is self.client.output else self.server
 
     def open(self) -> Pair:
         """Open the connection."""

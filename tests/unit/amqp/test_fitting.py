@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.connection import MIN_MAX_FRAME_SIZE, Connection, LinkAttached, LinkDetached, Role, SessionEnded
+from eventpump.amqp.connection import Connection, LinkAttached, LinkDetached, Role, SessionEnded
+from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE
 from eventpump.amqp.performatives import (
     AmqpError,
     Attach,

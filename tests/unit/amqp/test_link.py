@@ -61,7 +61,7 @@ def linked(
 def told(pair: Pair, link: Link) -> list[Any]:
     """Run, and give what the end of a link was told."""
     client, server = pair.run()
-    return client if link.session.connection is pair.client else server
+    return client if pair.engine_of(link) is pair.client else server
 
 
 BOTH_WAYS = pytest.mark.parametrize("client_sends", [True, False])
@@ -318,13 +318,13 @@ def test_a_probe_is_told_once() -> None:
     told, _ = pair.run()
     assert [type(event) for event in told] == [Messages, FlowAnswered]
     assert (receiver.credit, receiver.allowance, sender.credit) == (6, 6, 6)
-    sender.session.send_flow(sender, delivery_count=sender.delivery_count, credit=sender.credit)
+    sender.session.send_flow(sender.handle, delivery_count=sender.delivery_count, credit=sender.credit)
     assert pair.run() == ([], [])
     sender.answers_echo = False
     assert receiver.probe()
     told, _ = pair.run()
     assert told == []
-    sender.session.send_flow(sender, delivery_count=sender.delivery_count, credit=sender.credit)
+    sender.session.send_flow(sender.handle, delivery_count=sender.delivery_count, credit=sender.credit)
     told, _ = pair.run()
     assert [type(event) for event in told] == [FlowAnswered]
     receiver.detach()
@@ -336,7 +336,7 @@ def test_echo() -> None:
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(7)
     pair.run()
-    receiver.session.send_flow(receiver, delivery_count=0, credit=7, echo=True)
+    receiver.session.send_flow(receiver.handle, delivery_count=0, credit=7, echo=True)
     pair.run()
     (answer,) = frames(pair.to_server[-1])
     assert answer == frame(0, Flow(0, 65_535, 0, 65_535, 0, 0, 7))
@@ -352,10 +352,10 @@ def test_sender_without_messages_for_its_credit() -> None:
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(5)
     pair.run()
-    sender.session.send_flow(sender, delivery_count=0, credit=10_000)
+    sender.session.send_flow(sender.handle, delivery_count=0, credit=10_000)
     pair.run()
     assert receiver.credit == 5
-    sender.session.send_flow(sender, delivery_count=3, credit=2)
+    sender.session.send_flow(sender.handle, delivery_count=3, credit=2)
     pair.run()
     assert (receiver.credit, receiver.delivery_count) == (2, 3)
 
@@ -571,10 +571,10 @@ def test_detach(client_sends: bool, sender_ends: bool, error: AmqpError | None) 
     ender.detach(error)
     ender.detach(error)
     client, server = pair.run()
-    assert only(client if other.session.connection is pair.client else server, LinkDetached).error == error
-    assert only(client if ender.session.connection is pair.client else server, LinkDetached).error is None
+    assert only(client if pair.engine_of(other) is pair.client else server, LinkDetached).error == error
+    assert only(client if pair.engine_of(ender) is pair.client else server, LinkDetached).error is None
     assert sender.state is receiver.state is LinkState.DETACHED
-    assert sender.session.links == receiver.session.links == {}
+    assert pair.client.sessions[0].links == pair.server.sessions[0].links == {}
     with pytest.raises(ClosedError):
         sender.send(b"x")
     with pytest.raises(ClosedError):
@@ -667,7 +667,7 @@ def test_stolen_in_the_middle() -> None:
     client, _ = pair.run()
     assert payloads(client) == [b"a" * 100]
     assert only(client, LinkDetached).error is not None
-    again, theirs = pair.link(receiver.session, is_receiver=True)
+    again, theirs = pair.link(pair.client.sessions[0], is_receiver=True)
     again.set_credit(1)
     pair.run()
     theirs.send(b"c", settled=True)
@@ -686,7 +686,7 @@ def test_peer_detaches_what_waits() -> None:
     assert not sender.session.is_blocked
     assert sender.session.unsettled == {}
     pair.run()
-    again, _ = pair.link(sender.session, is_receiver=False, name="again")
+    again, _ = pair.link(pair.client.sessions[0], is_receiver=False, name="again")
     assert again.handle == 0
     assert pair.server.is_open
 
@@ -750,7 +750,7 @@ def test_same_name_both_ways() -> None:
 def test_nothing_after_the_end(how: str) -> None:
     """After a close, an end or the end of the stream no verb sends anything, and no sender has credit."""
     pair, sender, receiver = linked(client_sends=True)
-    back, _ = pair.link(sender.session, is_receiver=True, name="back")
+    back, _ = pair.link(pair.client.sessions[0], is_receiver=True, name="back")
     receiver.set_credit(10)
     pair.run()
     if how == "close":

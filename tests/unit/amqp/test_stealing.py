@@ -90,7 +90,7 @@ def test_a_server_that_steals_from_its_client() -> None:
     mine, theirs = pair.link(pair.session()[0], is_receiver=True, name="x")
     pair.server.begin()
     pair.run()
-    thief = theirs.session.connection.sessions[1].attach("x", is_receiver=False, source=Source("a"), target=Target("b"))
+    thief = pair.server.sessions[1].attach("x", is_receiver=False, source=Source("a"), target=Target("b"))
     client, _ = pair.run()
     assert only(client, LinkDetached).link is mine
     assert only(client, LinkAttached).link.is_remote_initiated

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
     Connection,
-    ConnectionConfig,
     ConnectionState,
     CreditChanged,
     Event,

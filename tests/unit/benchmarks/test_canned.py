@@ -10,7 +10,8 @@ from benchmarks.canned import CannedPartition, transfer_head
 from benchmarks.certificates import certificate
 from benchmarks.processes import BenchmarkError, CannedService, run_side
 from benchmarks.sending import checked
-from eventpump.amqp.connection import Connection, ConnectionConfig, Event, LinkAttached, Role, SaslRequested
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.connection import Connection, Event, LinkAttached, Role, SaslRequested
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Source, Target
 from eventpump.emulator.connection import service_config

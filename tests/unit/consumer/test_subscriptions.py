@@ -336,6 +336,29 @@ async def test_unsubscribing_ends_it_everywhere(keeps: bool) -> None:
             assert numbers == list(range(10 if keeps else 20, 30))
 
 
+async def test_a_subscription_made_anew_has_other_checkpoints() -> None:
+    """Ended and made again between two listings: the pumps of other hosts go on under the new record, too."""
+    got = Record()
+    async with _fleet(2) as fleet:
+        for name in "ab":
+            await (await fleet.start(name, NO_PROCESSOR)).subscribe("alerts", _recording(got))
+        await asyncio.sleep(40)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await asyncio.sleep(1)
+        await fleet.hosts["a"].unsubscribe("alerts")
+        await fleet.hosts["a"].subscribe("alerts", _recording(got))
+        got.deliveries.clear()
+        await asyncio.sleep(15)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await asyncio.sleep(1)
+        assert sorted(got.numbers("0")) == sorted(got.numbers("1")) == list(range(10, 20))
+        (stored,) = await fleet.stores["a"].list_subscriptions()
+        checkpoints = fleet.leases.checkpoints(fleet.scope)
+        assert {checkpoints[partition_id, stored.record.key].sequence_number for partition_id in "01"} == {19}
+
+
 # -------------------------------------------------------------------------------------------------------------- pace
 
 

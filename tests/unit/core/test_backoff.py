@@ -55,8 +55,8 @@ def test_what_the_peer_asks_for_comes_first() -> None:
 
 @pytest.mark.parametrize(("base", "maximum"), [(0, 1), (-1, 1), (2, 1)])
 def test_impossible_bounds_are_refused(base: float, maximum: float) -> None:
-    """A back-off that could not wait, or could not grow, is refused."""
-    with pytest.raises(ValueError, match="back-off"):
+    """A backoff that could not wait, or could not grow, is refused."""
+    with pytest.raises(ValueError, match="backoff"):
         Backoff(base, maximum)
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from eventpump.amqp.connection import AMQP_HEADER, SASL_HEADER, ConnectionConfig, Opened
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.connection import AMQP_HEADER, SASL_HEADER, Opened
 from eventpump.amqp.performatives import Open, SaslInit
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.config import HubSpec

@@ -36,7 +36,7 @@ def test_the_official_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "the file: must be an object"),
         ({}, "UserConfig"),
         ({"UserConfig": {"NamespaceConfig": []}}, "UserConfig.NamespaceConfig"),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.connection import ConnectionConfig, SaslRequested
+from eventpump.amqp.config import ConnectionConfig
+from eventpump.amqp.connection import SaslRequested
 from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import (
     Accepted,
@@ -349,7 +350,7 @@ async def test_a_link_is_stolen_within_its_connection(is_receiver: bool, is_same
         assert await peer.put_token(AUDIENCE) == 202
         links.append(await peer.attach(await peer.begin(), name="x", **where))
     peer = peers[0]
-    session = links[0].session if is_same_session else await peer.begin()
+    session = peer.engine.sessions[links[0].session.channel] if is_same_session else await peer.begin()
     second = await peer.attach(session, name="x", **where)
     stolen = await peer.until(lambda: peer.detached.get(links[0]))
     assert stolen is not None

@@ -111,7 +111,7 @@ def test_an_action_that_does_not_fit_is_an_error() -> None:
         Faults().add(Reject(), role=LinkRole.CONSUMER)
     with pytest.raises(ValueError, match="role"):
         Faults().add(Reject())
-    with pytest.raises(ValueError, match="late"):
+    with pytest.raises(ValueError, match="StoreLate"):
         Faults().add(StoreLate(), role=LinkRole.CONSUMER)
-    with pytest.raises(ValueError, match="late"):
+    with pytest.raises(ValueError, match="StoreLate"):
         Faults().add(StoreLate(), role=LinkRole.PRODUCER, on=Performative.ATTACH)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Connection,
-    ConnectionConfig,
     CreditChanged,
     Event,
     LinkAttached,

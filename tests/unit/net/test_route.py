@@ -208,7 +208,7 @@ async def test_a_peer_that_ends_the_handshake(authority: Authority) -> None:
         error = await lost(Route("127.0.0.1", port, tls))
         assert str(error) == f"cannot connect to 127.0.0.1:{port}: it was closed in the TLS handshake"
         error = await lost(Route("ns.test", 443, tls, proxy=ProxySettings.parse(f"127.0.0.1:{proxy}")))
-        where = f"ns.test:443 by way of the proxy 127.0.0.1:{proxy}"
+        where = f"ns.test:443 through the proxy 127.0.0.1:{proxy}"
         assert str(error) == f"cannot connect to {where}: it was closed in the TLS handshake"
 
 
@@ -257,5 +257,5 @@ def test_a_route_says_where_it_leads() -> None:
     """In errors a route is its service, and its proxy without credentials."""
     assert str(Route("ns.test", 5671)) == "ns.test:5671"
     route = Route("ns.test", 443, proxy=ProxySettings.parse("http://me:S3CRET@proxy.test:3128"))
-    assert str(route) == "ns.test:443 by way of the proxy proxy.test:3128"
+    assert str(route) == "ns.test:443 through the proxy proxy.test:3128"
     assert "S3CRET" not in repr(route)

@@ -215,7 +215,7 @@ async def _break_the_rules(request: web.BaseRequest, socket: web.WebSocketRespon
     [
         (_close_with_a_reason, "the WebSocket was closed with code 1011: out of order"),
         (_close_with_controls, "the WebSocket was closed with code 1011: a\\r\\n\\x1b[2J"),
-        (_send_text, "a WebSocket message of text came, where AMQP is binary"),
+        (_send_text, "a text message arrived on the WebSocket, where AMQP uses binary ones"),
         (_stop_in_a_frame, "the WebSocket ended without a close"),
         (_stop_between_frames, "the WebSocket ended without a close"),
         (_break_the_rules, "the WebSocket failed: "),
@@ -318,7 +318,7 @@ async def test_a_websocket_that_is_not_for_amqp() -> None:
 
     async with http(answer) as route:
         error = await lost(route)
-    assert str(error) == f"{route} has WebSockets, but not for AMQP"
+    assert str(error) == f"{route} accepts WebSockets, but not the subprotocol AMQPWSB10 of AMQP"
     assert error.recovery is Recovery.GIVE_UP
 
 

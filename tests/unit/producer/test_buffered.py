@@ -295,7 +295,7 @@ async def test_cancelling_a_receipt_touches_no_other() -> None:
             await asyncio.wait_for(receipts[1], 1)
         assert waits[0].cancelled()
         assert not any(wait.done() for wait in waits[1:])
-        assert len(receipts[0]._fate.waiters) == 2
+        assert len(receipts[0]._batch.waiters) == 2
         last = asyncio.ensure_future(receipts[2])
         service.on_stored = last.cancel  # just as its batch ends
         await asyncio.sleep(1)

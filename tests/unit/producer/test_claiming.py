@@ -252,7 +252,7 @@ async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -
 
     error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
     assert isinstance(error, PublishOutcomeUnknownError)
-    assert "gone" in str(error)
+    assert "no longer holds all of them" in str(error)
 
 
 async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(scene: Scene) -> None:
@@ -274,7 +274,7 @@ async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(sc
 
     error = await error_of(count(scene.process(transport=Passing(scene.hub), **scan)))
     assert isinstance(error, PublishOutcomeUnknownError)
-    assert "gone" in str(error)
+    assert "no longer holds all of them" in str(error)
 
 
 async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:

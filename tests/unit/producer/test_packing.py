@@ -67,3 +67,39 @@ def test_an_empty_message_cannot_be_sealed(idempotent: bool) -> None:
     """There is no message without events."""
     with pytest.raises(ValueError, match="at least one event"):
         BatchPacker(LIMIT, idempotent=idempotent).take()
+
+
+def test_pack_returns_the_message_that_an_event_did_not_fit() -> None:
+    """The event begins the next one."""
+    packer = BatchPacker(250)
+    head, rest = pieces_of(EventData(bytes(100)))
+    assert [packer.pack(head, rest) for _ in range(2)] == [None, None]
+    full = packer.pack(head, rest)
+    assert full is not None
+    assert (full.count, packer.count) == (2, 1)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_an_oversized_event_makes_a_message_of_its_own(*, idempotent: bool) -> None:
+    """Where it is allowed, it is added to an empty message, and nothing follows it there."""
+    packer = BatchPacker(100, idempotent=idempotent, oversized=True)
+    large, small = (pieces_of(EventData(bytes(size)), idempotent=idempotent) for size in (200, 1))
+    assert packer.pack(*small) is None
+    packed = [packer.pack(*large), packer.pack(*small), packer.take()]
+    assert [None if each is None else each.count for each in packed] == [1, 1, 1]
+
+
+@given(st.lists(st.integers(0, 200), min_size=2, max_size=20), st.integers(1, 400), st.data())
+def test_divide_keeps_events_in_order_under_a_limit(sizes: list[int], limit: int, data: st.DataObject) -> None:
+    """Each message is under the limit or holds one event; there are at least two, and none is empty."""
+    packer = BatchPacker(10_000)
+    encoded = [pieces_of(EventData(bytes(size))) for size in sizes]
+    for head, rest in encoded:
+        packer.add(head, rest)
+    start = data.draw(st.integers(0, len(sizes) - 2))
+    end = data.draw(st.integers(start + 2, len(sizes)))
+    parts = packer.divide(start, end, limit)
+    assert len(parts) > 1
+    assert all(part.size <= limit or part.count == 1 for part in parts)
+    assert b"".join(part.message for part in parts) == b"".join(head + rest for head, rest in encoded[start:end])
+    assert sum(part.size for part in parts) == packer.size_of(start, end)

@@ -218,7 +218,7 @@ def changed(**values: object) -> bytes:
         (lambda: changed(version=0), "no version"),
         (lambda: changed(version=2), "newer version"),
         (lambda: changed(version=2, kind="else"), "newer version"),
-        (lambda: changed(kind="done"), "it is no plan"),
+        (lambda: changed(kind="done"), "it is not a plan"),
         (lambda: changed(batch_id="7"), "batch_id: .*integer"),
         (lambda: changed(batch_id=True), "batch_id: .*integer"),
         (lambda: changed(batch_id=-1), "batch_id: .*greater"),
@@ -477,17 +477,17 @@ def of_sink(**values: str) -> Sink:
 @pytest.mark.parametrize(
     ("existing", "error", "says"),
     [
-        ([plan(1, query_id="other")], ConfigurationError, "belongs to the query other, and this is query"),
+        ([plan(1, query_id="other")], ConfigurationError, "belongs to the query other, but this is query"),
         ([done(1, query_id="other")], ConfigurationError, "belongs to the query other"),
         ([done(0, query_id="other")], ConfigurationError, "belongs to the query other"),
         ([plan(1, sink=of_sink(hub="else"))], ConfigurationError, "publishes to .*/else, not to .*/hub"),
         ([done(0, sink=of_sink(namespace="else"))], ConfigurationError, "publishes to else/hub"),
         ([plan(1, sink=of_sink(sink_id="else"))], StoreError, "of the sink 'else'"),
-        ([plan(0)], ConfigurationError, "has begun batch 0 and not finished it, and the query is at 1"),
-        ([plan(2)], ConfigurationError, "is at batch 2, and the query at 1: it is another query, or its checkpoint"),
-        ([done(1), plan(2)], ConfigurationError, "is at batch 2, and the query at 1"),
-        ([done(2)], ConfigurationError, "is at batch 2, and the query at 1"),
-        ([done(0, entry("0"), entry("2"))], ConfigurationError, "had the partition 2, and has it no more"),
+        ([plan(0)], ConfigurationError, "has started batch 0 and not finished it, but the query is at 1"),
+        ([plan(2)], ConfigurationError, "is at batch 2, but the query at 1: it is another query, or its checkpoint"),
+        ([done(1), plan(2)], ConfigurationError, "is at batch 2, but the query at 1"),
+        ([done(2)], ConfigurationError, "is at batch 2, but the query at 1"),
+        ([done(0, entry("0"), entry("2"))], ConfigurationError, "partition 2 no longer exists"),
     ],
 )
 def test_a_ledger_that_does_not_fit_is_refused(existing: list[Record], error: type[EventPumpError], says: str) -> None:
@@ -525,7 +525,7 @@ def test_a_record_under_another_batchs_name_is_refused() -> None:
     """Records that were copied or renamed are not what they seem."""
     outside = Outside()
     outside.records[done_name(1)] = encode_record(done(0))
-    with pytest.raises(StoreError, match="it is of batch 0"):
+    with pytest.raises(StoreError, match="it belongs to batch 0"):
         outside.run(begin(batch(1)))
 
 
@@ -533,7 +533,7 @@ def test_a_conclusion_without_its_plan_is_refused() -> None:
     """A take-over whose plan is gone is not guessed at."""
     outside = Outside()
     outside.run(finish(batch(1), plan(1), [lost()], ANYHOW))
-    with pytest.raises(StoreError, match="it is gone"):
+    with pytest.raises(StoreError, match="the plan record is missing"):
         outside.run(begin(batch(1)))
 
 
@@ -569,7 +569,7 @@ def test_a_task_that_reports_twice_counts_once() -> None:
     """Equal reports are one; different ones of a partition are an error."""
     twice = [receipt(entry(), 4), receipt(entry(), 4)]
     assert isinstance(Outside().run(finish(batch(), plan(), twice, FAIL)), Done)
-    with pytest.raises(InvalidClientStateError, match="the plan does not allow"):
+    with pytest.raises(InvalidClientStateError, match="the report does not match the plan"):
         Outside().run(finish(batch(), plan(), [receipt(entry(), 4), receipt(entry(), 5)], FAIL))
 
 
@@ -628,7 +628,7 @@ def test_a_loss_fails_the_query() -> None:
 def test_only_stamps_are_counted() -> None:
     """A batch that was planned without stamps is not taken over by a scan, and nothing is done."""
     outside = Outside()
-    with pytest.raises(ConfigurationError, match="tailScan takes events with stamps"):
+    with pytest.raises(ConfigurationError, match="tailScan requires events with stamps"):
         outside.run(finish(batch(1), plan(1), [lost()], SCAN))
     assert outside.made == []
 
@@ -697,7 +697,7 @@ def test_what_retention_has_passed_is_not_counted() -> None:
 def test_rows_that_were_taken_over_must_come_again() -> None:
     """A partition of which rows are stored, and that has none in the replay, is not silently done."""
     taken = plan(1, entry("0", offset=3))
-    with pytest.raises(InvalidClientStateError, match="3 of its rows are stored"):
+    with pytest.raises(InvalidClientStateError, match="3 rows are stored, but the batch has no rows"):
         Outside().run(finish(batch(), taken, [], FAIL))
 
 
@@ -713,7 +713,7 @@ def test_stored_rows_are_a_row_without_holes() -> None:
 def test_levels_end() -> None:
     """A producer of the highest level cannot be taken over."""
     highest = plan(1, entry("0", owner_level=MAX_OWNER_LEVEL))
-    with pytest.raises(ProducerStateLostError, match="no owner level above"):
+    with pytest.raises(ProducerStateLostError, match="the highest owner level"):
         Outside().run(finish(batch(), highest, [lost("0")], ANYHOW))
 
 
@@ -840,7 +840,7 @@ def test_a_batch_with_fewer_rows_than_are_stored_is_refused() -> None:
         work = working(each, rows=4, last=last)
         assert step(work) is WorkStep.FAIL
         assert isinstance(work.error(), InvalidClientStateError)
-        assert "5 rows of the batch are stored, and now it has 4" in str(work.error())
+        assert "5 rows of the batch are stored, but it now has only 4" in str(work.error())
 
 
 def test_trouble_is_borne_a_few_times_in_a_row() -> None:
@@ -881,7 +881,7 @@ def test_rows_are_counted_from_the_take_over() -> None:
 def test_rows_are_not_sent_under_others_numbers() -> None:
     """A mistake in numbering is caught before it is believed."""
     work = working(entry(), last=20)
-    with pytest.raises(AssertionError, match="numbers of others"):
+    with pytest.raises(AssertionError, match="numbers of other rows"):
         work.published(22, 1)
 
 

@@ -90,7 +90,7 @@ def test_what_is_no_offset_is_refused(document: object) -> None:
 
 def test_a_checkpoint_of_another_hub_is_refused() -> None:
     """A query that was pointed at another hub does not go on at numbers that mean nothing there."""
-    with pytest.raises(ConfigurationError, match="hub 'other', and this query reads 'hub'"):
+    with pytest.raises(ConfigurationError, match="hub 'other', but this query reads 'hub'"):
         HubOffset.from_json("hub", {"other": {"0": 1}})
 
 
@@ -273,7 +273,7 @@ def test_retention_that_passed_the_start_is_a_loss() -> None:
     """Events before the oldest kept are gone; a query told to go on reads from there."""
     ((partition_id, problem),) = losses_of(offset(p0=2), snapshot(p0=(5, 9)))
     assert partition_id == "0"
-    assert "from sequence number 2" in problem
+    assert "has sequence number 2" in problem
     assert "begins at 5" in problem
     end = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=(5, 9)), is_limited=True, now=0).offset
     assert end == offset(p0=9)

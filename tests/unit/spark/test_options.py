@@ -191,7 +191,7 @@ def test_what_needs_the_jvm_is_refused_with_what_to_give_instead(name: str) -> N
 
 def test_entra_id_by_a_jvm_class_is_refused() -> None:
     """`useAadAuth` leads to the credential provider."""
-    assert problem(**{"eventhubs.useAadAuth": "true"}).startswith("useAadAuth: give fullyQualifiedNamespace")
+    assert problem(**{"eventhubs.useAadAuth": "true"}).startswith("useAadAuth: use fullyQualifiedNamespace")
 
 
 def test_what_has_no_effect_is_taken_and_told() -> None:
@@ -212,8 +212,8 @@ def test_what_has_no_effect_is_taken_and_told() -> None:
         ({"rangeCacheMemory": "lots"}, "rangeCacheMemory: "),
         ({"noMatchingPosition": "earliest"}, "noMatchingPosition: "),
         ({"prefetchCount": "0"}, "prefetchCount: "),
-        ({"minEventsPerTrigger": "9", "maxEventsPerTrigger": "8"}, "minEventsPerTrigger: must not be above"),
-        ({"minPartitions": "9", "partitionsPerTask": "2"}, "minPartitions: cannot be given along"),
+        ({"minEventsPerTrigger": "9", "maxEventsPerTrigger": "8"}, "minEventsPerTrigger: must not be greater"),
+        ({"minPartitions": "9", "partitionsPerTask": "2"}, "minPartitions: cannot be combined"),
         ({"maxEventsPerTrigger": "9", "eventhubs.maxEventsPerTrigger": "8"}, "maxEventsPerTrigger: is given twice"),
     ],
 )
@@ -225,10 +225,10 @@ def test_a_value_that_cannot_work_is_refused_by_its_option(given: dict[str, str]
 def test_options_of_the_other_kind_are_refused() -> None:
     """An end for a query, or a limit for a batch, is an error and not passed over."""
     for given in ({"endingPosition": "latest"}, {"endingPositions": '{"0": 5}'}):
-        with pytest.raises(ConfigurationError, match="endingPosition: is for batches"):
+        with pytest.raises(ConfigurationError, match="endingPosition: is only for batches"):
             options(**given).for_stream()
     for name in ("maxEventsPerTrigger", "minEventsPerTrigger"):
-        with pytest.raises(ConfigurationError, match=f"{name}: is for queries"):
+        with pytest.raises(ConfigurationError, match=f"{name}: is only for queries"):
             options(**{name: "5"}).for_batch()
 
 

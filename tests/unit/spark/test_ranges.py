@@ -75,7 +75,7 @@ def test_numbers_that_run_backwards_are_an_error() -> None:
     """An event with a number that was passed is none of this partition's."""
     progress = _progress(3, 10)
     progress.received(_messages([3, 4, 5]))
-    with pytest.raises(ValueError, match="event 5 came where 6 or a later one was due"):
+    with pytest.raises(ValueError, match="received event 5, but expected 6 or a later one"):
         progress.received(_messages([5, 6]))
 
 
@@ -85,11 +85,11 @@ def test_numbers_that_run_backwards_are_an_error() -> None:
         (_properties(0, 9), None),
         (_properties(4, 9), None),
         (_properties(4, 100), None),
-        (_properties(7, 100), "events 4 to 6 are gone: the partition begins at 7 now"),
+        (_properties(7, 100), "events 4 to 6 are gone: the partition now begins at 7"),
         (_properties(50, 100), "events 4 to 9 are gone"),
-        (_properties(0, 20, is_empty=True), "events 4 to 9 are gone: the partition begins at 21 now"),
-        (_properties(0, 8), "events up to 9 were due, and the partition ends at 8"),
-        (_properties(0, -1, is_empty=True), "events up to 9 were due, and the partition ends at -1"),
+        (_properties(0, 20, is_empty=True), "events 4 to 9 are gone: the partition now begins at 21"),
+        (_properties(0, 8), "events up to 9 were expected, but the partition ends at 8"),
+        (_properties(0, -1, is_empty=True), "events up to 9 were expected, but the partition ends at -1"),
     ],
 )
 def test_what_is_missing_is_slow_or_gone(properties: PartitionProperties, told: str | None) -> None:

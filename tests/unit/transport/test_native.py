@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from eventpump.amqp.connection import ConnectionConfig
+from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.performatives import AmqpError
 from eventpump.errors import (
     ClosedError,

@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from eventpump.core.accumulator import Batch, BatchAccumulator, BufferRoom
+from eventpump.producer.accumulator import Batch, BatchAccumulator, BufferRoom, Lane, Part
 
 
-def accumulator(
-    max_events: int = 3, max_bytes: int = 100, max_wait_time: float = 5, head_size: int = 0
-) -> BatchAccumulator[str]:
+class Accumulator(BatchAccumulator[Any]):
+    """An accumulator that takes a partition's id and an event's size.
+
+    Attributes:
+        lanes: By partition id.
+        newest: The batch that the last event went into; None before the first.
+        begun: The batches that were reported as begun.
+    """
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits, on_begun=lambda batch: self.begun.append(batch), on_ready=self.ready_lanes)
+        self.lanes: defaultdict[str, Lane[Any]] = defaultdict(lambda: Lane("some"))
+        self.newest: Batch[Any] | None = None
+        self.begun: list[Batch[Any]] = []
+        self._is_ready = False
+
+    def ready_lanes(self, lane: Lane[Any]) -> None:
+        assert lane.is_ready
+        self._is_ready = True
+
+    def put(self, partition_id: str, event: object, size: int, now: float) -> bool:
+        """Add an event. Return whether its lane was reported as ready."""
+        self._is_ready = False
+        self.newest = self.add(self.lanes[partition_id], event, b"x" * (size // 2), b"x" * (size - size // 2), now)
+        assert (self.newest is self.begun[-1]) or len(self.newest.events) > 1
+        return self._is_ready
+
+    def expired(self, now: float) -> list[str]:
+        return [self.id_of(lane) for lane in self.expire(now)]
+
+    def flushed(self) -> list[str]:
+        return [self.id_of(lane) for lane in self.flush()]
+
+    def id_of(self, lane: Lane[Any]) -> str:
+        return next(partition_id for partition_id, each in self.lanes.items() if each is lane)
+
+    def take(self, partition_id: str) -> Batch[Any] | None:
+        return self.lanes[partition_id].take()
+
+    def is_ready(self, partition_id: str) -> bool:
+        return self.lanes[partition_id].is_ready
+
+
+def accumulator(max_events: int = 3, max_bytes: int = 100, max_wait_time: float = 5) -> Accumulator:
     """Make one with small limits."""
-    return BatchAccumulator(
-        max_events=max_events, max_bytes=max_bytes, max_wait_time=max_wait_time, head_size=head_size
-    )
+    return Accumulator(max_events=max_events, max_bytes=max_bytes, max_wait_time=max_wait_time)
 
 
 def events(batch: Batch[str] | None) -> str | None:
@@ -32,7 +73,7 @@ def events(batch: Batch[str] | None) -> str | None:
 def test_a_batch_full_by_count_is_ready_at_once() -> None:
     """The event that fills it makes it ready, and its timer goes."""
     filling = accumulator(max_events=3)
-    assert [filling.add("0", each, 1, 0) for each in "abc"] == [False, False, True]
+    assert [filling.put("0", each, 1, 0) for each in "abc"] == [False, False, True]
     assert filling.deadline is None
     batch = filling.take("0")
     assert events(batch) == "abc"
@@ -40,29 +81,25 @@ def test_a_batch_full_by_count_is_ready_at_once() -> None:
 
 
 def test_the_newest_batch_is_the_one_that_the_last_event_went_into() -> None:
-    """It is named whether the event filled it or began it, keeps what is put on it, and is the one that is taken."""
+    """It is returned whether the event filled it or began it, and is the one that is taken."""
     filling = accumulator(max_events=2)
     batches = [filling.newest]
     for each in "abc":
-        filling.add("0", each, 1, 0)
+        filling.put("0", each, 1, 0)
         batches.append(filling.newest)
     before, *batches = batches
     assert before is None
     assert [batch.events[-1] for batch in batches if batch is not None] == ["b", "b", "c"]
     assert batches[0] is batches[1] is not batches[2]
     assert batches[0] is not None
-    assert batches[0].outcome is None
-    batches[0].outcome = "kept"
-    taken = filling.take("0")
-    assert taken is batches[0]
-    assert taken.outcome == "kept"
+    assert filling.take("0") is batches[0]
 
 
 def test_what_follows_a_full_batch_waits_on_its_own() -> None:
     """The next event begins a batch with a wait of its own."""
     filling = accumulator(max_events=2)
     for now, each in enumerate("abc"):
-        filling.add("0", each, 1, now)
+        filling.put("0", each, 1, now)
     assert filling.deadline == 2 + 5
     assert events(filling.take("0")) == "ab"
     assert filling.take("0") is None
@@ -72,27 +109,27 @@ def test_what_follows_a_full_batch_waits_on_its_own() -> None:
 
 
 def test_an_event_that_does_not_fit_makes_the_batch_ready() -> None:
-    """A batch never takes more than the limit, its head included; the event begins the next one."""
-    filling = accumulator(max_events=9, max_bytes=10, head_size=2)
-    assert [filling.add("0", each, 3, 0) for each in "abc"] == [False, False, True]
+    """A batch never takes more than the limit; the event begins the next one."""
+    filling = accumulator(max_events=9, max_bytes=8)
+    assert [filling.put("0", each, 3, 0) for each in "abc"] == [False, False, True]
     batch = filling.take("0")
     assert batch is not None
-    assert (events(batch), batch.size) == ("ab", 8)
+    assert (events(batch), batch.size) == ("ab", 6)
     assert filling.deadline == 5
 
 
 def test_a_batch_full_to_the_byte_is_ready_at_once() -> None:
     """Nothing could be added any more."""
     filling = accumulator(max_events=9, max_bytes=10)
-    assert [filling.add("0", each, 5, 0) for each in "ab"] == [False, True]
+    assert [filling.put("0", each, 5, 0) for each in "ab"] == [False, True]
     assert events(filling.take("0")) == "ab"
 
 
 def test_one_event_can_make_two_batches_ready() -> None:
     """It does not fit the first, and fills the second."""
     filling = accumulator(max_events=9, max_bytes=10)
-    filling.add("0", "a", 3, 0)
-    assert filling.add("0", "b", 10, 0)
+    filling.put("0", "a", 3, 0)
+    assert filling.put("0", "b", 10, 0)
     assert [events(filling.take("0")) for _ in range(3)] == ["a", "b", None]
 
 
@@ -102,12 +139,12 @@ def test_one_event_can_make_two_batches_ready() -> None:
 def test_a_batch_is_due_when_its_first_event_has_waited() -> None:
     """Later events do not put it off; before that nothing is ready."""
     filling = accumulator()
-    filling.add("0", "a", 1, 10)
-    filling.add("0", "b", 1, 14)
+    filling.put("0", "a", 1, 10)
+    filling.put("0", "b", 1, 14)
     assert [filling.deadline] == [15]
-    assert filling.expire(14.9) == []
+    assert filling.expired(14.9) == []
     assert filling.take("0") is None
-    assert filling.expire(15) == ["0"]
+    assert filling.expired(15) == ["0"]
     assert filling.is_ready("0")
     assert [filling.deadline] == [None]
     assert events(filling.take("0")) == "ab"
@@ -116,12 +153,12 @@ def test_a_batch_is_due_when_its_first_event_has_waited() -> None:
 def test_a_due_batch_fills_on_until_it_is_taken() -> None:
     """A partition that is busy sending gets fewer, larger batches; what is taken is fixed."""
     filling = accumulator(max_events=3)
-    filling.add("0", "a", 1, 0)
-    filling.expire(5)
-    assert filling.add("0", "b", 1, 6) is False
+    filling.put("0", "a", 1, 0)
+    filling.expired(5)
+    assert filling.put("0", "b", 1, 6) is False
     batch = filling.take("0")
     assert events(batch) == "ab"
-    filling.add("0", "c", 1, 7)
+    filling.put("0", "c", 1, 7)
     assert events(batch) == "ab"
     assert filling.deadline == 7 + 5
 
@@ -129,10 +166,10 @@ def test_a_due_batch_fills_on_until_it_is_taken() -> None:
 def test_a_due_batch_that_becomes_full_is_one_batch() -> None:
     """It is told once, and it is there once."""
     filling = accumulator(max_events=2)
-    filling.add("0", "a", 1, 0)
-    assert filling.expire(5) == ["0"]
-    assert filling.add("0", "b", 1, 6) is False
-    assert filling.add("0", "c", 1, 6) is False
+    filling.put("0", "a", 1, 0)
+    assert filling.expired(5) == ["0"]
+    assert filling.put("0", "b", 1, 6) is False
+    assert filling.put("0", "c", 1, 6) is False
     assert [events(filling.take("0")) for _ in range(2)] == ["ab", None]
     assert filling.deadline == 11
 
@@ -141,9 +178,9 @@ def test_there_is_one_deadline_for_all_partitions() -> None:
     """The earliest; what is due comes in the order of age, and the others go on waiting."""
     filling = accumulator()
     for now, partition_id in enumerate("312"):
-        filling.add(partition_id, "a", 1, now)
+        filling.put(partition_id, "a", 1, now)
     assert filling.deadline == 5
-    assert filling.expire(6) == ["3", "1"]
+    assert filling.expired(6) == ["3", "1"]
     assert filling.deadline == 7
     assert not filling.is_ready("2")
 
@@ -151,9 +188,9 @@ def test_there_is_one_deadline_for_all_partitions() -> None:
 def test_a_wait_of_nothing_is_due_at_once() -> None:
     """With `max_wait_time` 0 the deadline is now."""
     filling = accumulator(max_wait_time=0)
-    filling.add("0", "a", 1, 3)
+    filling.put("0", "a", 1, 3)
     assert filling.deadline == 3
-    assert filling.expire(3) == ["0"]
+    assert filling.expired(3) == ["0"]
 
 
 # ------------------------------------------------------------------------------------------------- flushing
@@ -163,24 +200,22 @@ def test_flush_makes_everything_ready() -> None:
     """Whatever its age; a partition with nothing to flush is not named."""
     filling = accumulator(max_events=2)
     for partition_id in "0112":
-        filling.add(partition_id, "a", 1, 0)
-    assert filling.flush() == ["0", "2"]
-    assert filling.flush() == []
+        filling.put(partition_id, "a", 1, 0)
+    assert filling.flushed() == ["0", "2"]
+    assert filling.flushed() == []
     assert filling.deadline is None
     assert [events(filling.take(each)) for each in "012"] == ["a", "aa", "a"]
-    assert filling.is_empty()
 
 
 def test_flush_of_one_partition_leaves_the_others() -> None:
     """Only its batch is ready."""
     filling = accumulator()
     for partition_id in "01":
-        filling.add(partition_id, "a", 1, 0)
-    assert filling.flush("1") == ["1"]
-    assert filling.flush("7") == []
+        filling.put(partition_id, "a", 1, 0)
+    filling.make_due(filling.lanes["1"])
     assert not filling.is_ready("0")
     assert filling.is_ready("1")
-    assert not filling.is_empty()
+    assert filling.flushed() == ["0"]
 
 
 def test_an_unknown_partition_has_nothing() -> None:
@@ -189,13 +224,29 @@ def test_an_unknown_partition_has_nothing() -> None:
     assert not accumulator().is_ready("7")
 
 
-@pytest.mark.parametrize(
-    "limits", [{"max_events": 0}, {"max_bytes": 5, "head_size": 5}, {"max_wait_time": -1}, {"head_size": -1}]
-)
+@pytest.mark.parametrize("limits", [{"max_events": 0}, {"max_bytes": 0}, {"max_wait_time": -1}])
 def test_limits_without_room_are_refused(limits: dict[str, int]) -> None:
     """A batch of nothing would never go out."""
     with pytest.raises(ValueError, match="room"):
         accumulator(**limits)
+
+
+# ------------------------------------------------------------------------------------------------- outcomes
+
+
+def test_a_batch_records_the_outcome_of_its_parts() -> None:
+    """An event has the outcome of the part it is in, and only the waiters of that part are returned."""
+    filling = accumulator()
+    for each in "abc":
+        filling.put("0", each, 1, 0)
+    batch = filling.take("0")
+    assert batch is not None
+    batch.waiters.update(first=0, last=2)
+    part = Part(0, 2, 7, None)
+    assert batch.settle(part) == ["first"]
+    assert [batch.part(index) for index in range(3)] == [part, part, None]
+    batch.forget_events()
+    assert (batch.events, batch.count, batch.part(0)) == ([], 0, part)
 
 
 # ------------------------------------------------------------------------------------------------- a model
@@ -224,28 +275,25 @@ class AnyTraffic(RuleBasedStateMachine):
         max_events=st.integers(1, 5),
         max_bytes=st.integers(10, 40),
         max_wait_time=st.integers(0, 6),
-        head=st.integers(0, 5),
     )
-    def begin(self, max_events: int, max_bytes: int, max_wait_time: int, head: int) -> None:
-        self.limits = (max_events, max_bytes, max_wait_time, head)
-        self.filling = BatchAccumulator[int](
-            max_events=max_events, max_bytes=max_bytes, max_wait_time=max_wait_time, head_size=head
-        )
+    def begin(self, max_events: int, max_bytes: int, max_wait_time: int) -> None:
+        self.limits = (max_events, max_bytes, max_wait_time)
+        self.filling = accumulator(max_events, max_bytes, max_wait_time)
         self.now = 0.0
         self.count = 0
         self.plans = {each: _Plan() for each in "012"}
 
     @rule(partition_id=st.sampled_from("012"), size=st.integers(1, 50), passed=st.integers(0, 3))
     def add(self, partition_id: str, size: int, passed: int) -> None:
-        max_events, max_bytes, max_wait_time, head = self.limits
+        max_events, max_bytes, max_wait_time = self.limits
         self.now += passed
         groups = self.plans[partition_id].groups
         ready_before = sum(each.is_due or each.is_full for each in groups)
-        said = self.filling.add(partition_id, self.count, size, self.now)
+        said = self.filling.put(partition_id, self.count, size, self.now)
         if groups and not groups[-1].is_full and groups[-1].size + size > max_bytes:
             groups[-1].is_full = True
         if not groups or groups[-1].is_full:
-            groups.append(_Group([], head, self.now + max_wait_time))
+            groups.append(_Group([], 0, self.now + max_wait_time))
         groups[-1].events.append(self.count)
         groups[-1].size += size
         groups[-1].is_full = len(groups[-1].events) == max_events or groups[-1].size >= max_bytes
@@ -255,7 +303,7 @@ class AnyTraffic(RuleBasedStateMachine):
     @rule(passed=st.integers(0, 5))
     def expire(self, passed: int) -> None:
         self.now += passed
-        due = self.filling.expire(self.now)
+        due = self.filling.expired(self.now)
         expected = []
         for partition_id, plan in self.plans.items():
             for group in plan.groups:
@@ -264,13 +312,13 @@ class AnyTraffic(RuleBasedStateMachine):
                     expected.append(partition_id)
         assert sorted(due) == sorted(expected)
 
-    @rule(partition_id=st.sampled_from([None, "0", "1", "2"]))
-    def flush(self, partition_id: str | None) -> None:
-        flushed = self.filling.flush(partition_id)
+    @rule()
+    def flush(self) -> None:
+        flushed = self.filling.flushed()
         expected = []
         for each, plan in self.plans.items():
             for group in plan.groups:
-                if partition_id in (None, each) and not group.is_due and not group.is_full:
+                if not group.is_due and not group.is_full:
                     group.is_due = True
                     expected.append(each)
         assert sorted(flushed) == sorted(expected)
@@ -285,7 +333,7 @@ class AnyTraffic(RuleBasedStateMachine):
         assert batch is not None
         group = groups.pop(0)
         assert (batch.events, batch.size) == (group.events, group.size)
-        max_events, max_bytes, _, _ = self.limits
+        max_events, max_bytes, _ = self.limits
         assert len(batch.events) <= max_events
         assert batch.size <= max_bytes or len(batch.events) == 1
 
@@ -301,7 +349,6 @@ class AnyTraffic(RuleBasedStateMachine):
             assert self.filling.deadline == min(waiting, default=None)
             for each, plan in self.plans.items():
                 assert self.filling.is_ready(each) == any(group.is_due or group.is_full for group in plan.groups)
-            assert self.filling.is_empty() == (not any(plan.groups for plan in self.plans.values()))
 
 
 TestAnyTraffic = AnyTraffic.TestCase
@@ -361,7 +408,7 @@ def test_room_is_given_back() -> None:
     assert room.release("0", 1, 1)
     assert room.release("0", 3, 3)
     assert not room.release("0", 2, 2)
-    assert (room.events, room.bytes, room.held("0")) == (0, 0, (0, 0))
+    assert (room.events, room.bytes) == (0, 0)
     assert fill(room, "1") == 6
 
 
@@ -443,8 +490,7 @@ class AnyHolding(RuleBasedStateMachine):
         # What came into an empty partition and was larger than its own part is beside the bound.
         beside = sum(max(0, max(held, default=0) - self.own_bytes) for held in self.held.values())
         assert self.room.bytes <= max_bytes + beside
-        for each, held in self.held.items():
-            assert self.room.held(each) == (len(held), sum(held))
+        for held in self.held.values():
             assert len(held) <= self.limits[0]
             assert sum(held) <= self.limits[1] or len(held) == 1 or held[0] > self.limits[1]
 
