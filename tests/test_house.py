@@ -47,6 +47,7 @@ _COVERED_BY = {
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
     "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/parked.py": "integration/test_parked.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
     "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",

@@ -560,6 +560,7 @@ class PartitionPump:
             if last is not None:
                 context.last_delivered = last
                 tracker.events_delivered(last, is_again=is_narrowed)
+            step = None
             try:
                 await self._runner.run_batch(processor.process_events, context, events)
             except Exception as error:
@@ -567,10 +568,10 @@ class PartitionPump:
                 step = await self._processor_failed("process_events", error, len(events))
                 if step is FailureStep.RETRY:
                     continue
-                if step is FailureStep.NARROW:
-                    return await self._deliver_singly(partition, events)
-                if not self._may_deliver() or (events and not await self._pass_over(step, events[0], error)):
+                if step is not FailureStep.NARROW and not await self._pass_over(step, events, error):
                     return False
+            if step is FailureStep.NARROW:
+                return await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
             if last is not None:
@@ -590,8 +591,22 @@ class PartitionPump:
         self._failures.widened()
         return True
 
-    async def _pass_over(self, step: FailureStep, event: ReceivedEvent, error: Exception) -> bool:
-        """Skip an event, or park it. Return False if the pump ends before it is parked."""
+    async def _pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
+        """Skip an event, or park it.
+
+        Args:
+            step: What to do.
+            events: The event; none if the processor failed at an idle call.
+            error: What it failed with.
+
+        Returns:
+            False if the pump ends before that is done.
+        """
+        if not self._may_deliver():
+            return False
+        if not events:
+            return True
+        (event,) = events
         number = event.sequence_number if _has_place(event) else None
         failures, settings = self._failures, self._settings
         if step is FailureStep.SKIP:
@@ -608,7 +623,9 @@ class PartitionPump:
                 await self._runner.run("park", self._around.parking.park, *facts)
             except Exception as failure:
                 delay = backoff.next(self._around.rng)
-                self._report(ProcessorFailed, "park", failure, backoff.failures, None if self._life.is_ending else delay)
+                self._report(
+                    ProcessorFailed, "park", failure, backoff.failures, None if self._life.is_ending else delay
+                )
                 await self._call_process_error(failure)
                 await wait_for_event(self._ending, delay)
                 continue

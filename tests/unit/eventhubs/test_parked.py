@@ -86,13 +86,13 @@ def test_an_event_of_several_sections_keeps_their_content() -> None:
 
 def test_a_message_that_cannot_be_decoded_is_the_body() -> None:
     """Nothing of it is lost."""
-    event = ReceivedEvent(_event().raw[:-3] + b"\xff\xff\xff")
+    event = ReceivedEvent(_event().raw + b"\xff")
     with pytest.raises(EventError):
         copy_of(event)
     facts = Parked.of(event, EventError("x"), **FACTS)
     assert (facts.sequence_number, facts.offset) == (9, "at:9")
     got = _resent(facts.added_to(event))
-    assert got.body == event.raw
+    assert got.raw_message.body == Data((event.raw,))
     assert parked_facts(got) == facts
     nothing = ReceivedEvent(b"\xff")
     facts = Parked.of(nothing, EventError("x"), **FACTS)
