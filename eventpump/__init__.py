@@ -58,6 +58,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import (
+    CheckpointClaim,
     CheckpointStore,
     Clock,
     ConsumerScope,
@@ -76,11 +77,13 @@ from eventpump.interfaces import (
     SendLinkOpener,
     SendLinkSpec,
     StoredScopeRecord,
+    StoredSubscription,
+    SubscriptionRecord,
     Transport,
 )
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import Park, StartPosition
+from eventpump.options.consumer import Park, StartPosition, SubscriptionOptions
 from eventpump.options.credentials import (
     AccessToken,
     Credential,
@@ -107,6 +110,7 @@ from eventpump.reports import (
     LeaseReleased,
     LeaseTaken,
     LinkFailed,
+    LinkRewound,
     LinkStalled,
     LoopBlocked,
     OutsideReader,
@@ -119,6 +123,8 @@ from eventpump.reports import (
     ServiceFailed,
     StartIgnored,
     StoreFailed,
+    SubscriptionSlow,
+    SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
@@ -140,6 +146,7 @@ __all__ = [
     "BufferedOptions",
     "BufferedProducer",
     "Checkpoint",
+    "CheckpointClaim",
     "CheckpointDropped",
     "CheckpointPolicy",
     "CheckpointStore",
@@ -189,6 +196,7 @@ __all__ = [
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
+    "LinkRewound",
     "LinkStalled",
     "LoopBlocked",
     "Loss",
@@ -257,6 +265,11 @@ __all__ = [
     "StoreFailed",
     "StoredPublisherState",
     "StoredScopeRecord",
+    "StoredSubscription",
+    "SubscriptionOptions",
+    "SubscriptionRecord",
+    "SubscriptionSlow",
+    "SubscriptionWithoutProcessor",
     "TokenCredential",
     "Transport",
     "TransportName",

@@ -283,7 +283,7 @@ class EventSender(Protocol):
             EventPumpError: It is not known to be stored.
         """
 
-    async def aclose(self, deadline: float | None = None) -> None:
+    async def aclose(self, *, deadline: float | None = None) -> None:
         """Close it.
 
         Args:
@@ -328,10 +328,6 @@ class Transport(HubDirectory, SendLinkOpener, Protocol):
 
 
 # ------------------------------------------------------------------------------------------------- stores
-
-
-DEFAULT_SUBSCRIPTION = "default"
-"""The subscription whose checkpoints lie where other programs read and write them."""
 
 
 @dataclass(frozen=True, slots=True)

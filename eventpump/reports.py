@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION
 from eventpump.logs import present
 
 

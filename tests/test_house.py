@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
 AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
-BufferedProducer Checkpoint CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten ClientOptions Clock
-CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
+BufferedProducer Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
+ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
 ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
 EventBatch EventData EventError EventParked EventPosition EventProcessor EventProcessorHost EventProducer EventPumpError
 EventSender EventSkipped EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory
 HubProperties InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken
-LinkDetachedError LinkFailed LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases
-MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError Park
-PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
+LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore
+MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError
+Park PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
 PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus PartitionsFound ProcessorFailed
 ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
 PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
@@ -33,7 +33,8 @@ PumpState QuotaExceededError ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSi
 RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult
 ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SqliteLeaseStore
 SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord
-TokenCredential Transport TransportName TransportType UnexpectedFailure connection_settings make_transport
+StoredSubscription SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential
+Transport TransportName TransportType UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -55,6 +56,7 @@ _COVERED_BY = {
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
+    "consumer/sharing.py": "unit/consumer/test_subscriptions.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",

@@ -135,14 +135,14 @@ class PartitionFeed(Generic[_T]):
     def first_held(self) -> int | None:
         """The sequence number of the oldest message in the cache, or of the next one to come.
 
-        None where nothing was dropped from the cache yet, and where that number cannot be read.
+        None if nothing was dropped from the cache yet; a number above all others if that number cannot be read.
         """
         oldest = self._cache.oldest or self.newest
         if not self._cache.start or oldest is None:
             return None
         with suppress(EventError):
             return ReceivedEvent(oldest).sequence_number + (self._cache.oldest is None)
-        return None
+        return 2**63
 
     @property
     def position(self) -> EventPosition:

@@ -21,6 +21,7 @@ from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
 from eventpump.core.schedule import Schedule
@@ -35,7 +36,7 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.events import EventPosition
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION, ReceiveLinkSpec
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,

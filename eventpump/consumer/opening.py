@@ -14,6 +14,7 @@ from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.core.backoff import UNLIMITED
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
@@ -34,7 +35,6 @@ from eventpump.core.starts import (
 from eventpump.errors import DataLossError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, Checkpoint, EventPosition
 from eventpump.interfaces import (
-    DEFAULT_SUBSCRIPTION,
     HubDirectory,
     HubProperties,
     LeaseStore,

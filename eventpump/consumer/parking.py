@@ -78,4 +78,4 @@ class Parking:
     async def aclose(self) -> None:
         """Close what sends to hubs. Nothing may be parked any more."""
         for sender in self._senders.values():
-            await sender.aclose(CLOSE_TIMEOUT)
+            await sender.aclose(deadline=CLOSE_TIMEOUT)

@@ -25,7 +25,7 @@ from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
 from eventpump.core.backoff import UNLIMITED, Backoff
-from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
@@ -41,7 +41,7 @@ from eventpump.errors import (
     RequestRefusedError,
 )
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, DEFAULT_SUBSCRIPTION, Clock, ConsumerScope, HubDirectory, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings, Park, failure_step
 from eventpump.reports import (
     CheckpointDropped,

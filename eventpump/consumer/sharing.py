@@ -88,6 +88,7 @@ class MemberFeed:
         self._skip_below: int | None = None
         self._taken: list[ReceivedEvent] = []
         self._waiter: asyncio.Future[bool] | None = None
+        self._finding: FeedCursor[ReceivedEvent] | None = None
         self._error: Exception | None = None
         self._position = beginning.position
         self._number = _number_at(beginning)
@@ -186,6 +187,8 @@ class MemberFeed:
             self._cursor.wake()
         if self._waiter is not None:
             resolve(self._waiter, True)
+        if self._finding is not None:
+            self._finding.wake()
 
     def reopen(self, error: ServiceError) -> None:
         """Close the link with an error of ours, and open another. Do nothing where there is none."""
@@ -273,14 +276,16 @@ class MemberFeed:
             if self._number is not None:
                 return
             feed = open_feed(self)
-            cursor = feed.cursor()
+            cursor = self._finding = feed.cursor()
             try:
                 feed.start()
                 await cursor.wait(FIRST_EVENT_TIME)
                 for event in cursor.take(1):
                     self._number = event.sequence_number
-                self._error = feed.error
+                if self._number is None and feed.error is not None:
+                    self.fail(feed.error)
             finally:
+                self._finding = None
                 await feed.aclose()
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import Checkpoint
+
+DEFAULT_SUBSCRIPTION: Final = "default"
+"""The subscription whose checkpoints lie where other programs read and write them."""
 
 
 class Positioned(Protocol):

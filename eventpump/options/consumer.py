@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
-from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.failures import FailureStep
 from eventpump.core.starts import OnDataLoss
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION, EventSender
+from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition

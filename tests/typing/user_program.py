@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
 from eventpump import (
@@ -34,6 +34,7 @@ from eventpump import (
     SendResult,
     SqliteLeaseStore,
     SqlitePublisherStateStore,
+    SubscriptionOptions,
     Transport,
     connection_settings,
     make_transport,
@@ -93,7 +94,11 @@ async def consume(connection_string: str, level: int | None) -> None:
         hooks=[log],
         **settings,
     )
+    options: SubscriptionOptions = {"start": timedelta(days=-1), "catch_up": "shared", "max_batch_size": None}
     async with host:
+        await host.subscribe("archive", Alerts, **options)
+        await host.subscribe("audit", Alerts, on_slow="suspend")
+        await host.unsubscribe("audit", keep_checkpoint=True)
         await host.run(handle_signals=True)
     assert_type(host.hub, str)
     assert_type(host.fully_qualified_namespace, str)

@@ -17,6 +17,7 @@ from eventpump.reports import HostReport, LeaseTaken, LoopBlocked, ProcessorFail
 _VALUES: dict[str, Any] = {
     "host": "a",
     "partition_id": "3",
+    "subscription": "default",
     "epoch": 7,
     "stolen_from": "b",
     "why": "it ran out",
@@ -42,6 +43,10 @@ _VALUES: dict[str, Any] = {
     "is_cancelled": True,
     "attempts": 3,
     "hub": "parked",
+    "sequence_number": 7,
+    "share": 0.9,
+    "slow_for": 60.0,
+    "is_suspended": True,
 }
 
 _KINDS = [
@@ -68,6 +73,18 @@ def test_every_report_is_one_line(kind: type[HostReport], caplog: pytest.LogCapt
     assert record.message.startswith("host a: partition 3: ")
     assert "\n" not in record.message
     assert "None" not in record.message
+
+
+def test_a_report_names_its_subscription(caplog: pytest.LogCaptureFixture) -> None:
+    """Another subscription than the default one stands in the line, and each in the fields of the record."""
+    with caplog.at_level(logging.DEBUG):
+        for name in ("default", "alerts"):
+            report = LeaseTaken("a", "3", 7, subscription=name)
+            Reporter(logging.getLogger("test")).report(report)
+    first, second = caplog.records
+    assert first.message.startswith("host a: partition 3: owns")
+    assert second.message.startswith("host a: partition 3: alerts: owns")
+    assert [vars(record)["subscription"] for record in caplog.records] == ["default", "alerts"]
 
 
 def test_only_the_user_s_failures_carry_a_traceback(caplog: pytest.LogCaptureFixture) -> None:

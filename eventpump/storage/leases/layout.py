@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 
 NO_NUMBER: Final = -1
 """The sequence number of a lease that has no checkpoint, when it is made: where there is no

@@ -216,6 +216,40 @@ async def test_a_time_beside_a_partition_that_is_being_read() -> None:
         assert got.numbers("0") == list(range(100, 300))
 
 
+@pytest.mark.parametrize("ahead", [-50.0, 50.0])
+async def test_beside_a_host_that_begins_at_a_time(ahead: float) -> None:
+    """The host's own start is a time, and nothing has come yet: who joins then misses nothing, nor does the host."""
+    got = Record()
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(100)
+        host = await fleet.start("a", initial_position=fleet.hub.now() + timedelta(seconds=ahead))
+        await asyncio.sleep(5)
+        await host.subscribe("alerts", _recording(got), start=4, catch_up="shared")
+        await asyncio.sleep(100)
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(15)
+        assert got.numbers("0") == list(range(5, 20))
+        assert fleet.record.numbers("0") == list(range(10, 20))
+
+
+async def test_closing_does_not_wait_for_a_number_that_is_being_found_out() -> None:
+    """A link that brings no first event keeps neither a leaving subscription nor the host."""
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        await asyncio.sleep(10)
+        host = await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.hub.stall("0")
+        start = fleet.hub.events("0")[50].enqueued_time - timedelta(seconds=1)
+        await host.subscribe("alerts", _recording(Record()), start=start, catch_up="shared")
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        await host.unsubscribe("alerts")
+        await host.aclose()
+        assert asyncio.get_running_loop().time() - began < 1
+
+
 async def test_a_partition_added_later_is_read_from_its_beginning() -> None:
     """Partitions that the hub gets after the subscription was made begin at their beginning."""
     got = Record()
