@@ -76,11 +76,12 @@ class _Other:
 
     def __init__(self) -> None:
         self.hub = FakeHub("parked", 1)
-        self.opened: list[str] = []
+        self.opened: list[HubProducer] = []
 
     def open_sender(self, transport: Transport, hub: str) -> EventSender:
-        self.opened.append(hub)
-        return HubProducer(FakeTransport(self.hub), hub, retry=RetryOptions(max_retries=0), owns_transport=False)
+        producer = HubProducer(FakeTransport(self.hub), hub, retry=RetryOptions(max_retries=0), owns_transport=False)
+        self.opened.append(producer)
+        return producer
 
     @property
     def events(self) -> list[ReceivedEvent]:
@@ -281,7 +282,8 @@ async def test_an_event_is_parked_in_another_hub() -> None:
             (number, "parked", 2)
         ]
         assert fleet.checkpoint("0") == 5
-        assert other.opened == ["parked"]
+        assert [each.is_closed for each in other.opened] == [False]
+    assert [each.is_closed for each in other.opened] == [True]
 
 
 @pytest.mark.parametrize("kind", ["function", "producer", "buffered"])
@@ -487,6 +489,31 @@ async def test_each_subscription_has_its_own_policy() -> None:
         assert _batches(fleet) == [(0, 1, 2, 3, 4)]
         for record in records.values():
             assert record.deliveries[-1].numbers == (4,)
+
+
+async def test_each_subscription_has_its_own_time_for_a_handler() -> None:
+    """One whose handler hangs is cancelled and skips; the host's own, with more time, is not."""
+    slow = Record()
+
+    async def hang(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(20)
+
+    async with _fleet() as fleet:
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=hang), checkpoint_policy=EACH)
+        await host.subscribe(
+            "slow",
+            RecordingProcessor(slow, on_events=hang),
+            handler_timeout=5,
+            on_handler_timeout="cancel",
+            failure_policy="skip",
+            checkpoint_policy=EACH,
+        )
+        fleet.hub.publish("0", count=1)
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await asyncio.sleep(30)
+        assert [(each.subscription, each.is_cancelled) for each in fleet.told("a", HandlerSlow)] == [("slow", True)]
+        assert [each.subscription for each in fleet.told("a", EventSkipped)] == ["slow"]
+        assert fleet.checkpoint("0") == 0
 
 
 # --------------------------------------------------------------------------------------------------- stop_partition
