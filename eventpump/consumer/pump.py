@@ -557,10 +557,10 @@ class PartitionPump:
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
+            step = None
             if last is not None:
                 context.last_delivered = last
                 tracker.events_delivered(last, is_again=is_narrowed)
-            step = None
             try:
                 await self._runner.run_batch(processor.process_events, context, events)
             except Exception as error:

@@ -26,7 +26,8 @@ class Positioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are written automatically, always of batches whose `process_events` returned.
+    """When checkpoints are written automatically, always of batches whose `process_events` returned, and events that
+    were skipped or parked.
 
     Args:
         every_events: After this many events.
