@@ -127,6 +127,11 @@ class PartitionFeed(Generic[_T]):
         return could_come and not all(cursor.available for cursor in self._cursors)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is received."""
+        return self._is_stopped
+
+    @property
     def readers(self) -> int:
         """How many cursors there are."""
         return len(self._cursors)

@@ -381,6 +381,9 @@ class SharedPartition:
         feed = self._feed
         if feed is None:
             self._open_when_ready()
+        elif feed.is_stopped:
+            # Its last reader has just left, and it is about to be closed.
+            self._begin_opening()
         elif self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
@@ -397,6 +400,7 @@ class SharedPartition:
             del self._members[member.name]
             self._ledger.leave(member.name)
             self.is_shared = len(self._members) > 1
+            self.observe()
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
         """Detach a feed that is not read any more.
@@ -412,21 +416,24 @@ class SharedPartition:
         await feed.aclose(timeout)
 
     def observe(self) -> None:
-        """Find out which member holds the others back. Called when one of several has read."""
+        """Find out which member holds the others back. Called when one of several has read, or has left."""
         feed, room = self._feed, (self._settings.prefetch_events, self._settings.prefetch_bytes)
-        held_back = feed is not None and (feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT)
+        held_back = False
+        if feed is not None and self.is_shared:
+            held_back = feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
         now = asyncio.get_running_loop().time()
         for member in list(self._members.values()):
-            if (held := member.pressure.observe(member.held, room, now)) is not None:
+            held = member.pressure.observe(member.held if held_back else (0, 0), room, now)
+            if held is not None:
                 member.calls.slow(held)
         if self._pressure_timer is not None:
             self._pressure_timer.cancel()
             self._pressure_timer = None
         due = [at for each in self._members.values() if (at := each.pressure.next_report) is not None]
-        if due and self.is_shared:
+        if due:
             self._pressure_timer = asyncio.get_running_loop().call_at(min(due), self.observe)
 
     async def aclose(self) -> None:
