@@ -1009,7 +1009,8 @@ class PartitionPump:
         await self._call_process_error(error)
         if delay is not None:
             # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
-            await wait_for_event(self._ending, delay)
+            # A seek away from a batch that fails must not wait for its next attempt.
+            await wait_for_event(self._requests.news if operation == "process_events" else self._ending, delay)
 
     async def _call_process_error(self, error: Exception) -> None:
         if self._processor is None:

@@ -16,6 +16,7 @@ from eventpump.consumer.rewind import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, PositionSought, RangeReplayed, SubscriptionPaused
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
@@ -269,6 +270,24 @@ async def test_a_processor_seeks_after_its_batch(fails: bool) -> None:
         assert fleet.record.numbers("0") == [*range(50), *range(30, 100)]
         assert fleet.checkpoint("0") == 29
         assert len(fleet.record.errors) == fails
+
+
+async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_attempt() -> None:
+    """It takes effect during the back-off."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if events[0].sequence_number == 0:
+            raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        retry = RetryOptions(base_delay=5000, max_delay=5000, max_retries=None)
+        host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, handler_retry=retry)
+        await asyncio.sleep(5)
+        async with asyncio.timeout(5):
+            assert await host.seek("default", 49) == ("0",)
+        await asyncio.sleep(5)
+        assert fleet.record.numbers("0") == [*range(10), *range(50, 100)]
 
 
 async def test_a_processor_is_told_of_a_position_that_there_is_not() -> None:
