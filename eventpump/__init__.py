@@ -62,6 +62,7 @@ from eventpump.interfaces import (
     CheckpointStore,
     Clock,
     ConsumerScope,
+    EventSender,
     HubDirectory,
     HubProperties,
     LeaseStore,
@@ -82,7 +83,7 @@ from eventpump.interfaces import (
 )
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import StartPosition, SubscriptionOptions
+from eventpump.options.consumer import Park, StartPosition, SubscriptionOptions
 from eventpump.options.credentials import (
     AccessToken,
     Credential,
@@ -100,6 +101,8 @@ from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
+    EventParked,
+    EventSkipped,
     HandlerSlow,
     Hook,
     HostReport,
@@ -170,11 +173,14 @@ __all__ = [
     "EventBatch",
     "EventData",
     "EventError",
+    "EventParked",
     "EventPosition",
     "EventProcessor",
     "EventProcessorHost",
     "EventProducer",
     "EventPumpError",
+    "EventSender",
+    "EventSkipped",
     "EventTooLargeError",
     "FeedOptions",
     "HandlerSlow",
@@ -208,6 +214,7 @@ __all__ = [
     "OnSuccess",
     "OutsideReader",
     "OwnershipLostError",
+    "Park",
     "PartitionContext",
     "PartitionFailed",
     "PartitionLease",

@@ -18,12 +18,13 @@ from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
+from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, EventSender, LeaseStore, Transport
 from eventpump.options.consumer import (
     HostSettings,
     SubscriptionOptions,
@@ -61,6 +62,7 @@ class PartitionHost:
         clock: The clock by which the store's leases expire; None for the running loop's.
         rng: Randomness, for delays; None for an unseeded one.
         owns_transport: Whether the transport is closed with the host. Default: True.
+        open_sender: Returns what sends to a hub over the transport, by the hub's name; for `Park`.
 
     Raises:
         ConfigurationError: The renew interval is not below the store's lease duration, or `processor` is not one.
@@ -77,8 +79,11 @@ class PartitionHost:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         owns_transport: bool = True,
+        open_sender: Callable[[Transport, str], EventSender] | None = None,
     ) -> None:
         self._transport_factory = transport_factory
+        self._open_sender = open_sender
+        self._parking = Parking(self._sender)
         self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
@@ -374,8 +379,15 @@ class PartitionHost:
             blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
             turns=turns,
             renew_interval=self._renew_interval,
+            parking=self._parking,
         )
         return PartitionManager(around, self._source, renew_interval=self._renew_interval)
+
+    def _sender(self, hub: str) -> EventSender:
+        assert self._transport is not None
+        if self._open_sender is None:
+            raise ConfigurationError("to", "this host cannot send to a hub; give a producer or a function")
+        return self._open_sender(self._transport, hub)
 
     async def _run(self) -> None:
         settings, fields = self._settings, {**self._fields, "owner_id": self._owner_id}
@@ -395,7 +407,8 @@ class PartitionHost:
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return
-        for close in (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,):
+        closes = (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,)
+        for close in (self._parking.aclose, *closes):
             try:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, self._manager.remaining))):
                     await close()

@@ -829,7 +829,7 @@ class PartitionManager:
         )
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
-        if isinstance(error, ProcessorFailedError | ConfigurationError):
+        if isinstance(error, ConfigurationError) or (isinstance(error, ProcessorFailedError) and error.stops_host):
             self._fail(error)
             return
         if isinstance(error, ServiceError):

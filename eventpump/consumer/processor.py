@@ -55,14 +55,15 @@ class EventProcessor(ABC):
 
         A message that cannot be decoded is an event, too: `offset`, `sequence_number`, `enqueued_time` and `raw` can be
         read, and other attributes raise `EventError`. Catch that error to skip such events; a checkpoint covers them as
-        any other event. If it is raised from here, the batch is delivered again.
+        any other event. If it is raised from here, the failure policy applies.
 
         Args:
             events: At least one event, in order; an empty sequence only with `call_when_idle`.
         """
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:  # noqa: B027 - as above
-        """Called with an error that another method raised, or that ended the reading of the partition.
+        """Called with an error that another method raised, with which an event could not be parked, or that ended the
+        reading of the partition.
 
         The error was logged already.
         """
@@ -71,8 +72,8 @@ class EventProcessor(ABC):
         """Clean up after a partition. Called once, if `open` has returned.
 
         With `CloseReason.SHUTDOWN` and `CloseReason.FAILED` the partition is still owned, and `context.checkpoint()`
-        works until this returns: without an event it stores the last batch whose `process_events` returned, never one
-        that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError` if the lease is
+        works until this returns: without an event it stores the last batch whose `process_events` returned, or the last
+        event that was skipped or parked, never a batch that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError` if the lease is
         lost.
         """
 
@@ -199,8 +200,8 @@ class PartitionContext:
           `asyncio.to_thread`), while it runs: its whole batch. The call means that the batch is processed; so make it
           last, and not in a `finally`;
         * any other caller (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
-          left behind, a handler that has returned or raised): the last batch whose `process_events` returned. If there
-          is none, nothing is stored.
+          left behind, a handler that has returned or raised): the last batch whose `process_events` returned, or event
+          that was skipped or parked. If there is none, nothing is stored.
 
         Calls while a write is in flight lead to one further write, of the latest checkpoint. An event at or before the
         stored checkpoint changes nothing, and neither does one that a replay delivers. If the caller is cancelled, the

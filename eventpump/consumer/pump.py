@@ -25,6 +25,7 @@ from eventpump.consumer.opening import (
     RecordChangedError,
     loss_error,
 )
+from eventpump.consumer.parking import Parking
 from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.rewind import Drain, Replay, ReplayedRanges, Requests, Seek
@@ -32,8 +33,9 @@ from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
-from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
+from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
+from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.core.rewind import PlaceSearch, UnknownPlaceError
@@ -58,11 +60,13 @@ from eventpump.interfaces import (
     PartitionProperties,
     Transport,
 )
-from eventpump.options.consumer import HostSettings
+from eventpump.options.consumer import HostSettings, Park, failure_step
 from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
+    EventParked,
+    EventSkipped,
     LinkFailed,
     LinkRewound,
     LinkStalled,
@@ -101,6 +105,7 @@ class PumpSurroundings:
         blocked_after: Seconds; a longer standstill of the event loop is reported.
         turns: Holds deliveries back while handlers compute and the store needs the loop.
         renew_interval: Seconds between renewals.
+        parking: Stores events elsewhere that cannot be processed.
     """
 
     transport: Transport
@@ -116,6 +121,7 @@ class PumpSurroundings:
     blocked_after: float
     turns: Turns
     renew_interval: float
+    parking: Parking
 
 
 class PartitionPump:
@@ -178,8 +184,9 @@ class PartitionPump:
         self._requests = Requests()
         self._sought_back = (0, 0)
         self._sought: Checkpoint | None = None
-        retry = settings.handler_retry
-        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._failures = ProcessorFailures(
+            failure_step(settings.failure_policy), failure_step(settings.on_retries_exhausted), settings.handler_retry
+        )
         self._group = subscription.start
         self._key = DEFAULT_SUBSCRIPTION
         self._opening = PartitionOpening(
@@ -425,10 +432,10 @@ class PartitionPump:
             except ConfigurationError:
                 raise
             except Exception as error:
-                await self._processor_failed("open", error)
+                await self._processor_failed("open", error, None)
                 continue
             self._life.opened()
-            self._backoff.reset()
+            self._failures.settled()
             self._check_ending()
             return self._processor
         raise PumpEndedError
@@ -690,8 +697,15 @@ class PartitionPump:
             self._report(StoreFailed, "write scope record", another)
             return False
 
-    async def _deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
-        """Deliver a batch, again until it is processed or the pump must not deliver any more.
+    async def _deliver(
+        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
+    ) -> bool:
+        """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
+
+        Args:
+            partition: Where it came from.
+            events: The batch.
+            is_narrowed: Whether it is a single event of a batch that failed.
 
         Returns:
             False if it was not processed, and is to be delivered again once the requests are carried out.
@@ -704,21 +718,28 @@ class PartitionPump:
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
+            step = None
             if last is not None:
                 context.last_delivered = last
                 if not is_replay:
-                    tracker.events_delivered(last)
+                    tracker.events_delivered(last, is_again=is_narrowed)
+            step = None
             try:
                 await self._runner.run_batch(processor.process_events, context, events)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()
-                await self._processor_failed("process_events", error)
-                if self._requests.is_due and not self._life.is_ending:
-                    return False
-                continue
-            if self._backoff.failures:
-                self._backoff.reset()
+                step = await self._processor_failed("process_events", error, len(events))
+                if step is not FailureStep.NARROW and (
+                    step is FailureStep.RETRY or not await self._pass_over(step, events, error)
+                ):
+                    if self._requests.is_due and not self._life.is_ending:
+                        return False
+                    continue
+            if step is FailureStep.NARROW:
+                return not self._requests.has_seek() and await self._deliver_singly(partition, events)
+            if self._failures.in_a_row:
+                self._failures.settled()
             if last is not None and not is_replay:
                 tracker.events_handled(last, len(events), self._loop.time())
                 partition.save_due_checkpoint()
@@ -726,6 +747,66 @@ class PartitionPump:
                     self._requests.processed(last.sequence_number + 1)
             return True
         return True
+
+    async def _deliver_singly(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Deliver the events of a batch that failed one by one; as `_deliver`."""
+        self._failures.narrowed()
+        for event in events:
+            if not self._may_deliver():
+                break
+            if self._requests.has_seek() or not await self._deliver(partition, (event,), is_narrowed=True):
+                self._failures.settled()
+                self._failures.widened()
+                return False
+            # Handlers that never suspend must not block the event loop.
+            await asyncio.sleep(0)
+        self._failures.widened()
+        return True
+
+    async def _pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
+        """Skip an event, or park it.
+
+        Args:
+            step: What to do.
+            events: The event; none if the processor failed at an idle call.
+            error: What it failed with.
+
+        Returns:
+            False if the pump ends before that is done, or is asked to read elsewhere.
+        """
+        if not self._may_deliver():
+            return False
+        if not events:
+            return True
+        (event,) = events
+        number = event.sequence_number if _has_place(event) else None
+        failures, settings = self._failures, self._settings
+        if step is FailureStep.SKIP:
+            self._report(EventSkipped, number, error, failures.attempts)
+            return True
+        policies = (settings.failure_policy, settings.on_retries_exhausted)
+        park = next(each for each in policies if isinstance(each, Park))
+        backoff = Backoff(settings.handler_retry.base_delay, settings.handler_retry.max_delay)
+        assert failures.first_failed is not None
+        facts = (park, self.context, event, error, failures.attempts, failures.first_failed)
+        # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.
+        while self._may_deliver():
+            try:
+                await self._runner.run("park", self._around.parking.park, *facts)
+            except Exception as failure:
+                delay = backoff.next(self._around.rng)
+                self._report(
+                    ProcessorFailed, "park", failure, backoff.failures, None if self._life.is_ending else delay
+                )
+                await self._call_process_error(failure)
+                await wait_for_event(self._requests.news, delay)
+                if self._requests.is_due:
+                    return False
+                continue
+            hub = park.to if isinstance(park.to, str) else getattr(park.to, "hub", None)
+            self._report(EventParked, number, error, failures.attempts, hub)
+            return True
+        return False
 
     # ------------------------------------------------------------------------------------------- seek and replay
 
@@ -762,6 +843,8 @@ class PartitionPump:
             self._report(ServiceFailed, f"seeking {seek.place}", error)
             await self._call_process_error(error)
             return partition
+        # The failures of a batch that is left are not those of another one.
+        self._failures.settled()
         try:
             return await self._restart(partition, Seek(place, seek.done))
         finally:
@@ -992,17 +1075,24 @@ class PartitionPump:
 
     # -------------------------------------------------------------------------------------------------- failures
 
-    async def _processor_failed(self, operation: str, error: Exception) -> None:
-        """Apply the failure policy: end the pump, or return when it is time to try again."""
-        delay: float | None = None
-        failures = self._backoff.failures + 1
-        settings = self._settings
-        is_last = settings.failure_policy == "stop" or is_used_up(settings.handler_retry, self._backoff.failures)
-        if not is_last and not self._life.is_ending:
-            delay = self._backoff.next(self._around.rng)
-        self._report(ProcessorFailed, operation, error, failures, delay)
-        if is_last:
-            failure = ProcessorFailedError(self.partition_id, operation)
+    async def _processor_failed(self, operation: str, error: Exception, events: int | None) -> FailureStep:
+        """Apply the failure policy: return what follows, after the delay if that is another attempt.
+
+        If the policy is to stop, the pump ends.
+
+        Args:
+            operation: The method that raised.
+            error: What it raised.
+            events: The number of events that were delivered; None if it was another method than `process_events`.
+        """
+        failures = self._failures
+        step = failures.failed(events, self._clock.time())
+        delay = None
+        if step is FailureStep.RETRY and not self._life.is_ending:
+            delay = failures.delay(self._around.rng)
+        self._report(ProcessorFailed, operation, error, failures.in_a_row, delay)
+        if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
+            failure = ProcessorFailedError(self.partition_id, operation, stops_host=step is FailureStep.STOP)
             failure.__cause__ = error
             # First: a process_error that hangs must not keep the host from stopping.
             self._fail(failure)
@@ -1011,6 +1101,7 @@ class PartitionPump:
             # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
             # A seek away from a batch that fails must not wait for its next attempt.
             await wait_for_event(self._requests.news if operation == "process_events" else self._ending, delay)
+        return step
 
     async def _call_process_error(self, error: Exception) -> None:
         if self._processor is None:

@@ -176,7 +176,7 @@ class MemberFeed:
     def take(self, limit: int) -> list[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is."""
         cursor = self._cursor
-        if cursor is None:
+        if cursor is None or not cursor.available:
             return []
         events = cursor.take(limit)
         while self._skip_below is not None and events:
@@ -185,7 +185,8 @@ class MemberFeed:
                 self._skip_below = None
             events = new or cursor.take(limit)
         if events:
-            self._taken = events
+            # Only the last one: the others are kept as long as the processor needs them, and no longer.
+            self._taken = _last_of(events) or self._taken
         if self._shared.is_shared:
             self._shared.observe()
         if self.has_own_link:
@@ -619,11 +620,13 @@ class SharedPartition:
     def _own_troubled(
         self, member: MemberFeed, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None
     ) -> None:
-        if member.feed is not feed:
+        if member.feed is not feed or isinstance(error, HubRecreatedError):
             return
-        if delay is not None:
-            member.calls.troubled(error, delay, True)
-        elif not isinstance(error, HubRecreatedError):
+        # Not as it is: a link that is stolen in that group says nothing about the lease.
+        failure = ServiceError(f"the link of its own in consumer group {member.catch_up_group}: {error}")
+        is_over = delay is None or isinstance(error, ConsumerDisconnectedError)
+        member.calls.troubled(failure, 0.0 if delay is None else delay, True)
+        if is_over:
             # As when five others read the partition in that group: it shares the link of the others, and they wait.
             member.catch_up_group = None
             self._share(member)
@@ -900,3 +903,12 @@ def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
             if events[index].sequence_number < number:
                 return events[index + 1 :]
     return events
+
+
+def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:
+    """Return the last event whose place can be read, if there is one."""
+    for event in reversed(events):
+        with suppress(EventError):
+            event.sequence_number  # noqa: B018 - whether it can be read is the question
+            return [event]
+    return []

@@ -134,11 +134,14 @@ class SubscriptionStart:
             action: "earliest" to begin at its beginning, "latest" at its end.
 
         Returns:
-            False if another host has replaced the record meanwhile.
+            False if it has been replaced meanwhile, by another host or for another partition.
         """
+        replaced = self.stored
+        if replaced.record.hub_created_at == hub.created_at:
+            return False
         position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
         starts = await self._records.starts(position, hub)
-        stored = await self._records.write(self._records.new(self.stored.record.name, hub, starts), self.stored)
+        stored = await self._records.write(self._records.new(replaced.record.name, hub, starts), replaced)
         if stored is None:
             return False
         self.stored = stored
@@ -296,7 +299,8 @@ class Subscriptions:
         """
         name = settings.name
         async with self._changing:
-            if name in self._own:
+            # One that another host has ended since may be subscribed to again here.
+            if name in self._own and (known := await self._records.read(name)) and known.record.is_active:
                 raise ConfigurationError("name", f"this host has subscribed to {name} already")
             own = settings.applied_to(self._settings)
             stored = await self._agree(settings)

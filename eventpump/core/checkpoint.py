@@ -26,7 +26,8 @@ class Positioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are written automatically, always of batches whose `process_events` returned.
+    """When checkpoints are written automatically, always of batches whose `process_events` returned, and events that
+    were skipped or parked.
 
     Args:
         every_events: After this many events.
@@ -97,9 +98,15 @@ class CheckpointTracker:
         """The last event of the last batch that was processed."""
         return self._handled
 
-    def events_delivered(self, last: Positioned) -> None:
-        """Record the delivery of a batch, by its last event."""
-        self._delivered = self._running = last
+    def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
+        """Record the delivery of a batch, by its last event.
+
+        Args:
+            is_again: Whether it is a part of the batch before, which failed: what was delivered stays delivered.
+        """
+        self._running = last
+        if not is_again:
+            self._delivered = last
 
     def events_failed(self) -> None:
         """Record that the last delivered batch was not processed: it is delivered again, or the partition is

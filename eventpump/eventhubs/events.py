@@ -333,6 +333,26 @@ class EventData:
         return f"EventData({self.body!r:.80}, properties={len(self._properties or ())})"
 
 
+def copy_of(event: ReceivedEvent) -> EventData:
+    """Return an event to send with the body, the application properties and the standard properties of a received one.
+
+    Raises:
+        EventError: It cannot be decoded.
+    """
+    message = event.raw_message
+    copy = EventData()
+    if isinstance(message.body, Data):
+        copy._payload = b"".join(message.body.parts)  # noqa: SLF001 - it is of this module
+    elif message.body is not None:
+        copy._payload, copy._body = None, message.body  # noqa: SLF001 - likewise
+    if message.application_properties:
+        copy.properties = message.application_properties
+    if message.properties is not None:
+        values = {name: getattr(message.properties, name) for name in _STANDARD}
+        copy.standard = {name: value for name, value in values.items() if value is not None} or None
+    return copy
+
+
 def _encode(message: Message) -> bytes:
     try:
         return message.encode()

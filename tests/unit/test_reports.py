@@ -44,6 +44,8 @@ _VALUES: dict[str, Any] = {
     "drops_connection": False,
     "running_for": 60.0,
     "is_cancelled": True,
+    "attempts": 3,
+    "hub": "parked",
     "sequence_number": 7,
     "share": 0.9,
     "is_open": True,

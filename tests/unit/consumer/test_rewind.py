@@ -246,10 +246,11 @@ async def test_only_the_partitions_owned_are_sought() -> None:
 # ------------------------------------------------------------------------------------------------- by the processor
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_processor_seeks_after_its_batch(fails: bool) -> None:
+@pytest.mark.parametrize("policy", [None, "retry", "skip"])
+async def test_a_processor_seeks_after_its_batch(policy: str | None) -> None:
     """Of several positions the last counts; if the batch raises, it is not tried again for that."""
     sought = False
+    stored: list[int | None] = []
 
     async def handle(context: PartitionContext, events: Events) -> None:
         nonlocal sought
@@ -259,17 +260,17 @@ async def test_a_processor_seeks_after_its_batch(fails: bool) -> None:
             context.seek(29)
             await asyncio.sleep(1)
             await context.checkpoint()
-            assert fleet.checkpoint("0") == 49
-            if fails:
+            stored.append(fleet.checkpoint("0"))
+            if policy:
                 raise ValueError("poison")
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
-        await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
+        await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, failure_policy=policy or "retry")
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == [*range(50), *range(30, 100)]
-        assert fleet.checkpoint("0") == 29
-        assert len(fleet.record.errors) == fails
+        assert (stored, fleet.checkpoint("0")) == ([49], 29)
+        assert len(fleet.record.errors) == (policy is not None)
 
 
 async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_attempt() -> None:
