@@ -718,7 +718,6 @@ class PartitionPump:
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
-            step = None
             if last is not None:
                 context.last_delivered = last
                 if not is_replay:
