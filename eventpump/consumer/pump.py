@@ -718,7 +718,6 @@ class PartitionPump:
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
-            step = None
             if last is not None:
                 context.last_delivered = last
                 if not is_replay:
@@ -737,7 +736,7 @@ class PartitionPump:
                         return False
                     continue
             if step is FailureStep.NARROW:
-                return await self._deliver_singly(partition, events)
+                return not self._requests.has_seek() and await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
             if last is not None and not is_replay:
@@ -754,7 +753,7 @@ class PartitionPump:
         for event in events:
             if not self._may_deliver():
                 break
-            if not await self._deliver(partition, (event,), is_narrowed=True):
+            if self._requests.has_seek() or not await self._deliver(partition, (event,), is_narrowed=True):
                 self._failures.settled()
                 self._failures.widened()
                 return False
@@ -799,7 +798,7 @@ class PartitionPump:
                     ProcessorFailed, "park", failure, backoff.failures, None if self._life.is_ending else delay
                 )
                 await self._call_process_error(failure)
-                await wait_for_event(self._ending, delay)
+                await wait_for_event(self._requests.news, delay)
                 if self._requests.is_due:
                     return False
                 continue
@@ -843,6 +842,8 @@ class PartitionPump:
             self._report(ServiceFailed, f"seeking {seek.place}", error)
             await self._call_process_error(error)
             return partition
+        # The failures of a batch that is left are not those of another one.
+        self._failures.settled()
         try:
             return await self._restart(partition, Seek(place, seek.done))
         finally:
@@ -1097,7 +1098,8 @@ class PartitionPump:
         await self._call_process_error(error)
         if delay is not None:
             # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
-            await wait_for_event(self._ending, delay)
+            # A seek away from a batch that fails must not wait for its next attempt.
+            await wait_for_event(self._requests.news if operation == "process_events" else self._ending, delay)
         return step
 
     async def _call_process_error(self, error: Exception) -> None:

@@ -16,6 +16,7 @@ from eventpump.consumer.rewind import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, PositionSought, RangeReplayed, SubscriptionPaused
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
@@ -245,10 +246,11 @@ async def test_only_the_partitions_owned_are_sought() -> None:
 # ------------------------------------------------------------------------------------------------- by the processor
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_processor_seeks_after_its_batch(fails: bool) -> None:
+@pytest.mark.parametrize("policy", [None, "retry", "skip"])
+async def test_a_processor_seeks_after_its_batch(policy: str | None) -> None:
     """Of several positions the last counts; if the batch raises, it is not tried again for that."""
     sought = False
+    stored: list[int | None] = []
 
     async def handle(context: PartitionContext, events: Events) -> None:
         nonlocal sought
@@ -258,17 +260,35 @@ async def test_a_processor_seeks_after_its_batch(fails: bool) -> None:
             context.seek(29)
             await asyncio.sleep(1)
             await context.checkpoint()
-            assert fleet.checkpoint("0") == 49
-            if fails:
+            stored.append(fleet.checkpoint("0"))
+            if policy:
                 raise ValueError("poison")
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
-        await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
+        await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, failure_policy=policy or "retry")
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == [*range(50), *range(30, 100)]
-        assert fleet.checkpoint("0") == 29
-        assert len(fleet.record.errors) == fails
+        assert (stored, fleet.checkpoint("0")) == ([49], 29)
+        assert len(fleet.record.errors) == (policy is not None)
+
+
+async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_attempt() -> None:
+    """It takes effect during the back-off."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if events[0].sequence_number == 0:
+            raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        retry = RetryOptions(base_delay=5000, max_delay=5000, max_retries=None)
+        host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, handler_retry=retry)
+        await asyncio.sleep(5)
+        async with asyncio.timeout(5):
+            assert await host.seek("default", 49) == ("0",)
+        await asyncio.sleep(5)
+        assert fleet.record.numbers("0") == [*range(10), *range(50, 100)]
 
 
 async def test_a_processor_is_told_of_a_position_that_there_is_not() -> None:
@@ -469,6 +489,7 @@ async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
     """Events of a replay are processed again without a checkpoint; those delivered before it can still be stored."""
     kept: list[ReceivedEvent] = []
     contexts: list[PartitionContext] = []
+    stored: set[int | None] = set()
 
     async def handle(context: PartitionContext, events: Events) -> None:
         kept.extend(events)
@@ -476,7 +497,7 @@ async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
         if len(kept) > 100:
             await context.checkpoint()
             await context.checkpoint(events[-1])
-            assert fleet.checkpoint("0") == 10
+            stored.add(fleet.checkpoint("0"))
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
@@ -485,7 +506,7 @@ async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
         await contexts[0].checkpoint(kept[10])
         assert await host.replay("default", from_=20, to=59) == ("0",)
         await contexts[0].checkpoint(kept[-1])
-        assert fleet.checkpoint("0") == 10
+        assert stored == {10} == {fleet.checkpoint("0")}
         assert [each.sequence_number for each in kept[100:]] == list(range(20, 60))
         await contexts[0].checkpoint(kept[30])
         assert fleet.checkpoint("0") == 30
@@ -557,6 +578,39 @@ async def test_a_seek_ends_a_replay() -> None:
         assert [await each for each in replays] == [(), ()]
         await asyncio.sleep(10)
         assert fleet.record.numbers("0")[100:] == [*range(30), *range(90, 100)]
+
+
+@pytest.mark.parametrize("replays", [False, True])
+async def test_with_a_link_of_its_own_the_others_do_not_wait(replays: bool) -> None:
+    """A subscription with a `catch_up_group` is rewound over a link there, and the others' link stays as it is."""
+    got = Record()
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await context.checkpoint(events[-1])
+
+    hub = FakeHub(partitions=1, consumer_groups=("$Default", "behind"))
+    async with Fleet(hub) as fleet:
+        host = fleet.host("a", prefetch_events=20, max_batch_size=5)
+        await host.subscribe("alerts", _recording(got, handle), catch_up_group="behind")
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        hub.publish("0", count=200)
+        await asyncio.sleep(5)
+        if replays:
+            assert await host.replay("alerts", from_="earliest", to="latest") == ("0",)
+        else:
+            assert await host.seek("alerts", "earliest") == ("0",)
+        await asyncio.sleep(5)
+        for _ in range(20):
+            hub.publish("0", count=2)
+            await asyncio.sleep(1)
+        assert got.numbers("0") == [*range(200), *range(240)]
+        assert fleet.record.numbers("0") == list(range(240))
+        assert got.errors == []
+        assert [each.consumer_group for each in hub.attached] == ["$Default", "behind"]
+        assert [each.has_own_link for each in host.partitions] == [False, False]
+        stored = _stored(fleet, "0", "alerts")
+        assert stored is not None
+        assert stored.sequence_number == 239
 
 
 # ---------------------------------------------------------------------------------------------------- pause and drain
