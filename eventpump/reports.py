@@ -415,7 +415,7 @@ class DataLost(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class StartIgnored(HostReport):
-    """The host's `initial_position` differs from the one that the first host of its consumer group has recorded.
+    """The host's `initial_position`, or the `start` of a subscription, differs from the one that was recorded first.
 
     Partitions without a checkpoint begin at the recorded position.
 
@@ -433,9 +433,12 @@ class StartIgnored(HostReport):
             ", ".join(f"{text} for partition {each}" if each else text for each, text in sorted(starts.items()))
             for starts in (self.recorded, self.configured)
         )
+        whose, asked = "consumer group", "at this host's initial_position"
+        if self.subscription is not None:
+            whose, asked = "subscription", "where this host has asked for"
         return (
-            f"partitions without a checkpoint begin where the consumer group's record says ({recorded}), "
-            f"not at this host's initial_position ({configured})"
+            f"partitions without a checkpoint begin where the {whose}'s record says ({recorded}), "
+            f"not {asked} ({configured})"
         )
 
 
@@ -464,6 +467,20 @@ class LinkRewound(HostReport):
     def describe(self) -> str:
         where = "its start" if self.sequence_number is None else f"sequence number {self.sequence_number}"
         return f"the shared receive link is opened again at {where}; the other subscriptions wait meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLink(HostReport):
+    """A subscription that is behind has got a link of its own in its `catch_up_group`, or shares the others' again.
+
+    Args:
+        is_open: Whether it has a link of its own now.
+    """
+
+    is_open: bool
+
+    def describe(self) -> str:
+        return "reads over a link of its own" if self.is_open else "shares the link of the other subscriptions again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Subscription:
         start: Where its partitions begin.
         slow_after: Seconds after which it is reported if it holds other subscriptions back.
         suspends: Whether it is suspended then.
+        catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Subscription:
     start: BeginningRecord
     slow_after: float = 60.0
     suspends: bool = False
+    catch_up_group: str | None = None
 
 
 class SubscriptionStart:
@@ -296,15 +298,17 @@ class Subscriptions:
         async with self._changing:
             if name in self._own:
                 raise ConfigurationError("name", f"this host has subscribed to {name} already")
+            own = settings.applied_to(self._settings)
             stored = await self._agree(settings)
             start = SubscriptionStart(stored, self._records)
             subscription = Subscription(
                 name,
-                settings.applied_to(self._settings),
+                own,
                 source,
                 start,
                 settings.slow_after,
                 settings.on_slow == "suspend",
+                settings.catch_up_group,
             )
             self._own[name] = subscription, start
             self._active[name] = stored
@@ -338,8 +342,10 @@ class Subscriptions:
             # What an end or a time was recorded as depends on when that was.
             if position is not None and position.offset != LATEST_OFFSET and position.enqueued_time is None
         }
-        if any(record.starts[each] != text for each, text in configured.items()):
-            self._report(StartIgnored(self._host, None, record.starts, configured, subscription=settings.name))
+        configured = {each: text for each, text in configured.items() if record.starts[each] != text}
+        if configured:
+            recorded = {each: record.starts[each] for each in configured}
+            self._report(StartIgnored(self._host, None, recorded, configured, subscription=settings.name))
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
         """End a subscription: delete its record, or mark it as inactive, and remove its processor.

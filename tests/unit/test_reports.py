@@ -45,6 +45,7 @@ _VALUES: dict[str, Any] = {
     "hub": "parked",
     "sequence_number": 7,
     "share": 0.9,
+    "is_open": True,
     "slow_for": 60.0,
     "is_suspended": True,
 }

@@ -26,10 +26,11 @@ class _World:
     """A hub of one partition, a shared link to it, and what was called of its members."""
 
     def __init__(self, seed: int = 1, **options: Any) -> None:
-        self.hub = FakeHub(partitions=1)
+        self.hub = FakeHub(partitions=1, consumer_groups=("$Default", "second"))
         self.transport = FakeTransport(self.hub)
         self.rewound: list[tuple[str, int | None]] = []
         self.slow: list[str] = []
+        self.own: list[tuple[str, bool]] = []
         self.troubles: list[tuple[str, Exception, float | None, bool]] = []
         self.unexpected: list[BaseException] = []
         self.shared = SharedPartition(
@@ -48,7 +49,13 @@ class _World:
         return await self.transport.get_partition_properties(self.hub.name, "0")
 
     def join(
-        self, name: str, position: EventPosition, expected: int | None = None, *, created_at: datetime | None = None
+        self,
+        name: str,
+        position: EventPosition,
+        expected: int | None = None,
+        *,
+        created_at: datetime | None = None,
+        group: str | None = None,
     ) -> MemberFeed:
         """Let one read along."""
         beginning = Beginning(position, None, expected, created_at or self.hub.created_at)
@@ -63,15 +70,16 @@ class _World:
             lambda error, delay, reports: self.troubles.append((name, error, delay, reports)),
             lambda number: self.rewound.append((name, number)),
             slow,
+            lambda is_own: self.own.append((name, is_own)),
         )
-        return self.shared.join(name, beginning, calls, slow_after=10)
+        return self.shared.join(name, beginning, calls, slow_after=10, catch_up_group=group)
 
 
 @asynccontextmanager
 async def _world(**options: Any) -> AsyncIterator[_World]:
     world = _World(**options)
     yield world
-    for member in list(world.shared._members.values()):
+    for member in [*world.shared._members.values(), *world.shared._own.values()]:
         await member.aclose()
     await world.shared.aclose()
     assert world.unexpected == []
@@ -202,6 +210,80 @@ async def test_a_hub_that_is_recreated_ends_all_of_them() -> None:
         assert isinstance(late.error, HubRecreatedError)
 
 
+async def test_one_that_is_far_behind_catches_up_on_a_link_of_its_own() -> None:
+    """With a second group: the others neither wait nor are slowed down; then it shares their link, without a repeat."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=2000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 2000) == list(range(2000))
+        late = world.join("late", _at(0), 0, group="second")
+        got: list[int] = []
+        numbers = iter(range(2000, 10_000))
+        for _ in range(1000):
+            got += [event.sequence_number for event in late.take(7)]
+            world.hub.publish("0", count=1)
+            assert await _read(fast, 1) == [next(numbers)]
+            await asyncio.sleep(0.01)
+        got += await _read(late, 3000 - len(got))
+        assert got == list(range(3000))
+        assert [spec.consumer_group for spec in world.hub.attached] == ["$Default", "second"]
+        assert [spec.owner_level for spec in world.hub.attached] == [1, None]
+        assert world.own == [("late", True), ("late", False)]
+        assert len(world.hub.owner_levels("0")) == 1
+
+
+async def test_one_that_stops_short_of_the_others_holds_none_back() -> None:
+    """What is kept for one that has almost caught up is a quarter of the cache at most: then it is to try again."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=1000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 1000) == list(range(1000))
+        late = world.join("late", _at(0), 0, group="second")
+        assert await _read(late, 990, 10) == list(range(990))
+        for first in range(1000, 3000, 10):
+            world.hub.publish("0", count=10)
+            assert await _read(fast, 10) == list(range(first, first + 10))
+            feed = world.shared._feed
+            assert feed is not None
+            assert feed.events_held <= 35
+        fast.stop()
+        assert await _read(late, 2010) == list(range(990, 3000))
+        world.hub.publish("0", count=10)
+        assert await _read(late, 10) == list(range(3000, 3010))
+        assert world.own == [("late", True), ("late", False)]
+        await fast.aclose()
+
+
+async def test_a_slow_one_gets_a_link_of_its_own() -> None:
+    """With a second group: after `slow_after` the others go on at their pace, and it goes on at its own."""
+    async with _world(prefetch_events=100) as world:
+        fast, slow = world.join("fast", _at(0), 0), world.join("slow", _at(0), 0, group="second")
+        world.hub.publish("0", count=1000)
+        assert await _read(slow, 10, 10) == list(range(10))
+        assert await _read(fast, 1000) == list(range(1000))
+        assert world.own == [("slow", True)]
+        assert await _read(slow, 990) == list(range(10, 1000))
+        world.hub.publish("0", count=10)
+        assert await _read(fast, 10) == await _read(slow, 10) == list(range(1000, 1010))
+        assert world.own == [("slow", True), ("slow", False)]
+
+
+async def test_without_a_place_in_the_second_group_the_others_wait() -> None:
+    """A link of its own that is refused for good: it reads over the shared one, opened again at its position."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=1000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 1000) == list(range(1000))
+        world.hub.refuse(error_for(ARGUMENT_ERROR, "too many readers"), times=1)
+        late = world.join("late", _at(0), 0, group="second")
+        reading = asyncio.create_task(_read(fast, 20))
+        world.hub.publish("0", count=10)
+        assert await _read(late, 1010) == list(range(1010))
+        world.hub.publish("0", count=10)
+        assert await reading == list(range(1000, 1020))
+        assert world.own == [("late", True), ("late", False)]
+
+
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_happens_each_member_gets_its_range(seed: int) -> None:
     """Members join at numbers, times and offsets, in the past or at the end, are slow, and leave; links are lost.
@@ -248,14 +330,14 @@ async def test_whatever_happens_each_member_gets_its_range(seed: int) -> None:
                     if rng.random() < 0.3:
                         world.shared.expect(name)
                         await asyncio.sleep(rng.choice([0, 0.5, 2]))
-                    member = world.join(name, position, expected)
+                    member = world.join(name, position, expected, group=rng.choice([None, "second"]))
                     members[name] = member, asyncio.create_task(read(name, member))
                 case 2 if members:
                     name = rng.choice(list(members))
                     member, task = members.pop(name)
                     task.cancel()
                     await asyncio.wait({task})
-                    if rng.random() < 0.5:
+                    if rng.random() < 0.5 and not member.has_own_link:
                         member.stop()
                     else:
                         await member.aclose()
