@@ -424,6 +424,20 @@ class LinkRewound(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnLink(HostReport):
+    """A subscription that is behind has got a link of its own in its `catch_up_group`, or shares the others' again.
+
+    Args:
+        is_open: Whether it has a link of its own now.
+    """
+
+    is_open: bool
+
+    def describe(self) -> str:
+        return "reads over a link of its own" if self.is_open else "shares the link of the other subscriptions again"
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionSlow(HostReport):
     """A subscription has held back the others of its partition for `slow_after`; reported again each time that doubles.
 

@@ -55,7 +55,6 @@ _COVERED_BY = {
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
-    "consumer/sharing.py": "unit/consumer/test_subscriptions.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",

@@ -127,6 +127,11 @@ class PartitionFeed(Generic[_T]):
         return could_come and not all(cursor.available for cursor in self._cursors)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is received."""
+        return self._is_stopped
+
+    @property
     def readers(self) -> int:
         """How many cursors there are."""
         return len(self._cursors)
@@ -143,6 +148,13 @@ class PartitionFeed(Generic[_T]):
         with suppress(EventError):
             return ReceivedEvent(oldest).sequence_number + (self._cache.oldest is None)
         return 2**63
+
+    @property
+    def next_number(self) -> int | None:
+        """The sequence number after that of the last message received; None if it is not known."""
+        with suppress(EventError):
+            return None if self.newest is None else ReceivedEvent(self.newest).sequence_number + 1
+        return None
 
     @property
     def position(self) -> EventPosition:
@@ -170,9 +182,13 @@ class PartitionFeed(Generic[_T]):
         """Open the link, and keep it open. May be called once."""
         self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
 
-    def cursor(self) -> FeedCursor[_T]:
-        """Make a reader of what is received, which begins at the oldest message held."""
-        cursor = FeedCursor(self, self._cache.cursor())
+    def cursor(self, *, at_end: bool = False) -> FeedCursor[_T]:
+        """Make a reader of what is received.
+
+        Args:
+            at_end: Begin after the newest message received, instead of at the oldest one held.
+        """
+        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end))
         self._cursors = (*self._cursors, cursor)
         return cursor
 

@@ -111,6 +111,7 @@ class PartitionStatus:
         is_attached: Whether its link is attached now.
         held_events: Events received that only this subscription has not read yet: what it holds back from the others
             that share its link.
+        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
     """
 
     partition_id: str
@@ -121,6 +122,7 @@ class PartitionStatus:
     lag: int | None
     is_attached: bool
     held_events: int
+    has_own_link: bool
 
 
 @dataclass(slots=True)
@@ -194,6 +196,7 @@ class PartitionManager:
                 pump.context.lag,
                 pump.is_attached,
                 pump.held_events,
+                pump.has_own_link,
             )
             for slot in self._slots.values()
             for pump in slot.pumps.values()

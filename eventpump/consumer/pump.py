@@ -48,6 +48,7 @@ from eventpump.reports import (
     LinkFailed,
     LinkRewound,
     LinkStalled,
+    OwnLink,
     ProcessorFailed,
     PumpClosed,
     PumpOverdue,
@@ -227,6 +228,11 @@ class PartitionPump:
         return self._partition is not None and self._partition.feed.is_attached
 
     @property
+    def has_own_link(self) -> bool:
+        """Whether it reads over a link of its own, in another consumer group."""
+        return self._partition is not None and self._partition.feed.has_own_link
+
+    @property
     def held_events(self) -> int:
         """Events in the cache that only this subscription has not read yet."""
         return 0 if self._partition is None else self._partition.feed.held[0]
@@ -376,8 +382,10 @@ class PartitionPump:
                 self._link_trouble,
                 lambda number: self._report(LinkRewound, number),
                 self._slow,
+                lambda is_own: self._report(OwnLink, is_own),
             ),
             slow_after=self._subscription.slow_after,
+            catch_up_group=self._subscription.catch_up_group,
         )
         origin = (around.scope, partition_id, beginning.hub_created_at)
         self._partition = OpenPartition(
@@ -759,7 +767,8 @@ class PartitionPump:
             self._report(LinkFailed, error, delay)
 
     def _slow(self, held: Held) -> None:
-        suspends = self._subscription.suspends and not self._life.is_ending
+        subscription = self._subscription
+        suspends = subscription.suspends and subscription.catch_up_group is None and not self._life.is_ending
         self._report(SubscriptionSlow, held.share, held.seconds, suspends)
         if suspends:
             self._on_suspended()

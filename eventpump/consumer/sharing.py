@@ -49,6 +49,7 @@ class MemberCalls:
         rewound: Called when the link is opened again further back for this subscription, with the sequence number of
             the first event that it needs, if that is known.
         slow: Called when this subscription has held the others back for long.
+        own_link: Called when it gets a link of its own (True), and when it shares the others' again.
     """
 
     facts: Callable[[], Awaitable[PartitionProperties]]
@@ -56,6 +57,7 @@ class MemberCalls:
     troubled: Callable[[Exception, float | None, bool], None]
     rewound: Callable[[int | None], None]
     slow: Callable[[Held], None]
+    own_link: Callable[[bool], None]
 
 
 class MemberFeed:
@@ -67,6 +69,7 @@ class MemberFeed:
         beginning: Where its reading begins.
         calls: What to call of the subscription's pump.
         slow_after: Seconds after which it counts as slow while it holds the others back.
+        catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class MemberFeed:
         beginning: Beginning,
         calls: MemberCalls,
         slow_after: float,
+        catch_up_group: str | None,
     ) -> None:
         self._shared = shared
         self._name = name
@@ -89,6 +93,11 @@ class MemberFeed:
         self._taken: list[ReceivedEvent] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._finding: FeedCursor[ReceivedEvent] | None = None
+        self._pin: tuple[PartitionFeed[ReceivedEvent], FeedCursor[ReceivedEvent], int] | None = None
+        self.catch_up_group = catch_up_group
+        """The consumer group in which it has a link of its own while it is behind."""
+        self.has_own_link = False
+        """Whether it reads over a link of its own."""
         self._error: Exception | None = None
         self._position = beginning.position
         self._number = _number_at(beginning)
@@ -152,6 +161,8 @@ class MemberFeed:
             self._taken = events
         if self._shared.is_shared:
             self._shared.observe()
+        if self.has_own_link:
+            self._shared.rejoin(self)
         return events
 
     def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
@@ -231,6 +242,16 @@ class MemberFeed:
         return self._number
 
     @property
+    def pinned(self) -> int:
+        """How many events the shared feed keeps for what this subscription is to go on with."""
+        return 0 if self._pin is None else self._pin[1].available
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the shared feed keeps what this subscription is to go on with."""
+        return self._pin is not None
+
+    @property
     def position(self) -> EventPosition:
         """Where a link for this subscription alone would begin."""
         for event in reversed(self._taken):
@@ -253,6 +274,44 @@ class MemberFeed:
         self._feed, self._cursor, self._skip_below = feed, feed.cursor(), skip_below
         if self._waiter is not None:
             resolve(self._waiter, True)
+
+    def pin(self, feed: PartitionFeed[ReceivedEvent], head: int, room: int) -> bool:
+        """Keep what a shared feed receives from now on until this subscription has come so far on its own link.
+
+        Args:
+            feed: The shared feed.
+            head: The sequence number of the next event that the shared feed receives.
+            room: How many events it may be behind for that.
+
+        Returns:
+            Whether it has come so far, and can go on with the shared feed.
+        """
+        number = self.number
+        if self._pin is not None and self._pin[0] is not feed:
+            self.unpin()
+        if number is None:
+            return False
+        if self._pin is None and head - number <= room:
+            self._pin = feed, feed.cursor(at_end=True), head
+        return self._pin is not None and number >= self._pin[2]
+
+    def unpin(self) -> PartitionFeed[ReceivedEvent] | None:
+        """Give up what `pin` keeps. Return the feed if nothing reads it any more."""
+        if self._pin is None:
+            return None
+        (feed, cursor, _), self._pin = self._pin, None
+        cursor.close()
+        return None if feed.readers else feed
+
+    def share(self) -> PartitionFeed[ReceivedEvent] | None:
+        """Go on with the shared feed that is pinned, if one is. Return the own feed, which is to be closed."""
+        own, self.has_own_link = self._feed, False
+        number = self.number
+        self.detach()
+        if self._pin is not None:
+            (self._feed, self._cursor, _), self._pin = self._pin, None
+            self._skip_below = number
+        return own
 
     def detach(self) -> None:
         """Read no more from the feed. Another may follow."""
@@ -327,6 +386,7 @@ class SharedPartition:
         self._hub = hub
         self._on_closed = on_closed
         self._members: dict[str, MemberFeed] = {}
+        self._own: dict[str, MemberFeed] = {}
         self._awaited: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._feed: PartitionFeed[ReceivedEvent] | None = None
@@ -335,6 +395,7 @@ class SharedPartition:
         self._ledger = ShareLedger()
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
+        self._room = max(1, settings.prefetch_events // 4)
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
@@ -359,6 +420,7 @@ class SharedPartition:
         calls: MemberCalls,
         *,
         slow_after: float,
+        catch_up_group: str | None = None,
     ) -> MemberFeed:
         """Read along from a position.
 
@@ -367,9 +429,10 @@ class SharedPartition:
             beginning: Where its reading begins.
             calls: What to call of its pump.
             slow_after: Seconds after which it counts as slow while it holds the others back.
+            catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
         """
         self._awaited.discard(name)
-        member = MemberFeed(self, name, beginning, calls, slow_after)
+        member = MemberFeed(self, name, beginning, calls, slow_after, catch_up_group)
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
             error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
@@ -381,14 +444,19 @@ class SharedPartition:
         feed = self._feed
         if feed is None:
             self._open_when_ready()
+        elif feed.is_stopped:
+            # Its last reader has just left, and it is about to be closed.
+            self._begin_opening()
         elif self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
                 calls.attached()
+        elif self._is_far_behind(member, feed.first_held):
+            self._open_own(member)
         else:
             calls.rewound(member.number)
             self._begin_opening()
-        self.is_shared = len(self._members) > 1
+        self.is_shared = len(self._members) + len(self._own) > 1
         return member
 
     def leave(self, member: MemberFeed) -> None:
@@ -396,7 +464,12 @@ class SharedPartition:
         if self._members.get(member.name) is member:
             del self._members[member.name]
             self._ledger.leave(member.name)
-            self.is_shared = len(self._members) > 1
+            self.is_shared = len(self._members) + len(self._own) > 1
+            self.observe()
+        elif self._own.get(member.name) is member:
+            del self._own[member.name]
+            self._unpin(member)
+            self.is_shared = len(self._members) + len(self._own) > 1
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
         """Detach a feed that is not read any more.
@@ -412,21 +485,30 @@ class SharedPartition:
         await feed.aclose(timeout)
 
     def observe(self) -> None:
-        """Find out which member holds the others back. Called when one of several has read."""
+        """Find out which member holds the others back. Called when one of several has read, or has left."""
         feed, room = self._feed, (self._settings.prefetch_events, self._settings.prefetch_bytes)
-        held_back = feed is not None and (feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT)
+        held_back = False
+        if self._own:
+            for member in self._own.values():
+                if member.pinned > self._room:
+                    self._unpin(member)
+        if feed is not None and len(self._members) > 1:
+            held_back = feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
         now = asyncio.get_running_loop().time()
         for member in list(self._members.values()):
-            if (held := member.pressure.observe(member.held, room, now)) is not None:
+            held = member.pressure.observe(member.held if held_back else (0, 0), room, now)
+            if held is not None:
                 member.calls.slow(held)
+                if member.catch_up_group is not None and self._members.get(member.name) is member:
+                    self._open_own(member)
         if self._pressure_timer is not None:
             self._pressure_timer.cancel()
             self._pressure_timer = None
         due = [at for each in self._members.values() if (at := each.pressure.next_report) is not None]
-        if due and self.is_shared:
+        if due:
             self._pressure_timer = asyncio.get_running_loop().call_at(min(due), self.observe)
 
     async def aclose(self) -> None:
@@ -437,6 +519,81 @@ class SharedPartition:
         await self._tasks.cancel(CLOSE_TIMEOUT)
 
     # --------------------------------------------------------------------------------------------------- the link
+
+    def _is_far_behind(self, member: MemberFeed, first: int | None) -> bool:
+        """Return whether a member is to have a link of its own, as it needs more than fits into the cache.
+
+        Args:
+            member: The member.
+            first: The number of the first event that the shared link has for the others; None if it is not known.
+        """
+        if member.catch_up_group is None:
+            return False
+        return member.number is None or first is None or first - member.number > self._settings.prefetch_events
+
+    def _open_own(self, member: MemberFeed) -> None:
+        """Give a member a link of its own, in another consumer group and without an owner level."""
+        del self._members[member.name]
+        self._ledger.leave(member.name)
+        self._own[member.name] = member
+        member.detach()
+        feed = self._make_feed(
+            member.position,
+            member.hub_created_at,
+            consumer_group=member.catch_up_group,
+            checks_hub=True,
+            on_attached=member.calls.attached,
+            on_trouble=lambda error, delay: self._own_troubled(member, feed, error, delay),
+        )
+        member.attach(feed, skip_below=None)
+        member.has_own_link = True
+        member.calls.own_link(True)
+        feed.start()
+
+    def _own_troubled(
+        self, member: MemberFeed, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None
+    ) -> None:
+        if member.feed is not feed:
+            return
+        if delay is not None:
+            member.calls.troubled(error, delay, True)
+        elif not isinstance(error, HubRecreatedError):
+            # As when five others read the partition in that group: it shares the link of the others, and they wait.
+            member.catch_up_group = None
+            self._share(member)
+
+    def rejoin(self, member: MemberFeed) -> None:
+        """Let a member with a link of its own share the others' again if it is close behind. Called when it reads."""
+        feed = self._feed
+        if feed is not None and not feed.is_stopped:
+            head = feed.next_number if feed.newest is not None or self._chosen is None else self._chosen.number
+            if head is not None and member.pin(feed, head, self._room):
+                self._share(member)
+        elif not self._members and not self._awaited and not self._is_opening:
+            self._share(member)
+
+    def _share(self, member: MemberFeed) -> None:
+        """Let a member read over the shared link: from where it is pinned, or, if it is not, from its position."""
+        own, is_pinned = member.feed, member.is_pinned
+        member.share()
+        del self._own[member.name]
+        self._members[member.name] = member
+        self.is_shared = len(self._members) + len(self._own) > 1
+        if own is not None:
+            self._tasks.spawn(self.close_feed(own, CLOSE_TIMEOUT), "eventpump closing of a link of its own")
+        member.calls.own_link(False)
+        if is_pinned:
+            if self._ledger.is_open and member.number is not None:
+                self._ledger.join(member.name, member.number)
+        elif self._feed is None:
+            self._open_when_ready()
+        else:
+            self._begin_opening()
+
+    def _unpin(self, member: MemberFeed) -> None:
+        unread = member.unpin()
+        if unread is not None:
+            self._tasks.spawn(self.close_feed(unread, CLOSE_TIMEOUT), "eventpump closing of a link that none reads")
 
     def _placement(self, member: MemberFeed) -> Placement:
         """Return what a member that joins needs, in the state of the link and of the others now."""
@@ -456,10 +613,15 @@ class SharedPartition:
         if self._awaited:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(JOIN_TIME, self._wait_no_more)
-        elif len(self._members) > 1 and any(each.number is None for each in self._members.values()):
+        elif len(self._members) > 1 and any(each.number is None for each in self._sharing()):
             self._begin_opening()
         else:
             self._open()
+
+    def _sharing(self) -> list[MemberFeed]:
+        """Return the members that need the shared link: those without another way, or all if all have one."""
+        members = list(self._members.values())
+        return [each for each in members if each.catch_up_group is None] or members
 
     def _wait_no_more(self) -> None:
         self._timer = None
@@ -479,8 +641,10 @@ class SharedPartition:
                     feed = self._feed
                     for member in self._members.values():
                         member.detach()
+                    for member in self._own.values():
+                        member.unpin()
                     await self.close_feed(feed, CLOSE_TIMEOUT)
-                unknown = next((each for each in self._members.values() if each.number is None), None)
+                unknown = next((each for each in self._sharing() if each.number is None), None)
                 if unknown is None or len(self._members) == 1:
                     break
                 try:
@@ -516,6 +680,10 @@ class SharedPartition:
                 member.fail(
                     HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
                 )
+        first = min(-1 if each.number is None else each.number for each in self._sharing())
+        for member in list(self._members.values()):
+            if member not in self._sharing() and self._is_far_behind(member, first):
+                self._open_own(member)
         members = list(self._members.values())
         lowest = self._chosen = min(members, key=lambda each: -1 if each.number is None else each.number)
         self._hub_created_at = newest_hub
@@ -540,6 +708,7 @@ class SharedPartition:
         position: EventPosition,
         hub_created_at: datetime,
         *,
+        consumer_group: str | None = None,
         limit: int | None = None,
         checks_hub: bool = False,
         on_attached: Callable[[], None] | None = None,
@@ -557,9 +726,12 @@ class SharedPartition:
             was_located = True
             return position
 
+        spec = replace(self._spec, position=position)
+        if consumer_group is not None:
+            spec = replace(spec, consumer_group=consumer_group, owner_level=None)
         return PartitionFeed(
             self._transport,
-            replace(self._spec, position=position),
+            spec,
             self._settings,
             wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
             rng=self._rng,
@@ -582,6 +754,8 @@ class SharedPartition:
         if delay is None:
             self._feed = None
             self._ledger.closed()
+            for member in self._own.values():
+                member.unpin()
             if chosen in members and len(members) > 1 and isinstance(error, RequestRefusedError) and not feed.links:
                 # It was that one's position that was refused: the others go on without it.
                 assert chosen is not None

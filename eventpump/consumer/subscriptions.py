@@ -47,6 +47,7 @@ class Subscription:
         start: Where its partitions begin.
         slow_after: Seconds after which it is reported if it holds other subscriptions back.
         suspends: Whether it is suspended then.
+        catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Subscription:
     start: BeginningRecord
     slow_after: float = 60.0
     suspends: bool = False
+    catch_up_group: str | None = None
 
 
 class SubscriptionStart:
@@ -300,15 +302,17 @@ class Subscriptions:
             # One that another host has ended since may be subscribed to again here.
             if name in self._own and (known := await self._records.read(name)) and known.record.is_active:
                 raise ConfigurationError("name", f"this host has subscribed to {name} already")
+            own = settings.applied_to(self._settings)
             stored = await self._agree(settings)
             start = SubscriptionStart(stored, self._records)
             subscription = Subscription(
                 name,
-                settings.applied_to(self._settings),
+                own,
                 source,
                 start,
                 settings.slow_after,
                 settings.on_slow == "suspend",
+                settings.catch_up_group,
             )
             self._own[name] = subscription, start
             self._active[name] = stored

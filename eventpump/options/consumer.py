@@ -165,6 +165,9 @@ class SubscriptionSettings(SettingsModel):
             start. It is recorded when the subscription is made, and the record is valid for all hosts.
         catch_up: How it comes by events before the end: with "shared", the receive link that it shares with the others
             is opened again further back, and they wait meanwhile. None allows only `start="latest"`.
+        catch_up_group: A second consumer group, in which it has a link of its own while it is far behind, or after it
+            has held the others back for `slow_after`: they neither wait for it nor are slowed down. It shares their
+            link again when it has caught up. At most five may read a partition in a group: otherwise the others wait.
         slow_after: Seconds after which it is reported if it holds the other subscriptions back.
         on_slow: What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`.
         checkpoint_policy: See `HostSettings`; likewise all of the following.
@@ -173,6 +176,7 @@ class SubscriptionSettings(SettingsModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     start: Annotated[Any, PlainValidator(_check_subscription_start)] = EventPosition.latest()
     catch_up: Literal["shared"] | None = None
+    catch_up_group: Name | None = None
     slow_after: Seconds = 60.0
     on_slow: Literal["hold", "suspend"] = "hold"
     checkpoint_policy: CheckpointPolicy | None = None
@@ -189,12 +193,18 @@ class SubscriptionSettings(SettingsModel):
         if self.name == DEFAULT_SUBSCRIPTION:
             raise ConfigurationError("name", "default is the subscription of the processor given to the host")
         positions = [self.start] if isinstance(self.start, EventPosition) else self.start.values()
-        if self.catch_up is None and not all(_is_end(each) for each in positions):
-            problem = 'only "latest" is possible unless catch_up="shared" says how to read what lies before the end'
+        if self.catch_up is None and self.catch_up_group is None and not all(_is_end(each) for each in positions):
+            problem = 'only "latest" is possible without catch_up="shared" or a catch_up_group to read earlier events'
             raise ConfigurationError("start", problem)
 
     def applied_to(self, host: HostSettings) -> HostSettings:
-        """Return the options of a host, with those of this subscription in their place."""
+        """Return the options of a host, with those of this subscription in their place.
+
+        Raises:
+            ConfigurationError: `catch_up_group` is the host's consumer group.
+        """
+        if self.catch_up_group is not None and self.catch_up_group.lower() == host.consumer_group.lower():
+            raise ConfigurationError("catch_up_group", "must be another consumer group than the host's")
         own = {name: getattr(self, name) for name in type(self).model_fields if name in HostSettings.model_fields}
         return host.model_copy(update={name: value for name, value in own.items() if value is not None})
 
@@ -211,6 +221,8 @@ class SubscriptionOptions(TypedDict, total=False):
     """Where its partitions begin, recorded when the subscription is made. Default: "latest"."""
     catch_up: Literal["shared"] | None
     """How it reads events before the end: "shared" over the link that it shares with the others. Default: None."""
+    catch_up_group: str | None
+    """A second consumer group, in which it has a link of its own while it is far behind or too slow. Default: None."""
     slow_after: float
     """Seconds after which it is reported if it holds the other subscriptions back. Default: 60.0."""
     on_slow: Literal["hold", "suspend"]

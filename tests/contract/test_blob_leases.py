@@ -262,8 +262,14 @@ async def test_a_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
 
 async def test_the_container_is_created(hosts: Hosts) -> None:
     """The first host makes the container, and one that comes second, or at the same time, finds it."""
-    await asyncio.gather(*(hosts.store("0") for _ in range(3)))
-    assert await hosts.raw.exists()
+    assert not await hosts.raw.exists()
+    first, *_ = await asyncio.gather(*(hosts.store("0") for _ in range(3)))
+    lease = await acquire(first, "0")
+    transport = FaultTransport()
+    second = await hosts.store("0", "1", transport=transport)
+    assert "Create Container" not in transport.requests
+    assert [(each.partition_id, each.owner) for each in await second.list_leases()] == [("0", OWNER), ("1", None)]
+    assert await first.renew_lease(lease) is not None
 
 
 async def test_what_is_no_lease_is_an_error(hosts: Hosts) -> None:
@@ -689,10 +695,17 @@ async def test_an_account_url_and_a_key_work_too(azurite: Azurite, container_nam
 
 async def test_requests_are_not_logged(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     """An application that logs at INFO is not told of every renewal."""
+    transport = FaultTransport()
     with caplog.at_level(logging.INFO):
-        store = await hosts.store("0")
+        store = await hosts.store("0", transport=transport)
         lease = await acquire(store, "0")
         assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+        for _ in range(2):
+            renewed = await store.renew_lease(lease)
+            assert renewed is not None
+            lease = renewed
+        assert await store.release_lease(lease)
+    assert transport.requests.count("Renew Lease") >= 2
     assert caplog.messages == []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -119,9 +120,20 @@ async def refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_is_gone_through(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_a_proxy_is_gone_through(
+    emulator: Emulator, proxy: ConnectProxy, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Named, a proxy is all that the client connects to, and it is asked for the service."""
+    addresses: list[str] = []
+    connect = socket.socket.connect
+
+    def connecting(self: socket.socket, address: tuple[str, int]) -> None:
+        addresses.append(f"{address[0]}:{address[1]}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connecting)
     await use(emulator, way_to(emulator, kind, proxy=proxy.url))
+    assert addresses == [proxy.address] * 2
     assert proxy.requests == [f"127.0.0.1:{port_of(emulator, kind)} 200"] * 2
 
 

@@ -718,6 +718,7 @@ async def test_idle_connections_end(deadlines: Deadlines, says: str | None) -> N
         assert peer.closed is not None
         assert peer.closed.error is not None
         assert peer.closed.error.condition == "amqp:connection:forced"
+        assert peer.closed.is_local is (says is None)  # cut, the client's own engine says why
         assert says is None or says in (peer.closed.error.description or "")
 
 
@@ -877,8 +878,13 @@ async def test_fault_answers_requests_with_a_status(emulator: Emulator, peer: Am
 
 async def test_connections_can_be_dropped(emulator: Emulator, peer: AmqpPeer) -> None:
     """All connections end without a word, and new ones are welcome."""
-    emulator.drop_connections()
-    await peer.until(lambda: peer.is_gone)
+    async with await AmqpPeer.connect(emulator) as another:
+        emulator.drop_connections()
+        await peer.until(lambda: peer.is_gone)
+        await another.until(lambda: another.is_gone)
+        for dropped in (peer, another):
+            assert dropped.closed is not None
+            assert dropped.closed.is_local  # the end of the stream, and no close
     async with await AmqpPeer.connect(emulator) as second:
         assert await second.put_token(AUDIENCE) == 202
 

@@ -192,6 +192,15 @@ async def test_links_end_with_a_token_that_nothing_follows() -> None:
         assert isinstance(error, AuthenticationError)
         assert "ExpiredToken" in str(error)
 
+        async def send_on() -> None:
+            async with asyncio.timeout(PATIENCE):
+                while True:  # the token of the sender may live a second longer
+                    await client.sender.send(EventData(b"x").encode())
+
+        with pytest.raises(AuthenticationError, match="ExpiredToken"):
+            await send_on()
+        assert not client.sender.is_attached
+
 
 async def test_an_unknown_token_is_refused() -> None:
     """A token of another directory is an authentication error to give up on, which does not show it."""

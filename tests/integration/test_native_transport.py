@@ -168,21 +168,35 @@ async def test_nobody_listens() -> None:
         await transport.aclose()
 
 
-async def test_a_server_that_speaks_something_else() -> None:
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another protocol"),
+        (b"", "the peer closed the byte stream"),
+        (None, r"^no answer from 127\.0\.0\.1:\d+ within 1\.0 s"),
+    ],
+    ids=["http", "end", "silence"],
+)
+async def test_a_server_that_speaks_something_else(answer: bytes | None, says: str) -> None:
     """Where HTTP, or nothing at all, answers, the error says what was there, in time."""
+    is_over = asyncio.Event()
 
-    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        if answer is None:
+            await is_over.wait()
+        else:
+            writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(http, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     text = connection_string_to("127.0.0.1", port, is_plain=True)
-    transport = NativeTransport(connection_settings(text, HUB))
-    with pytest.raises(ConnectionLostError, match="another protocol"):
-        await use(transport)
+    transport = NativeTransport(connection_settings(text, HUB, operation_timeout=1.0))
+    with pytest.raises(ConnectionLostError, match=says):
+        await asyncio.wait_for(use(transport), 5.0)
     await transport.aclose()
+    is_over.set()
     server.close()
     await server.wait_closed()
 

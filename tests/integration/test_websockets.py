@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,14 @@ from eventpump import (
     PartitionReader,
     RetryOptions,
 )
+from eventpump.amqp.connection import Opened
+from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.service import Deadlines
+from eventpump.net import stream
+from eventpump.net.route import Route, dial
+from eventpump.net.websocket import WebSocketTransport
 from tests.authority import Authority
+from tests.support.peer import AmqpPeer
 from tests.support.processes import ChildProcess, EmulatorProcess
 
 HUB = "telemetry"
@@ -112,17 +119,48 @@ async def test_it_stops_and_starts_again_on_both_ports() -> None:
         assert await bodies(emulator.ws_connection_string, **OVER) == [b"after", b"dropped"]
 
 
-async def test_it_stops_with_clients_on_it() -> None:
+async def test_it_stops_with_clients_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopping tells clients on WebSockets as it tells others, and waits for none that does not listen."""
+    monkeypatch.setattr(stream, "CLOSE_TIMEOUT", 60.0)  # which ends a stream that stands, where `STOP_TIMEOUT` does not
     emulator = Emulator({HUB: 1}, ws_port=0)
     await emulator.start()
+
+    async def join(port: int | None) -> AmqpPeer:
+        assert port is not None
+        peer = AmqpPeer()
+        peer.engine.start()
+        route = Route(emulator.host, port, is_websocket=port == emulator.ws_port)
+        peer._protocol = await dial(peer.engine, peer, route)
+        await peer.until(lambda: any(isinstance(event, Opened) for event in peer.events))
+        assert await peer.put_token(f"sb://{emulator.host}/{HUB}") == 202
+        return peer
+
+    tcp, websocket, deaf = [await join(port) for port in (emulator.port, emulator.ws_port, emulator.ws_port)]
+    link = await deaf.attach(await deaf.begin(), source=f"{HUB}/ConsumerGroups/$Default/Partitions/0")
+    link.set_credit(100)
+    deaf.flush()
+    unread = deaf._protocol and deaf._protocol._transport
+    assert isinstance(unread, WebSocketTransport)
+    unread._stream.pause_reading()
     options: dict[str, Any] = {**OVER, "retry": NO_RETRY}
     async with EventProducer(emulator.ws_connection_string, HUB, **options) as producer:
-        await producer.send(EventData(b"x"), partition_id="0")
-        async with asyncio.timeout(10.0):
+        for _ in range(16):
+            await producer.send(EventData(bytes(900_000)), partition_id="0")
+        # What is sent to the deaf one stands, and the close would have to follow it.
+        shells = [connection._protocol for connection in emulator._running().connections]
+        assert [shell is not None and shell.is_paused for shell in shells].count(True) == 1
+        began = time.monotonic()
+        async with asyncio.timeout(30.0):
             await emulator.aclose()
+        assert time.monotonic() - began < 10.0
         with pytest.raises(ConnectionLostError):
             await producer.send(EventData(b"y"), partition_id="0")
+    for peer in (tcp, websocket):
+        assert peer.closed is not None
+        assert peer.closed.error == AmqpError("amqp:connection:forced", "The service is stopping.")
+    unread._stream.resume_reading()
+    for peer in (tcp, websocket, deaf):
+        await peer.aclose()
 
 
 async def test_no_websockets_unless_asked_for() -> None:

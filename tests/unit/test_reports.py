@@ -43,6 +43,7 @@ _VALUES: dict[str, Any] = {
     "is_cancelled": True,
     "sequence_number": 7,
     "share": 0.9,
+    "is_open": True,
     "slow_for": 60.0,
     "is_suspended": True,
 }

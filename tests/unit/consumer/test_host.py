@@ -1102,16 +1102,29 @@ async def test_after_close_the_context_is_dead() -> None:
         assert kept[0].ownership_lost.is_set()
 
 
-async def test_a_transport_or_store_that_does_not_close_holds_up_nobody(clock: VirtualClock) -> None:
+async def test_a_transport_or_store_that_does_not_close_holds_up_nobody(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Closing is bounded, whatever the transport and the store do."""
     async with _fleet() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
-        fleet.stores["a"].hang("close")
-        fleet.stores["a"].hang("release")
+        transport, store, asked = fleet.transports["a"], fleet.stores["a"], []
+
+        async def hang() -> None:
+            asked.append("transport")
+            await asyncio.sleep(600)
+
+        monkeypatch.setattr(transport, "aclose", hang)
+        store.hang("close")
+        store.hang("release")
         began = clock.monotonic()
-        await fleet.hosts["a"].aclose(deadline=5)
-        assert clock.monotonic() - began < 15
+        async with asyncio.timeout(60):
+            await fleet.hosts["a"].aclose(deadline=5)
+        # The deadline goes by with the release; of the seconds beyond it, the transport and the store get one each.
+        assert clock.monotonic() - began <= 5 + 4
+        assert asked == ["transport"]
+        assert ("close", None) in store.calls
 
 
 # ------------------------------------------------------------------------------------------- one partition in trouble

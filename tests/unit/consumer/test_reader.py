@@ -21,6 +21,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.consumer import ReaderSettings
+from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 
@@ -59,17 +60,22 @@ async def test_a_range_is_read_and_no_more(position: Any, end: Any, expected: ra
     assert await _all(hub, position=position, end=end) == list(expected)
 
 
-async def test_an_empty_partition_is_read_at_once() -> None:
+async def test_an_empty_partition_is_read_at_once(clock: VirtualClock) -> None:
     """To the newest of no events is no event."""
+    began = clock.monotonic()
     assert await _all(FakeHub(), end="@latest") == []
+    assert clock.monotonic() == began
 
 
-async def test_a_range_below_what_is_kept_is_empty() -> None:
-    """A range that retention took away ends at once."""
+@pytest.mark.parametrize("kept_from", [50, 100])
+async def test_a_range_below_what_is_kept_is_empty(kept_from: int, clock: VirtualClock) -> None:
+    """A range that retention took away ends at once, whether or not anything is kept above it."""
     hub = FakeHub()
     hub.publish("0", count=100)
-    hub.truncate("0", 50)
+    hub.truncate("0", kept_from)
+    began = clock.monotonic()
     assert await _all(hub, end=20) == []
+    assert clock.monotonic() == began
 
 
 async def test_a_range_in_time() -> None:

@@ -290,31 +290,54 @@ async def test_a_partition_emptied_by_retention_is_not_ahead() -> None:
         assert fleet.told("a", LinkStalled) == []
 
 
-async def test_management_that_fails_is_no_evidence() -> None:
+@pytest.mark.parametrize("is_answered", [True, False], ids=["refuses", "hangs"])
+async def test_management_that_fails_is_no_evidence(is_answered: bool) -> None:
     """Where management does not answer, or refuses, no link is given up for it."""
     async with _fleet() as fleet:
-        fleet.hub.stall("0", answers_echo=True, until="reopened")
         await fleet.start("a")
-        fleet.hub.refuse(ServiceTimeoutError("no answer"), operation="partition", times=float("inf"))
         await asyncio.sleep(5)
+        assert fleet.hub.looks == []
+        if is_answered:
+            fleet.hub.refuse(ServiceTimeoutError("no answer"), operation="partition", times=float("inf"))
+        else:
+            fleet.hub.hang("partition")
         fleet.hub.stall("0", answers_echo=True, until="reopened")
         fleet.hub.publish("0", "x")
         await asyncio.sleep(200)
+        assert fleet.hub.looks
         assert fleet.told("a", LinkStalled) == []
-        fleet.hub.accept()
+        if is_answered:
+            fleet.hub.accept()
+        else:
+            fleet.hub.answer("partition")
         await _delivered(fleet, 0)
 
 
-async def test_a_host_closes_in_the_middle_of_a_check() -> None:
+@pytest.mark.parametrize("step", ["probe", "management", "link"])
+async def test_a_host_closes_in_the_middle_of_a_check(step: str) -> None:
     """Closed while a probe is out, while management is asked or while a link is opened again, no task is left."""
-    for at in (WAIT + 1.0, WAIT + 11.0, 2 * WAIT + 10.5):
-        async with _fleet(3) as fleet:
-            await fleet.start("a")
-            await asyncio.sleep(2)
-            fleet.hub.hang("partition")
-            fleet.hub.stall()
-            await asyncio.sleep(at)
-            await asyncio.wait_for(fleet.hosts["a"].aclose(), 25)
+    async with _fleet(3) as fleet:
+        hub = fleet.hub
+        await fleet.start("a")
+        await asyncio.sleep(2)
+        assert hub.looks == []
+        if step == "management":
+            hub.hang("partition")
+            hub.stall(answers_echo=True)
+            await fleet.until(lambda: bool(hub.looks), FOUND)
+        else:
+            # A link is opened again for want of an answer only where another was answered before.
+            await asyncio.sleep(WAIT + 5)
+            before = len(hub.probes)
+            hub.hang("receive")
+            hub.stall()
+            await fleet.until(lambda: len(hub.probes) > before, FOUND)
+            if step == "link":
+                await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), 11)
+        checks = [task for task in asyncio.all_tasks() if task.get_name().startswith("eventpump check of partition ")]
+        assert checks
+        await asyncio.wait_for(fleet.hosts["a"].aclose(), 25)
+        assert all(check.done() for check in checks)
 
 
 # ------------------------------------------------------------------------------------------------------ lag
@@ -411,4 +434,6 @@ async def test_a_reader_closes_in_the_middle_of_a_check() -> None:
     async with PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
         hub.stall("0")
         assert await reader.read(max_wait_time=WAIT + 5) == []
+        assert hub.probes == ["0"]
+        assert "eventpump check of partition 0" in {task.get_name() for task in asyncio.all_tasks()}
     assert asyncio.all_tasks() == before

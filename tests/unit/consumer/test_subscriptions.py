@@ -19,6 +19,7 @@ from eventpump.reports import (
     CheckpointWritten,
     DataLost,
     LinkRewound,
+    OwnLink,
     PartitionFailed,
     PumpStarted,
     StartIgnored,
@@ -423,6 +424,40 @@ async def test_a_slow_one_holds_the_others_back_only_by_the_cache() -> None:
         assert len(fleet.hub.attached) == 1
 
 
+async def test_with_a_second_group_nobody_waits(clock: Any) -> None:
+    """One that needs the past, or is slow, has a link of its own until it has caught up; the others keep their pace."""
+    archive = Record()
+    pause = [0.0]
+
+    async def slowly(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(pause[0])
+
+    async with Fleet(FakeHub(partitions=1, consumer_groups=("$Default", "second"))) as fleet:
+        fleet.hub.publish("0", count=5000)
+        host = await fleet.start("a", prefetch_events=200, max_batch_size=20)
+        await asyncio.sleep(5)
+        with pytest.raises(ConfigurationError, match="catch_up_group"):
+            await host.subscribe("archive", _recording(archive), catch_up_group="$default")
+        await host.subscribe(
+            "archive", _recording(archive, slowly), start="earliest", catch_up_group="second", slow_after=10
+        )
+        await asyncio.sleep(5)
+        assert archive.numbers("0") == fleet.record.numbers("0") == list(range(5000))
+        assert [each.is_open for each in fleet.told("a", OwnLink)] == [True, False]
+        assert fleet.told("a", LinkRewound) == []
+        pause[0] = 5
+        fleet.hub.publish("0", count=2000)
+        await asyncio.sleep(30)
+        assert fleet.record.numbers("0") == list(range(7000))
+        assert [each.has_own_link for each in host.partitions] == [False, True]
+        await asyncio.sleep(600)
+        assert archive.numbers("0") == list(range(7000))
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(30)
+        assert archive.numbers("0") == fleet.record.numbers("0") == list(range(7010))
+        assert [each.has_own_link for each in host.partitions] == [False, False]
+
+
 async def test_a_slow_one_is_suspended_and_resumed() -> None:
     """With on_slow="suspend" the others go on without it, and it continues at its checkpoint when asked to."""
     slow = Record()
@@ -539,7 +574,8 @@ async def test_whatever_happens_every_subscription_gets_everything(seed: int) ->
     dead: set[str] = set()
     records: dict[str, Record] = {"default": Record(), "alerts": Record(), "archive": Record(), "audit": Record()}
     owed: dict[str, dict[str, int]] = {"default": {}}
-    starts: dict[str, Any] = {"alerts": {}, "archive": {"start": "earliest", "catch_up": "shared"}, "audit": {}}
+    past = {"catch_up": "shared"} if seed % 2 else {"catch_up_group": "second", "slow_after": 5}
+    starts: dict[str, Any] = {"alerts": {}, "archive": {"start": "earliest", **past}, "audit": {}}
 
     def processor(name: str, record: Record) -> RecordingProcessor:
         async def handle(context: PartitionContext, events: Events) -> None:
@@ -560,7 +596,9 @@ async def test_whatever_happens_every_subscription_gets_everything(seed: int) ->
 
         return Mortal(record, on_events=handle)
 
-    async with Fleet(FakeHub(partitions=3, latency=rng.choice([0.0, 0.05])), seed=seed) as fleet:
+    groups = ("$Default", "second")
+    hub = FakeHub(partitions=3, consumer_groups=groups, latency=rng.choice([0.0, 0.05]))
+    async with Fleet(hub, seed=seed) as fleet:
         running: list[str] = []
 
         async def start(name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.amqp.connection import Event, Outcomes
 from eventpump.amqp.performatives import Accepted, AmqpError, Modified, Rejected, Released
 from eventpump.errors import (
     AuthenticationError,
@@ -72,19 +73,31 @@ async def test_a_message_in_many_frames(service: Service, transport: NativeTrans
     assert service.stored == [largest]
 
 
-async def test_unsettled_messages_are_accepted(service: Service, transport: NativeTransport) -> None:
+async def test_unsettled_messages_are_accepted(
+    service: Service, transport: NativeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service that wants its messages settled gets them accepted, in one disposition a read."""
     link, sink = await open_reader(transport)
     link.set_credit(10)
     await settle()
     there = service.connection.only("0")
-    for number in range(3):
-        there.send(stored_event(b"%d" % number))
-    assert len(there.session.unsettled) == 3
-    service.connection.flush()
-    await sink.received(3)
-    await settle()
-    assert there.session.unsettled == {}
+    dispositions: list[list[Any]] = []
+    take = service.connection.on_events
+
+    def on_events(events: list[Event]) -> None:
+        dispositions.extend([outcome for _, outcome in each.outcomes] for each in events if isinstance(each, Outcomes))
+        take(events)
+
+    monkeypatch.setattr(service.connection, "on_events", on_events)
+    for count in (3, 2):
+        for number in range(count):
+            there.send(stored_event(b"%d" % number))
+        assert len(there.session.unsettled) == count
+        service.connection.flush()
+        await settle()
+        assert there.session.unsettled == {}
+    assert [len(batch) for batch in sink.batches] == [3, 2]
+    assert dispositions == [[Accepted()] * 3, [Accepted()] * 2]
 
 
 async def test_a_link_closed_in_a_read_gets_nothing_of_it(service: Service, transport: NativeTransport) -> None:
