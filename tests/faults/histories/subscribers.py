@@ -39,6 +39,8 @@ from tests.faults.histories.manners import Manners, UnrulyProcessor
 from tests.faults.histories.world import Life, Violation, World, choose, own_paces
 
 NAMES = ("alerts", "archive", "audit")
+GROUP = "catching-up"
+"""The consumer group in which a subscription may have links of its own."""
 ANSWER = 180.0
 """Seconds after the last fault within which `subscribe` and `unsubscribe` have returned."""
 
@@ -212,6 +214,7 @@ class SubscribersHistory(ConsumerHistory):
 
     def __init__(self, world: World, profile: SubscribersProfile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
+        self.hub.consumer_groups.add(GROUP)
         self.kinds = profile.kinds
         self.without_default = profile.without_default
         self.by_key: dict[str, SubscriptionLedger] = {}
@@ -235,8 +238,10 @@ class SubscribersHistory(ConsumerHistory):
         }
         self.options_of: dict[str, dict[str, Any]] = {
             name: {
-                "slow_after": rng.choice((5.0, 60.0)),
+                "slow_after": rng.choice((1.0, 5.0, 60.0)),
                 "on_slow": rng.choice(("hold", "suspend")),
+                "catch_up": "shared",
+                "catch_up_group": rng.choice((None, GROUP)),
                 "on_data_loss": rng.choice((None, None, "latest")),
                 "max_batch_size": rng.choice((None, 1, 7, 100)),
                 "checkpoint_policy": rng.choice(
@@ -364,7 +369,7 @@ class SubscribersHistory(ConsumerHistory):
                 for each in self.hub.partition_ids
                 for end in (self.ledger.end(each),)
             }
-        return {"start": start, "catch_up": "shared"}
+        return {"start": start}
 
     async def _unsubscribe(self, host: HistoryHost, name: str, *, keeps: bool) -> None:
         world, rng = self.world, self.world.stream(f"no {name} on {host.life.name} at {self.world.loop.time()}")
