@@ -223,6 +223,8 @@ class SubscribersHistory(ConsumerHistory):
         """Those there are now, active or kept."""
         self.unsubscribed: set[str] = set()
         """Names that were ever asked to be ended."""
+        self.dropped: set[str] = set()
+        """Those of them whose checkpoints were not to be kept."""
         self.unreported: dict[str, None] = {}
         """Subscriptions with checkpoints of a hub that is no more, and of which no report has told."""
         self.users: list[tuple[HistoryHost, asyncio.Task[None]]] = []
@@ -265,6 +267,8 @@ class SubscribersHistory(ConsumerHistory):
         if record is None:
             assert before is not None
             self.world.note("deleted", before.name)
+            if before.name not in self.dropped:
+                self.world.violate(f"{before.name}: deleted, and its checkpoints were to be kept")
             del self.by_name[before.name]
             self.unreported.pop(before.name, None)
         elif record.key not in self.by_key:
@@ -375,6 +379,8 @@ class SubscribersHistory(ConsumerHistory):
         world, rng = self.world, self.world.stream(f"no {name} on {host.life.name} at {self.world.loop.time()}")
         world.note("unsubscribe", name, "on", host.life.name, "keep" if keeps else "")
         self.unsubscribed.add(name)
+        if not keeps:
+            self.dropped.add(name)
         while not host.host.is_closed:
             try:
                 await host.host.unsubscribe(name, keep_checkpoint=keeps)
