@@ -38,6 +38,8 @@ from tests.faults.histories.manners import Manners, UnrulyProcessor
 from tests.faults.histories.world import Life, Violation, World, choose, own_paces
 
 NAMES = ("alerts", "archive", "audit")
+GROUP = "catching-up"
+"""The consumer group in which a subscription may have links of its own."""
 ANSWER = 180.0
 """Seconds after the last fault within which `subscribe` and `unsubscribe` have returned."""
 
@@ -211,6 +213,7 @@ class SubscribersHistory(ConsumerHistory):
 
     def __init__(self, world: World, profile: SubscribersProfile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
+        self.hub.consumer_groups.add(GROUP)
         self.kinds = profile.kinds
         self.without_default = profile.without_default
         self.by_key: dict[str, SubscriptionLedger] = {}
@@ -219,6 +222,8 @@ class SubscribersHistory(ConsumerHistory):
         """Those there are now, active or kept."""
         self.unsubscribed: set[str] = set()
         """Names that were ever asked to be ended."""
+        self.dropped: set[str] = set()
+        """Those of them whose checkpoints were not to be kept."""
         self.unreported: dict[str, None] = {}
         """Subscriptions with checkpoints of a hub that is no more, and of which no report has told."""
         self.users: list[tuple[HistoryHost, asyncio.Task[None]]] = []
@@ -234,8 +239,10 @@ class SubscribersHistory(ConsumerHistory):
         }
         self.options_of: dict[str, dict[str, Any]] = {
             name: {
-                "slow_after": rng.choice((5.0, 60.0)),
+                "slow_after": rng.choice((1.0, 5.0, 60.0)),
                 "on_slow": rng.choice(("hold", "suspend")),
+                "catch_up": "shared",
+                "catch_up_group": rng.choice((None, GROUP)),
                 "on_data_loss": rng.choice((None, None, "latest")),
                 "max_batch_size": rng.choice((None, 1, 7, 100)),
                 "checkpoint_policy": rng.choice(
@@ -259,6 +266,8 @@ class SubscribersHistory(ConsumerHistory):
         if record is None:
             assert before is not None
             self.world.note("deleted", before.name)
+            if before.name not in self.dropped:
+                self.world.violate(f"{before.name}: deleted, and its checkpoints were to be kept")
             del self.by_name[before.name]
             self.unreported.pop(before.name, None)
         elif record.key not in self.by_key:
@@ -363,12 +372,14 @@ class SubscribersHistory(ConsumerHistory):
                 for each in self.hub.partition_ids
                 for end in (self.ledger.end(each),)
             }
-        return {"start": start, "catch_up": "shared"}
+        return {"start": start}
 
     async def _unsubscribe(self, host: HistoryHost, name: str, *, keeps: bool) -> None:
         world, rng = self.world, self.world.stream(f"no {name} on {host.life.name} at {self.world.loop.time()}")
         world.note("unsubscribe", name, "on", host.life.name, "keep" if keeps else "")
         self.unsubscribed.add(name)
+        if not keeps:
+            self.dropped.add(name)
         while not host.host.is_closed:
             try:
                 await host.host.unsubscribe(name, keep_checkpoint=keeps)
