@@ -372,7 +372,7 @@ class DataLost(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class StartIgnored(HostReport):
-    """The host's `initial_position` differs from the one that the first host of its consumer group has recorded.
+    """The host's `initial_position`, or the `start` of a subscription, differs from the one that was recorded first.
 
     Partitions without a checkpoint begin at the recorded position.
 
@@ -390,9 +390,12 @@ class StartIgnored(HostReport):
             ", ".join(f"{text} for partition {each}" if each else text for each, text in sorted(starts.items()))
             for starts in (self.recorded, self.configured)
         )
+        whose, asked = "consumer group", "at this host's initial_position"
+        if self.subscription is not None:
+            whose, asked = "subscription", "where this host has asked for"
         return (
-            f"partitions without a checkpoint begin where the consumer group's record says ({recorded}), "
-            f"not at this host's initial_position ({configured})"
+            f"partitions without a checkpoint begin where the {whose}'s record says ({recorded}), "
+            f"not {asked} ({configured})"
         )
 
 

@@ -155,5 +155,5 @@ def describe_position(position: EventPosition) -> str:
     return f"{place}{', inclusive' if position.inclusive else ''}"
 
 
-_FROM_SETTINGS = "the host's initial_position; set one that the partition has"
+_FROM_SETTINGS = "the host's initial_position, or the subscription's start; set one that the partition has"
 _FROM_CHECKPOINT = "the partition's checkpoint, which may be of another hub or of the hub before it was recreated"

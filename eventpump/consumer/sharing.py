@@ -245,6 +245,11 @@ class MemberFeed:
         return self._number
 
     @property
+    def pinned(self) -> int:
+        """How many events the shared feed keeps for what this subscription is to go on with."""
+        return 0 if self._pin is None else self._pin[1].available
+
+    @property
     def is_pinned(self) -> bool:
         """Whether the shared feed keeps what this subscription is to go on with."""
         return self._pin is not None
@@ -279,7 +284,7 @@ class MemberFeed:
         Args:
             feed: The shared feed.
             head: The sequence number of the next event that the shared feed receives.
-            room: The most events to be kept for this; beyond that it is given up, and may be tried again.
+            room: How many events it may be behind for that.
 
         Returns:
             Whether it has come so far, and can go on with the shared feed.
@@ -291,8 +296,6 @@ class MemberFeed:
             return False
         if self._pin is None and head - number <= room:
             self._pin = feed, feed.cursor(at_end=True), head
-        if self._pin is not None and number < self._pin[2] and self._pin[1].available > room:
-            self.unpin()
         return self._pin is not None and number >= self._pin[2]
 
     def unpin(self) -> PartitionFeed[ReceivedEvent] | None:
@@ -395,6 +398,7 @@ class SharedPartition:
         self._ledger = ShareLedger()
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
+        self._room = max(1, settings.prefetch_events // 4)
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
@@ -455,7 +459,7 @@ class SharedPartition:
         else:
             calls.rewound(member.number)
             self._begin_opening()
-        self.is_shared = len(self._members) > 1
+        self.is_shared = len(self._members) + len(self._own) > 1
         return member
 
     def leave(self, member: MemberFeed) -> None:
@@ -463,11 +467,12 @@ class SharedPartition:
         if self._members.get(member.name) is member:
             del self._members[member.name]
             self._ledger.leave(member.name)
-            self.is_shared = len(self._members) > 1
+            self.is_shared = len(self._members) + len(self._own) > 1
             self.observe()
         elif self._own.get(member.name) is member:
             del self._own[member.name]
             self._unpin(member)
+            self.is_shared = len(self._members) + len(self._own) > 1
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
         """Detach a feed that is not read any more.
@@ -486,7 +491,11 @@ class SharedPartition:
         """Find out which member holds the others back. Called when one of several has read, or has left."""
         feed, room = self._feed, (self._settings.prefetch_events, self._settings.prefetch_bytes)
         held_back = False
-        if feed is not None and self.is_shared:
+        if self._own:
+            for member in self._own.values():
+                if member.pinned > self._room:
+                    self._unpin(member)
+        if feed is not None and len(self._members) > 1:
             held_back = feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT
         if not held_back and not self._is_held_back:
             return
@@ -529,7 +538,6 @@ class SharedPartition:
         """Give a member a link of its own, in another consumer group and without an owner level."""
         del self._members[member.name]
         self._ledger.leave(member.name)
-        self.is_shared = len(self._members) > 1
         self._own[member.name] = member
         member.detach()
         feed = self._make_feed(
@@ -559,13 +567,11 @@ class SharedPartition:
 
     def rejoin(self, member: MemberFeed) -> None:
         """Let a member with a link of its own share the others' again if it is close behind. Called when it reads."""
-        feed, room = self._feed, max(1, self._settings.prefetch_events // 4)
+        feed = self._feed
         if feed is not None and not feed.is_stopped:
             head = feed.next_number if feed.newest is not None or self._chosen is None else self._chosen.number
-            if head is not None and member.pin(feed, head, room):
+            if head is not None and member.pin(feed, head, self._room):
                 self._share(member)
-            elif not feed.readers:
-                self._tasks.spawn(self.close_feed(feed, CLOSE_TIMEOUT), "eventpump closing of a link that none reads")
         elif not self._members and not self._awaited and not self._is_opening:
             self._share(member)
 
@@ -575,7 +581,7 @@ class SharedPartition:
         member.share()
         del self._own[member.name]
         self._members[member.name] = member
-        self.is_shared = len(self._members) > 1
+        self.is_shared = len(self._members) + len(self._own) > 1
         if own is not None:
             self._tasks.spawn(self.close_feed(own, CLOSE_TIMEOUT), "eventpump closing of a link of its own")
         member.calls.own_link(False)

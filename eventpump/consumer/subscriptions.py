@@ -342,8 +342,10 @@ class Subscriptions:
             # What an end or a time was recorded as depends on when that was.
             if position is not None and position.offset != LATEST_OFFSET and position.enqueued_time is None
         }
-        if any(record.starts[each] != text for each, text in configured.items()):
-            self._report(StartIgnored(self._host, None, record.starts, configured, subscription=settings.name))
+        configured = {each: text for each, text in configured.items() if record.starts[each] != text}
+        if configured:
+            recorded = {each: record.starts[each] for each in configured}
+            self._report(StartIgnored(self._host, None, recorded, configured, subscription=settings.name))
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
         """End a subscription: delete its record, or mark it as inactive, and remove its processor.

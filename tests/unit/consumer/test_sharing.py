@@ -232,6 +232,28 @@ async def test_one_that_is_far_behind_catches_up_on_a_link_of_its_own() -> None:
         assert len(world.hub.owner_levels("0")) == 1
 
 
+async def test_one_that_stops_short_of_the_others_holds_none_back() -> None:
+    """What is kept for one that has almost caught up is a quarter of the cache at most: then it is to try again."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=1000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 1000) == list(range(1000))
+        late = world.join("late", _at(0), 0, group="second")
+        assert await _read(late, 990, 10) == list(range(990))
+        for first in range(1000, 3000, 10):
+            world.hub.publish("0", count=10)
+            assert await _read(fast, 10) == list(range(first, first + 10))
+            feed = world.shared._feed
+            assert feed is not None
+            assert feed.events_held <= 35
+        fast.stop()
+        assert await _read(late, 2010) == list(range(990, 3000))
+        world.hub.publish("0", count=10)
+        assert await _read(late, 10) == list(range(3000, 3010))
+        assert world.own == [("late", True), ("late", False)]
+        await fast.aclose()
+
+
 async def test_a_slow_one_gets_a_link_of_its_own() -> None:
     """With a second group: after `slow_after` the others go on at their pace, and it goes on at its own."""
     async with _world(prefetch_events=100) as world:
