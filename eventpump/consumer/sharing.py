@@ -176,19 +176,21 @@ class MemberFeed:
     def take(self, limit: int) -> list[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is."""
         cursor = self._cursor
-        if cursor is None or not cursor.available:
+        if cursor is None:
             return []
-        events = cursor.take(limit)
-        while self._skip_below is not None and events:
-            new = _from(events, self._skip_below)
-            if new:
-                self._skip_below = None
-            events = new or cursor.take(limit)
-        if events:
-            # Only the last one: the others are kept as long as the processor needs them, and no longer.
-            self._taken = _last_of(events) or self._taken
-        if self._shared.is_shared:
-            self._shared.observe()
+        events: list[ReceivedEvent] = []
+        if cursor.available:
+            events = cursor.take(limit)
+            while self._skip_below is not None and events:
+                new = _from(events, self._skip_below)
+                if new:
+                    self._skip_below = None
+                events = new or cursor.take(limit)
+            if events:
+                # Only the last one: the others are kept as long as the processor needs them, and no longer.
+                self._taken = _last_of(events) or self._taken
+            if self._shared.is_shared:
+                self._shared.observe()
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
