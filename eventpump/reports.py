@@ -484,6 +484,50 @@ class OwnLink(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class PositionSought(HostReport):
+    """A subscription goes on elsewhere, because a seek asked for it. It is stored.
+
+    Args:
+        checkpoint: The checkpoint after which it goes on.
+    """
+
+    checkpoint: Checkpoint
+
+    def describe(self) -> str:
+        return f"continues at sequence number {self.checkpoint.sequence_number + 1}, as a seek asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReplayed(HostReport):
+    """A range was delivered again, and processed. The checkpoint did not change.
+
+    Args:
+        first: The sequence number that the range begins with.
+        last: The sequence number that it ends with.
+    """
+
+    first: int
+    last: int
+
+    def describe(self) -> str:
+        return f"sequence numbers {self.first} to {self.last} were replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPaused(HostReport):
+    """A subscription is paused on a partition, or continues there.
+
+    Args:
+        is_paused: Whether it is paused.
+    """
+
+    is_paused: bool
+
+    def describe(self) -> str:
+        return "is paused after its running batch" if self.is_paused else "continues"
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionSlow(HostReport):
     """A subscription has held back the others of its partition for `slow_after`; reported again each time that doubles.
 

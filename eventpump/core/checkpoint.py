@@ -93,6 +93,11 @@ class CheckpointTracker:
         """The last event passed to the processor."""
         return self._delivered
 
+    @property
+    def handled(self) -> Positioned | None:
+        """The last event of the last batch that was processed."""
+        return self._handled
+
     def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
         """Record the delivery of a batch, by its last event.
 
@@ -159,11 +164,11 @@ class CheckpointTracker:
             event = self._running if is_in_batch and self._running is not None else self._handled
             if event is None:
                 return None
-        elif self._delivered is None or event.sequence_number > self._delivered.sequence_number:
-            raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
         checkpoint = Checkpoint(self._partition_id, event.offset, event.sequence_number)
         if self.covers(checkpoint):
             return None
+        if self._delivered is None or event.sequence_number > self._delivered.sequence_number:
+            raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
         self._want(checkpoint)
         return checkpoint
 

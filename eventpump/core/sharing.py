@@ -174,9 +174,10 @@ class Pressure:
             return None
         if self.since is None:
             self.since = now
-        seconds = now - self.since
-        if seconds < self._report_after:
+        # By the very sum that `next_report` returns: its difference from `since` may be rounded to less.
+        if now < self.since + self._report_after:
             return None
+        seconds = now - self.since
         self._report_after = max(seconds, self._report_after) * 2
         return Held(share, seconds)
 

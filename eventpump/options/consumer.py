@@ -13,7 +13,7 @@ from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.failures import FailureStep
 from eventpump.core.starts import OnDataLoss
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
 
@@ -211,6 +211,26 @@ def _subscription_start(value: object) -> EventPosition:
         case timedelta():
             return EventPosition.at_enqueued_time(datetime.now(UTC) + value, inclusive=True)
     return _host_start(value)
+
+
+def sought_position(option: str, value: object, *, inclusive: bool = False) -> EventPosition:
+    """Return the position that a value given by the user stands for, as `start` of a subscription does.
+
+    Args:
+        option: The name of the argument, for the error.
+        value: The value.
+        inclusive: Whether a plain number, time or offset includes the event there.
+
+    Raises:
+        ConfigurationError: The value is not a position.
+    """
+    try:
+        position = _subscription_start(value)
+    except ValueError as error:
+        raise ConfigurationError(option, str(error)) from None
+    if inclusive and not isinstance(value, EventPosition) and position.offset not in {START_OFFSET, LATEST_OFFSET}:
+        position = replace(position, inclusive=True)
+    return position
 
 
 def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | EventPosition:

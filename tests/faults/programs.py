@@ -208,6 +208,8 @@ class Stage:
     connection_string: str = ""
     way: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    progress_of: defaultdict[str, Progress] = field(default_factory=lambda: defaultdict(Progress))
+    """The same of each subscription, on hosts in other processes."""
     children: dict[str, ChildProcess] = field(default_factory=dict)
     reports: list[HostReport] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
@@ -293,13 +295,16 @@ class Stage:
     def _said(self, line: str) -> None:
         match line.split():
             case ["batch", host, partition_id, epoch, last]:
-                self.progress.processed(host, partition_id, int(epoch), int(last))
+                host, _, name = host.partition("/")
+                progress = self.progress_of[name] if name else self.progress
+                progress.processed(host, partition_id, int(epoch), int(last))
             case _:
                 self.progress.changed()
 
-    def evidence(self) -> Evidence:
-        """Read what every host has written down."""
-        return Evidence.of(self.directory.glob("*.journal"))
+    def evidence(self, subscription: str = "") -> Evidence:
+        """Read what every host has written down, of the hosts' own processors or of a subscription."""
+        journals = sorted(self.directory.glob("*.journal"))
+        return Evidence.of(path for path in journals if path.stem.partition(".")[2] == subscription)
 
     async def opened_store(self) -> SqliteLeaseStore:
         """Open the leases, as another host does. The caller closes it."""
@@ -313,23 +318,32 @@ class Stage:
         await (await self.opened_store()).aclose()
         with closing(sqlite3.connect(self.leases, isolation_level=None)) as database:
             database.execute(
-                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, sequence_number INTEGER, wall REAL)"
+                "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, subscription TEXT,"
+                " sequence_number INTEGER, wall REAL)"
             )
             for event in ("INSERT", "UPDATE"):
                 database.execute(
                     f"CREATE TRIGGER witness_{event} AFTER {event} ON checkpoint BEGIN INSERT INTO witness"
-                    " (partition_id, sequence_number, wall) VALUES (new.partition_id, new.sequence_number,"
-                    " (julianday('now') - 2440587.5) * 86400.0); END"
+                    " (partition_id, subscription, sequence_number, wall) VALUES (new.partition_id, new.subscription,"
+                    " new.sequence_number, (julianday('now') - 2440587.5) * 86400.0); END"
                 )
 
-    def witnessed(self) -> list[Witnessed]:
-        """Return every checkpoint the store took, in its order; none where nothing witnesses it."""
+    def witnessed(self, subscription: str = "default") -> list[Witnessed]:
+        """Return every checkpoint of a subscription that the store took, in its order; none where nothing witnesses it.
+
+        Args:
+            subscription: Its name; those of all its makings are given.
+        """
         if not self.leases.exists():
             return []
         with closing(sqlite3.connect(self.leases)) as database:
             if not database.execute("SELECT name FROM sqlite_master WHERE name = 'witness'").fetchone():
                 return []
-            found = database.execute("SELECT partition_id, sequence_number, wall FROM witness ORDER BY at")
+            found = database.execute(
+                "SELECT partition_id, sequence_number, wall FROM witness"
+                " WHERE subscription = ? OR subscription GLOB ? ORDER BY at",
+                (subscription, f"{subscription}.*"),
+            )
             return [Witnessed(*row) for row in found]
 
     async def held_leases(self) -> dict[str, str | None]:

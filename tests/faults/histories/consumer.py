@@ -8,10 +8,10 @@ is renewed for long without a pump; every partition flows again in time after th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.conditions import CONDITIONS, error_for
 from eventpump.eventhubs.events import EventPosition
-from eventpump.interfaces import ConsumerScope
+from eventpump.interfaces import ConsumerScope, SubscriptionRecord
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import CheckpointWritten, HostReport, PumpStarted
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
@@ -123,7 +123,7 @@ PROFILES: dict[str, Profile] = {
 
 
 @dataclass
-class _Host:
+class HistoryHost:
     """One life of a host."""
 
     life: Life
@@ -149,7 +149,7 @@ class ConsumerHistory:
         self.hub = FakeHub(partitions=rng.randint(*profile.partitions), latency=rng.choice((0.0, 0.0, 0.01, 0.3)))
         self.start = Start(world.chosen(profile.starts))  # type: ignore[arg-type]  # the profile's keys are such
         self.ledger = Ledger(world, self.hub, self.start)
-        self.hosts: list[_Host] = []
+        self.hosts: list[HistoryHost] = []
         self.leases = MemoryLeases()
         self.directory = directory
         self.clock = SteppedClock(world)
@@ -224,17 +224,20 @@ class ConsumerHistory:
         """Do one thing."""
         await getattr(self, action.replace(" ", "_"))()
 
-    async def _end(self) -> None:
-        """End every fault, and check what must then hold."""
-        world, ledger = self.world, self.ledger
-        world.note("the faults end")
+    async def _end_faults(self) -> None:
+        self.world.note("the faults end")
         await self.heal()
         await self.accept()
         await self.resume()
         for host in self.hosts:
             if host.life.is_frozen and not host.life.is_dead:
-                host.life.wake(world.loop)
+                host.life.wake(self.world.loop)
         self.manners.is_good.set()
+
+    async def _end(self) -> None:
+        """End every fault, and check what must then hold."""
+        world, ledger = self.world, self.ledger
+        await self._end_faults()
         if not self._living:
             await self.join()
         for partition_id in self.hub.partition_ids:
@@ -261,7 +264,7 @@ class ConsumerHistory:
         batches = left / self.options["max_batch_size"] + 2 * len(self.hub.partition_ids)
         return RECOVERY + (2 * batches * self.profile.compute if is_computing else 0.0)
 
-    async def _close(self, host: _Host) -> None:
+    async def _close(self, host: HistoryHost) -> None:
         self._begin_to_leave(host)
         if not await self.world.until(lambda: host.run is not None and host.run.done(), CLOSING):
             self.world.violate(f"{host.life.name} is not closed after {CLOSING} s")
@@ -273,7 +276,7 @@ class ConsumerHistory:
             for host in self._living:
                 self._look_for_orphans(host)
 
-    def _look_for_orphans(self, host: _Host) -> None:
+    def _look_for_orphans(self, host: HistoryHost) -> None:
         """Check that a host has a pump for every lease that it keeps."""
         now = self.world.loop.time()
         pumped = {status.partition_id for status in host.host.partitions}
@@ -296,7 +299,7 @@ class ConsumerHistory:
     # ---------------------------------------------------------------------------------------------------- hosts
 
     @property
-    def _living(self) -> list[_Host]:
+    def _living(self) -> list[HistoryHost]:
         """Hosts that run and are not about to leave."""
         return [host for host in self.hosts if host.life.is_running and not host.is_leaving]
 
@@ -306,21 +309,42 @@ class ConsumerHistory:
         self._names += 1
         world, life = self.world, self.world.life(f"h{self._names}")
         transport = LifeTransport(self.hub, life)
-        store = HistoryStore(world, life, self._store(), self.ledger, lambda: self.trouble)
-        processor = UnrulyProcessor(world, life, self.ledger, self.manners)
+        store = HistoryStore(
+            world, life, self._store(), lambda: self.trouble, ledger_of=self.ledger_of, recorded=self.recorded
+        )
         host = PartitionHost(
             lambda: transport,
             store,
             HostSettings(**{**self.options, "owner_id": life.name}),
-            processor,
+            self.processor(life),
             hooks=[lambda report: self._reported(joined, report)],
             rng=world.stream(f"host {life.name}"),
         )
-        joined = _Host(life, host, transport, world.loop.time())
+        joined = HistoryHost(life, host, transport, world.loop.time())
         self.hosts.append(joined)
         world.note("join", life.name)
-        joined.run = world.spawn(life, host.run(), f"host {life.name}")
+        joined.run = world.spawn(life, self.work_of(joined), f"host {life.name}")
         joined.run.add_done_callback(lambda run: self._ended(joined, run))
+
+    def processor(self, life: Life) -> UnrulyProcessor | None:
+        """Make the processor of a host itself."""
+        return UnrulyProcessor(self.world, life, self.ledger, self.manners)
+
+    async def work_of(self, host: HistoryHost) -> None:
+        """Run a host."""
+        await host.host.run()
+
+    def ledger_of(self, key: str) -> Ledger:
+        """Return the ledger of a subscription, by the name under which the store keeps its checkpoints."""
+        return self.ledger
+
+    def recorded(self, record: SubscriptionRecord | None, before: SubscriptionRecord | None) -> None:
+        """Take down that the record of a subscription was stored, or deleted where it is None."""
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers of all subscriptions."""
+        return [self.ledger]
 
     def _store(self) -> MemoryLeaseStore | SqliteLeaseStore:
         if self.directory is None:
@@ -333,7 +357,7 @@ class ConsumerHistory:
             self.world.note("leave", host.life.name)
             self._begin_to_leave(host)
 
-    def _begin_to_leave(self, host: _Host) -> None:
+    def _begin_to_leave(self, host: HistoryHost) -> None:
         host.is_leaving = True
         host.closing = self.world.spawn(host.life, host.host.aclose(), f"close {host.life.name}")
 
@@ -364,14 +388,18 @@ class ConsumerHistory:
             self.world.note("wake", host.life.name)
             host.life.wake(self.world.loop)
 
-    def _reported(self, host: _Host, report: HostReport) -> None:
+    def _reported(self, host: HistoryHost, report: HostReport) -> None:
         if not isinstance(report, CheckpointWritten):
             self.world.note("report", host.life.name, report.partition_id or "", report.describe()[:160])
         if isinstance(report, PumpStarted):
             assert report.partition_id is not None
             host.was_attached = True
-            self.ledger.started(report.partition_id)
+            self._started(report.subscription, report.partition_id)
         self._loss_reported(report)
+
+    def _started(self, subscription: str | None, partition_id: str) -> None:
+        """Take down that a host begins to read a partition."""
+        self.ledger.started(partition_id)
 
     def _loss_reported(self, report: Any) -> None:
         """Take down a report of lost events: it is known by its name, for bases that have none."""
@@ -383,7 +411,7 @@ class ConsumerHistory:
         else:
             self.ledger.hub_loss_reported(report.partition_id)
 
-    def _ended(self, host: _Host, run: asyncio.Task[None]) -> None:
+    def _ended(self, host: HistoryHost, run: asyncio.Task[None]) -> None:
         """Check that a host that ended was to."""
         error = asyncio.CancelledError() if run.cancelled() else run.exception()
         self.world.note("ended", host.life.name, repr(error))
@@ -480,7 +508,8 @@ class ConsumerHistory:
             partition_id = str(len(self.hub.partition_ids))
             self.world.note("add partition", partition_id)
             self.hub.add_partitions(1)
-            self.ledger.added(partition_id)
+            for ledger in self.ledgers:
+                ledger.added(partition_id)
 
     async def retention(self) -> None:
         partition_id = self.world.rng.choice(self.hub.partition_ids)
@@ -489,13 +518,15 @@ class ConsumerHistory:
         if end > first:
             before = self.world.rng.randint(first + 1, end)
             self.world.note("retention", partition_id, f"takes what is before {before}")
-            self.ledger.truncated(partition_id, before)
+            for ledger in self.ledgers:
+                ledger.truncated(partition_id, before)
             self.hub.truncate(partition_id, before)
 
     async def make_again(self) -> None:
         self.world.note("make again")
         make_again(self.hub)
-        self.ledger.made_again()
+        for ledger in self.ledgers:
+            ledger.made_again()
         self.hub.detach(None, error_for("amqp:resource-deleted", "the hub was deleted"))
 
     # ---------------------------------------------------------------------------------------------------- store
@@ -543,15 +574,19 @@ def make_again(hub: FakeHub) -> None:
     hub.created_at = created
 
 
+@contextlib.contextmanager
+def on_file(world: World, *, is_wanted: bool) -> Iterator[Path | None]:
+    """Return a directory for a history's leases, in half of the histories where it is wanted; else None: in memory."""
+    if not is_wanted or world.rng.random() >= 0.5:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="history-") as directory, sqlite_inline():
+        yield Path(directory)
+
+
 async def consumer_history(world: World, size: int) -> None:
     """Live one history of hosts. Its profile is the part of its kind behind "consumer:"."""
     name = world.kind.partition(":")[2] or world.chosen(dict.fromkeys(PROFILES, 1.0))
-    is_on_file = name == "store" and world.rng.random() < 0.5
     world.note("profile", name)
-    with ExitStack() as stack:
-        directory: Path | None = None
-        if is_on_file:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="history-")))
-            stack.enter_context(sqlite_inline())
-        history = ConsumerHistory(world, PROFILES[name], directory)
-        await history.run(size)
+    with on_file(world, is_wanted=name == "store") as directory:
+        await ConsumerHistory(world, PROFILES[name], directory).run(size)

@@ -139,7 +139,13 @@ class Ledger:
         shore.reported |= numbers
 
     def hub_loss_reported(self, partition_id: str) -> None:
-        """Record a report that the hub is another one than that of the checkpoint."""
+        """Record a report that the hub is another one than that of the checkpoint.
+
+        Nothing is promised of what the present hub dropped before: its reading begins now, also where it had begun and
+        a host died before that was recorded.
+        """
+        shore = self._shores[self.making, partition_id]
+        shore.exempt.update(range(shore.truncated))
         self.unreported.discard(partition_id)
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
@@ -148,7 +154,7 @@ class Ledger:
         place = (making, partition_id)
         call = Call(host, place, epoch, tuple(event.sequence_number for event in events))
         self.batches += 1
-        self._world.note("begin", host, _named(call))
+        self._world.note("begin", host, named_call(call))
         for event in events:
             if event.body != body_of(making, partition_id, event.sequence_number):
                 self._world.violate(f"partition {partition_id}: {event.sequence_number} is not what the hub stored")
@@ -158,7 +164,7 @@ class Ledger:
             self._world.violate(f"partition {partition_id}: {reader} and {host} deliver under epoch {epoch}")
         before = self._running.get((host, partition_id))
         if before is not None and before.is_running:
-            self._world.violate(f"partition {partition_id}: {host} delivers while {_named(before)} runs")
+            self._world.violate(f"partition {partition_id}: {host} delivers while {named_call(before)} runs")
         self._running[host, partition_id] = call
         self._check_order(call)
         self._places[partition_id, epoch] = place
@@ -177,24 +183,27 @@ class Ledger:
     def _check_gap(self, call: Call, first: int, until: int) -> None:
         shore = self._shores[call.place]
         missing = {number for number in range(first, until) if number not in call.numbers and number >= shore.truncated}
+        missing -= shore.reported
         if missing:
-            self._world.violate(f"partition {call.place[1]}: {_named(call)} came without {_short(missing)} before it")
+            self._world.violate(
+                f"partition {call.place[1]}: {named_call(call)} came without {_short(missing)} before it"
+            )
 
     def ok(self, call: Call) -> None:
         """Record that a call returned."""
         call.is_running = False
-        self._world.note("ok", call.host, _named(call))
+        self._world.note("ok", call.host, named_call(call))
         self._shores[call.place].processed.update(call.numbers)
 
     def failed(self, call: Call, error: BaseException) -> None:
         """Record that a call raised."""
         call.is_running = False
-        self._world.note("failed", call.host, _named(call), type(error).__name__)
+        self._world.note("failed", call.host, named_call(call), type(error).__name__)
 
     def claim(self, call: Call, last: int) -> None:
         """Record that user code says, within the running call, that a batch is processed up to an event."""
         if call.is_running:
-            self._world.note("claim", call.host, _named(call), "up to", last)
+            self._world.note("claim", call.host, named_call(call), "up to", last)
             self._shores[call.place].processed.update(number for number in call.numbers if number <= last)
 
     # --------------------------------------------------------------------------------------------- the store
@@ -278,7 +287,8 @@ def _place_of(event: ReceivedEvent) -> tuple[int, str, int]:
     return int(making), partition_id, int(number)
 
 
-def _named(call: Call) -> str:
+def named_call(call: Call) -> str:
+    """Return the place, the epoch and the numbers of a call."""
     making = "" if not call.place[0] else f"#{call.place[0]}"
     return f"{call.place[1]}{making}@{call.epoch}[{call.numbers[0]}..{call.numbers[-1]}]"
 

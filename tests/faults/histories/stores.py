@@ -54,15 +54,28 @@ class Trouble:
 
 
 class HistoryStore:
-    """Passes every call on to a real store, with trouble, and tells the ledger what is stored."""
+    """Passes every call on to a real store, with trouble, and tells the ledgers what is stored.
+
+    Args:
+        ledger_of: Returns the ledger of a subscription, by the name under which the store keeps its checkpoints.
+        recorded: Called with a subscription's record that was stored, None where it was deleted, and the one before.
+    """
 
     def __init__(
-        self, world: World, life: Life, store: LeaseStore, ledger: Ledger, trouble: Callable[[], Trouble]
+        self,
+        world: World,
+        life: Life,
+        store: LeaseStore,
+        trouble: Callable[[], Trouble],
+        *,
+        ledger_of: Callable[[str], Ledger],
+        recorded: Callable[[SubscriptionRecord | None, SubscriptionRecord | None], None],
     ) -> None:
         self._world = world
         self._life = life
         self._store = store
-        self._ledger = ledger
+        self._ledger_of = ledger_of
+        self._recorded = recorded
         self._trouble = trouble
         self._rng = world.stream(f"store of {life.name}")
         self._late: set[asyncio.Task[Any]] = set()
@@ -149,7 +162,8 @@ class HistoryStore:
             is_stored = await self._store.write_checkpoint(lease, checkpoint, subscription)
             if is_stored:
                 held = await self._store.read_checkpoint(lease.partition_id, subscription)
-                self._ledger.took(lease.partition_id, lease.epoch, checkpoint, held, is_reset=False)
+                ledger = self._ledger_of(subscription)
+                ledger.took(lease.partition_id, lease.epoch, checkpoint, held, is_reset=False)
             return is_stored
 
         return await self._call("write checkpoint", write)
@@ -160,7 +174,8 @@ class HistoryStore:
         async def reset() -> bool:
             is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
             if is_stored:
-                self._ledger.took(lease.partition_id, lease.epoch, checkpoint, checkpoint, is_reset=True)
+                ledger = self._ledger_of(subscription)
+                ledger.took(lease.partition_id, lease.epoch, checkpoint, checkpoint, is_reset=True)
             return is_stored
 
         return await self._call("reset checkpoint", reset)
@@ -185,10 +200,22 @@ class HistoryStore:
     async def write_subscription(
         self, record: SubscriptionRecord, replaces: StoredSubscription | None
     ) -> StoredSubscription | None:
-        return await self._call("write subscription", lambda: self._store.write_subscription(record, replaces))
+        async def write() -> StoredSubscription | None:
+            stored = await self._store.write_subscription(record, replaces)
+            if stored is not None:
+                self._recorded(record, None if replaces is None else replaces.record)
+            return stored
+
+        return await self._call("write subscription", write)
 
     async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        return await self._call("delete subscription", lambda: self._store.delete_subscription(stored))
+        async def delete() -> bool:
+            is_deleted = await self._store.delete_subscription(stored)
+            if is_deleted:
+                self._recorded(None, stored.record)
+            return is_deleted
+
+        return await self._call("delete subscription", delete)
 
     async def aclose(self) -> None:
         await self._store.aclose()

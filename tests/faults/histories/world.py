@@ -8,15 +8,17 @@ any process: nothing here, and nothing that it runs, depends on addresses of obj
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import random
 from asyncio import events
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from eventpump.consumer import limits
 from eventpump.errors import EventPumpError
 from eventpump.interfaces import ReceiveLinkSpec, ReceiveSink
 from eventpump.testing.clock import VirtualTimeLoop
@@ -112,6 +114,24 @@ class Life:
             self.context.copy().run(work, *args)
         else:
             self.defer(events.Handle(work, args, loop, self.context.copy()))
+
+
+class _PacesOfLives(dict[Any, dict[str, Any]]):
+    """The pace at which the hosts of one event loop read properties: here of one process."""
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        return super().setdefault(_LIFE.get(), default)
+
+
+@contextlib.contextmanager
+def own_paces() -> Iterator[None]:
+    """Have every process read properties at a pace of its own: one that is killed must not keep others waiting."""
+    real = limits._PACES
+    limits._PACES = _PacesOfLives()  # type: ignore[assignment]  # the part that is used
+    try:
+        yield
+    finally:
+        limits._PACES = real
 
 
 class _Handle(events.Handle):
