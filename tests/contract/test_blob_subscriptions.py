@@ -191,7 +191,8 @@ async def test_a_former_host_in_between_leaves_the_subscriptions_alone(scene: _S
         scene.hub.publish(partition_id, count=10)
         await _process_as(form, scene.blob(partition_id), partition_id, 14)
     assert scene.reader.problems == []
-    before, _ = dict(scene.got), scene.got.clear()
+    before = dict(scene.got)
+    scene.got.clear()
     async with scene.host("a"):
         await scene.until({"0": 20, "1": 20})
     for partition_id in scene.hub.partition_ids:
