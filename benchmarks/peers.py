@@ -56,6 +56,11 @@ def receivers() -> list[Configuration]:
     ]
 
 
+def is_plain(configuration: Configuration) -> bool:
+    """Return whether a configuration of `receivers` is the one that short runs (`--quick`) try of each client."""
+    return dict(configuration.options) == {"prefetch": 300, "max_batch_size": 300}
+
+
 def try_all(
     configurations: Iterable[Configuration],
     run: Callable[[Configuration], Figures],

@@ -16,6 +16,7 @@ from benchmarks.report import Report, Row, environment, number
 
 MEASURED = {
     "receive": "CPU time of the client's process per event, received and its body and three fields read",
+    "fanout": "CPU time of the process per event published, with several consumers that each read four fields of it",
     "send": "CPU time of the client's process per event, created and sent in full batches over TLS",
     "buffered": "CPU time of the client's process per event, sent singly through the client's buffer, over TLS",
     "idempotent": "What numbering events against duplicates costs the client's process, over TLS",

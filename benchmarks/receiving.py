@@ -23,6 +23,7 @@ from benchmarks.meter import median_run
 from benchmarks.peers import (
     Configuration,
     best_of_each_client,
+    is_plain,
     others,
     receivers,
     try_all,
@@ -100,16 +101,12 @@ def receive(quick: bool, log: Log) -> list[Row]:
                 amounts = replace(amounts, ours=amounts.available // 2)
             if condition.partitions == HEADLINE.partitions:
                 # A short run of each is cheap there; elsewhere only the best of each client is tried.
-                candidates = [each for each in receivers() if not quick or _is_plain(each)]
+                candidates = [each for each in receivers() if not quick or is_plain(each)]
             found, best = _receive(condition, amounts, candidates, made, quick, log)
             rows += found
             if condition == HEADLINE:
                 candidates = best
     return rows
-
-
-def _is_plain(configuration: Configuration) -> bool:
-    return dict(configuration.options) == {"prefetch": 300, "max_batch_size": 300}
 
 
 def _receive(

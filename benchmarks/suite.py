@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import spark_source
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, PEER, Log, shown
+from benchmarks.fanout import fanout
 from benchmarks.meter import median_run
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
 from benchmarks.receiving import receive, stages
@@ -344,6 +345,7 @@ def _spark_sink_rows(
 BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
     "stages": stages,
+    "fanout": fanout,
     "send": send,
     "buffered": buffered,
     "latency": latency,

@@ -30,7 +30,7 @@ from eventpump.options.connection import (
     checked_hub,
     connection_settings,
 )
-from eventpump.options.consumer import HostSettings, ReaderSettings, StartPosition
+from eventpump.options.consumer import HostSettings, Park, ReaderSettings, StartPosition
 from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
@@ -176,12 +176,19 @@ class HostOptions(FeedOptions, total=False):
     ownership_lost_grace: float
     """Seconds that a handler may continue after ownership of its partition was lost, at most three quarters of
     `close_timeout`. Then it is cancelled. Default: 5.0."""
-    failure_policy: Literal["retry", "stop"]
-    """What to do if the processor raises: "retry" the same events, or "stop" the host. Default: "retry"."""
+    failure_policy: Literal["retry", "skip", "stop", "stop_partition"] | Park
+    """What to do if the processor raises: "retry" the same events as `handler_retry` says; "skip" the event that
+    failed, which is reported; `Park(to)`, store it elsewhere before going on; "stop" the host; or "stop_partition":
+    leave the partition and try again later, while others continue. Of a batch, the events are delivered once more one
+    by one, and only those that fail by themselves are skipped or parked. If `open` raises, "skip" and `Park` are as
+    "retry". Default: "retry"."""
+    on_retries_exhausted: Literal["skip", "stop", "stop_partition"] | Park
+    """What to do after the last retry, if `handler_retry` has a `max_retries`: "skip", `Park(to)`, "stop" or
+    "stop_partition", as of `failure_policy`. Events that are delivered one by one are retried as often each. If `open`
+    raises, "skip" and `Park` are as "stop_partition". Default: "stop"."""
     handler_retry: RetryOptions
-    """The delays, in seconds, before a failed batch is given to the processor again. After `max_retries` retries, if
-    there is such a limit, the host stops, as with the policy "stop". Default: `RetryOptions(max_retries=None,
-    base_delay=0.5, max_delay=30.0)`."""
+    """The delays, in seconds, before a failed batch is given to the processor again. Default:
+    `RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)`."""
     on_data_loss: Literal["earliest", "latest", "fail"] | None
     """What to do if events after a checkpoint are gone: continue at the oldest retained event ("earliest") or at the
     partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and try again later, while other
@@ -439,11 +446,18 @@ class EventProcessorHost(PartitionHost):
             cancelled, and a handler that still does not return is reported. Default: 20.0.
         ownership_lost_grace (float): Seconds that a handler may continue after ownership of its partition was lost, at
             most three quarters of `close_timeout`. Then it is cancelled. Default: 5.0.
-        failure_policy (Literal["retry", "stop"]): What to do if the processor raises: "retry" the same events, or
-            "stop" the host. Default: "retry".
+        failure_policy (Literal["retry", "skip", "stop", "stop_partition"] | Park): What to do if the processor raises:
+            "retry" the same events as `handler_retry` says; "skip" the event that failed, which is reported;
+            `Park(to)`, store it elsewhere before going on; "stop" the host; or "stop_partition": leave the partition
+            and try again later, while others continue. Of a batch, the events are delivered once more one by one, and
+            only those that fail by themselves are skipped or parked. If `open` raises, "skip" and `Park` are as
+            "retry". Default: "retry".
+        on_retries_exhausted (Literal["skip", "stop", "stop_partition"] | Park): What to do after the last retry, if
+            `handler_retry` has a `max_retries`: "skip", `Park(to)`, "stop" or "stop_partition", as of `failure_policy`.
+            Events that are delivered one by one are retried as often each. If `open` raises, "skip" and `Park` are as
+            "stop_partition". Default: "stop".
         handler_retry (RetryOptions): The delays, in seconds, before a failed batch is given to the processor again.
-            After `max_retries` retries, if there is such a limit, the host stops, as with the policy "stop". Default:
-            `RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)`.
+            Default: `RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)`.
         on_data_loss (Literal["earliest", "latest", "fail"] | None): What to do if events after a checkpoint are gone:
             continue at the oldest retained event ("earliest") or at the partition's end ("latest"); or "fail": leave
             the partition with a `DataLossError` and try again later, while other partitions continue. None means
@@ -516,6 +530,9 @@ class EventProcessorHost(PartitionHost):
             hooks=hooks,
             rng=rng,
             owns_transport=connection.is_owned,
+            open_sender=lambda transport, hub: HubProducer(
+                transport, hub, retry=connection.retry, rng=rng, owns_transport=False
+            ),
         )
 
     @property

@@ -351,12 +351,16 @@ class ProcessorFailedError(EventPumpError):
     Args:
         partition_id: The partition.
         operation: The method that raised, such as "process_events".
+        stops_host: Whether the host stops for it; if not, it leaves the partition, and tries it again later. Default:
+            True.
     """
 
-    def __init__(self, partition_id: str, operation: str) -> None:
-        super().__init__(f"partition {partition_id}: {operation} failed, and the failure policy is to stop")
+    def __init__(self, partition_id: str, operation: str, *, stops_host: bool = True) -> None:
+        then = "" if stops_host else " the partition"
+        super().__init__(f"partition {partition_id}: {operation} failed, and the failure policy is to stop{then}")
         self.partition_id = partition_id
         self.operation = operation
+        self.stops_host = stops_host
 
 
 class ClosedError(EventPumpError):

@@ -6,7 +6,7 @@ Transports and stores have one contract suite each, which every implementation m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eventpump.core.claim import PublisherState, StoredPublisherState
     from eventpump.core.lease import LeaseSnapshot, PartitionLease
     from eventpump.errors import EventPumpError
-    from eventpump.eventhubs.events import Checkpoint, EventPosition
+    from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition
 
 
 class Clock(Protocol):
@@ -263,6 +263,31 @@ class SendLinkOpener(Protocol):
 
         Raises:
             ServiceError: The service refused the link, or there was no answer.
+        """
+
+
+class EventSender(Protocol):
+    """Sends events to a hub: an `EventProducer` or a `BufferedProducer`."""
+
+    async def send(self, event: EventData, /, *, partition_key: str | None = None) -> Awaitable[object] | None:
+        """Send an event.
+
+        Args:
+            event: The event.
+            partition_key: Its partition key; None for no key.
+
+        Returns:
+            None once the event is stored; or what to await until it is.
+
+        Raises:
+            EventPumpError: It is not known to be stored.
+        """
+
+    async def aclose(self, *, deadline: float | None = None) -> None:
+        """Close it.
+
+        Args:
+            deadline: Seconds that closing may take; None for a time of its own.
         """
 
 

@@ -194,7 +194,7 @@ class ProcessorFailed(HostReport):
     """The user's processor raised.
 
     Args:
-        operation: The method that raised.
+        operation: The method that raised; "park" if an event could not be parked.
         error: What it raised.
         failures: How many times in a row.
         delay: Seconds until the retry; None if there is no retry.
@@ -209,6 +209,49 @@ class ProcessorFailed(HostReport):
     def describe(self) -> str:
         then = "" if self.delay is None else f", trying again in {self.delay:.1f} s"
         return f"{self.operation} raised ({self.failures} in a row){then}: {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventSkipped(HostReport):
+    """An event that could not be processed was passed over (`"skip"`). It counts as processed.
+
+    Args:
+        sequence_number: Its number; None if it cannot be read.
+        error: What the processor raised last.
+        attempts: How many times the event was delivered, alone and in its batch.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    sequence_number: int | None
+    error: Exception
+    attempts: int
+
+    def describe(self) -> str:
+        which = "" if self.sequence_number is None else f" {self.sequence_number}"
+        return f"skipped event{which} after {self.attempts} attempts: {type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventParked(HostReport):
+    """An event that could not be processed is stored elsewhere (`Park`). It counts as processed.
+
+    Args:
+        sequence_number: Its number; None if it cannot be read.
+        error: What the processor raised last.
+        attempts: How many times the event was delivered, alone and in its batch.
+        hub: The hub that it is stored in; None if the program's own code stored it.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    sequence_number: int | None
+    error: Exception
+    attempts: int
+    hub: str | None
+
+    def describe(self) -> str:
+        which = "" if self.sequence_number is None else f" {self.sequence_number}"
+        where = "" if self.hub is None else f" in hub {self.hub}"
+        return f"parked event{which}{where} after {self.attempts} attempts: {type(self.error).__name__}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +481,50 @@ class OwnLink(HostReport):
 
     def describe(self) -> str:
         return "reads over a link of its own" if self.is_open else "shares the link of the other subscriptions again"
+
+
+@dataclass(frozen=True, slots=True)
+class PositionSought(HostReport):
+    """A subscription goes on elsewhere, because a seek asked for it. It is stored.
+
+    Args:
+        checkpoint: The checkpoint after which it goes on.
+    """
+
+    checkpoint: Checkpoint
+
+    def describe(self) -> str:
+        return f"continues at sequence number {self.checkpoint.sequence_number + 1}, as a seek asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReplayed(HostReport):
+    """A range was delivered again, and processed. The checkpoint did not change.
+
+    Args:
+        first: The sequence number that the range begins with.
+        last: The sequence number that it ends with.
+    """
+
+    first: int
+    last: int
+
+    def describe(self) -> str:
+        return f"sequence numbers {self.first} to {self.last} were replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPaused(HostReport):
+    """A subscription is paused on a partition, or continues there.
+
+    Args:
+        is_paused: Whether it is paused.
+    """
+
+    is_paused: bool
+
+    def describe(self) -> str:
+        return "is paused after its running batch" if self.is_paused else "continues"
 
 
 @dataclass(frozen=True, slots=True)

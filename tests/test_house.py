@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[1]
 _PUBLIC = """
 AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
 BufferedProducer Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
-ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions
-ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator
-EntityNotFoundError EventBatch EventData EventError EventPosition EventProcessor EventProcessorHost EventProducer
-EventPumpError EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory
+ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
+ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
+EventBatch EventData EventError EventParked EventPosition EventProcessor EventProcessorHost EventProducer EventPumpError
+EventSender EventSkipped EventTooLargeError FeedOptions HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory
 HubProperties InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken
 LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore
 MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError
-PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
+Park PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
 PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus PartitionsFound ProcessorFailed
 ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
 PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
@@ -33,8 +33,8 @@ PumpState QuotaExceededError ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSi
 RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult
 ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SqliteLeaseStore
 SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord
-StoredSubscription SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor
-TokenCredential Transport TransportName TransportType UnexpectedFailure connection_settings make_transport
+StoredSubscription SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential
+Transport TransportName TransportType UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -48,6 +48,7 @@ _COVERED_BY = {
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
     "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/parked.py": "integration/test_parked.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
     "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
 from azure.eventhub import EventData, TransportType
 
 from benchmarks.events import Sample
-from benchmarks.sides.common import port_of
+from benchmarks.sides.common import FanTally, port_of
 
 
 def client_options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -44,3 +45,30 @@ def read(batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
     if not offset:
         raise AssertionError("an event has no offset")
     return batch[0].sequence_number or 0, number, len(batch), len(body), enqueued
+
+
+def taken(
+    tally: FanTally,
+    consumer: int,
+    partition_id: str | None,
+    batch: list[EventData],
+    reads: bool,
+    lock: AbstractContextManager[Any] | None = None,
+) -> bool:
+    """Count a batch of one of several consumers in.
+
+    Args:
+        reads: Whether to read four fields of every event, and not only the first and the last number.
+        lock: Held while it is counted, but not while it is read. Default: None.
+
+    Returns:
+        Whether that was enough; see `FanTally`.
+    """
+    assert partition_id is not None
+    if reads:
+        found = read(batch)
+        with lock or nullcontext():
+            return tally.add(consumer, partition_id, *found)
+    numbers = batch[0].sequence_number or 0, batch[-1].sequence_number or 0
+    with lock or nullcontext():
+        return tally.add_unread(consumer, partition_id, *numbers, len(batch))

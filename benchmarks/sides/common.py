@@ -63,6 +63,68 @@ class Tally:
         return False
 
 
+class FanTally:
+    """The same for several consumers that each get every event, in this process: it measures the cost of all of them.
+
+    Args:
+        consumers: How many there are.
+        partitions: How many partitions there are.
+        events: How many events, each counted once, to measure over; the first and last 20th of them are left out.
+        available: How many there are, over all partitions.
+        kind: Of the canned service's events.
+    """
+
+    def __init__(self, consumers: int, partitions: int, events: int, available: int, kind: str) -> None:
+        deliveries = events * consumers
+        self._meter = Meter(deliveries // 20, deliveries - deliveries // 20)
+        self._consumers = consumers
+        self._partitions = partitions
+        self._deliveries = deliveries
+        self._left = available * consumers
+        self._check = checker(kind)
+        self._gaps = [Gaps(FIRST_SEQUENCE_NUMBER) for _ in range(consumers)]
+        self._is_steady = False
+
+    def add(
+        self, consumer: int, partition_id: str, first: int, last: int, count: int, size: int, enqueued: datetime | None
+    ) -> bool:
+        """Take in a batch that a consumer got and read; see `Tally.add`."""
+        self._check(last, size, enqueued)
+        return self.add_unread(consumer, partition_id, first, last, count)
+
+    def add_unread(self, consumer: int, partition_id: str, first: int, last: int, count: int) -> bool:
+        """Take in a batch of which only the first and the last number were read.
+
+        Returns:
+            Whether that was enough.
+
+        Raises:
+            AssertionError: An event is missing, or there are not enough.
+        """
+        self._gaps[consumer].check(partition_id, first, last, count)
+        self._left -= count
+        if self._is_steady:
+            self._meter.add(count)
+        else:
+            self._is_steady = all(each.partitions == self._partitions for each in self._gaps)
+        if self._meter.count >= self._deliveries:
+            return True
+        if self._left <= 0:
+            raise AssertionError(f"only {self._meter.count} deliveries came after each consumer had all partitions")
+        return False
+
+    def result(self) -> dict[str, float]:
+        """Return the figures of `Meter.result`, for an event that is counted once, however many consumers get it."""
+        found, times = self._meter.result(), self._consumers
+        return {
+            **found,
+            "cost": found["cost"] * times,
+            "faults": found["faults"] * times,
+            "rate": found["rate"] / times,
+            "events": found["events"] / times,
+        }
+
+
 async def rest_until_told() -> None:
     """Report that this side is ready, and wait until the benchmark starts it."""
     print(READY, flush=True)

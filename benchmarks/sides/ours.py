@@ -12,6 +12,7 @@ from benchmarks.events import samples
 from benchmarks.meter import Meter
 from benchmarks.sides.common import (
     BODY_SIZE,
+    FanTally,
     Tally,
     measure_delivery,
     measure_idle,
@@ -154,6 +155,65 @@ async def receive(
     async with host:
         await host.run()
     return tally.meter.result()
+
+
+class _Fanned(EventProcessor):
+    """One of several consumers: it reads four fields of every event, or only what shows that none is missing."""
+
+    def __init__(self, consumer: int, tally: FanTally, reads: bool, stop: Callable[[], None]) -> None:
+        self._consumer = consumer
+        self._tally = tally
+        self._reads = reads
+        self._stop = stop
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        place = self._consumer, context.partition_id, events[0].sequence_number
+        if not self._reads:
+            is_enough = self._tally.add_unread(*place, events[-1].sequence_number, len(events))
+        else:
+            body, offset, number, enqueued = b"", "", -1, None
+            for event in events:
+                body, offset, number, enqueued = event.body, event.offset, event.sequence_number, event.enqueued_time
+            if not offset:
+                raise AssertionError("an event has no offset")
+            is_enough = self._tally.add(*place, number, len(events), len(body), enqueued)
+        if is_enough:
+            self._stop()
+
+
+async def fanout(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    consumers: int,
+    reads: bool,
+    kind: str,
+    options: Options | None = None,
+) -> dict[str, float]:
+    """Receive so many events once, and deliver each to several subscriptions of a host.
+
+    Args:
+        consumers: How many subscriptions there are.
+        reads: Whether each reads four fields of every event.
+        options: Of the connection; the others as of `FanTally`.
+    """
+    tally = FanTally(consumers, partitions, events, available, kind)
+    host = EventProcessorHost(
+        connection_string,
+        hub,
+        lease_store=MemoryLeaseStore(),
+        max_batch_size=300,
+        failure_policy="stop",
+        **(options or {}),
+    )
+    async with host:
+        for consumer in range(consumers):
+            processor = _Fanned(consumer, tally, reads, host.stop)
+            await host.subscribe(f"consumer-{consumer}", processor, start="earliest", catch_up="shared")
+        await host.run()
+    return tally.result()
 
 
 # ----------------------------------------------------------------------------------------------------- sending

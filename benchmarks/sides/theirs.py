@@ -12,9 +12,10 @@ from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient, P
 import eventpump
 from benchmarks.events import samples
 from benchmarks.meter import Meter
-from benchmarks.sides.azure import client_options, event_of, read
+from benchmarks.sides.azure import client_options, event_of, read, taken
 from benchmarks.sides.common import (
     BODY_SIZE,
+    FanTally,
     Tally,
     connections_to,
     measure_delivery,
@@ -70,6 +71,60 @@ async def receive(
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
     return tally.meter.result()
+
+
+async def fanout(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    consumers: int,
+    reads: bool,
+    kind: str,
+    prefetch: int = 3000,
+    max_batch_size: int = 300,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Receive so many events by several clients, each in a consumer group of its own.
+
+    Args:
+        consumers: How many clients there are.
+        reads: Whether each reads four fields of every event.
+        options: Of the connection; the others as of `FanTally`.
+    """
+    tally = FanTally(consumers, partitions, events, available, kind)
+    done = asyncio.get_running_loop().create_future()
+
+    async def receive_all(consumer: int) -> None:
+        async def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
+            if not batch or done.done():
+                return
+            try:
+                if taken(tally, consumer, context.partition_id, batch, reads):
+                    done.set_result(None)
+            except AssertionError as error:
+                # The client would log it and go on.
+                done.set_exception(error)
+
+        client = EventHubConsumerClient.from_connection_string(
+            connection_string, f"group-{consumer}", eventhub_name=hub, **client_options(connection_string, options)
+        )
+        async with client:
+            await client.receive_batch(
+                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
+            )
+
+    receiving = [asyncio.create_task(receive_all(consumer)) for consumer in range(consumers)]
+    await asyncio.wait({*receiving, done}, return_when=asyncio.FIRST_COMPLETED)
+    for task in receiving:
+        if not done.done() and task.done():
+            await task
+        # Left to end by itself it would sleep out its load-balancing interval.
+        task.cancel()
+    await asyncio.gather(*receiving, return_exceptions=True)
+    await done
+    return tally.result()
 
 
 async def send(

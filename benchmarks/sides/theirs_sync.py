@@ -11,8 +11,8 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 
 from benchmarks.events import samples
 from benchmarks.meter import Meter, page_faults
-from benchmarks.sides.azure import client_options, event_of, read
-from benchmarks.sides.common import BODY_SIZE, Tally, latency_of
+from benchmarks.sides.azure import client_options, event_of, read, taken
+from benchmarks.sides.common import BODY_SIZE, FanTally, Tally, latency_of
 
 
 def receive(
@@ -71,6 +71,66 @@ def receive(
     if failures:
         raise failures[0]
     return tally.meter.result()
+
+
+def fanout(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    consumers: int,
+    reads: bool,
+    kind: str,
+    prefetch: int = 300,
+    max_batch_size: int = 300,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Receive so many events by several clients, each in a consumer group of its own.
+
+    The clients' threads go on until the process is ended.
+
+    Args:
+        consumers: How many clients there are.
+        reads: Whether each reads four fields of every event.
+        options: Of the connection; the others as of `FanTally`.
+    """
+    tally = FanTally(consumers, partitions, events, available, kind)
+    done = threading.Event()
+    failures: list[BaseException] = []
+    # Each partition of each client has a thread.
+    lock = threading.Lock()
+
+    def receive_all(consumer: int) -> None:
+        def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
+            if not batch or done.is_set():
+                return
+            try:
+                if taken(tally, consumer, context.partition_id, batch, reads, lock):
+                    done.set()
+            except AssertionError as error:
+                # The client would log it and go on.
+                failures.append(error)
+                done.set()
+
+        client = EventHubConsumerClient.from_connection_string(
+            connection_string, f"group-{consumer}", eventhub_name=hub, **client_options(connection_string, options)
+        )
+        try:
+            client.receive_batch(
+                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
+            )
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    for consumer in range(consumers):
+        threading.Thread(target=receive_all, args=(consumer,), daemon=True).start()
+    done.wait()
+    if failures:
+        raise failures[0]
+    return tally.result()
 
 
 def send(

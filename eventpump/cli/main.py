@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from eventpump.cli import emulator, send, tail
+from eventpump.cli import emulator, parked, send, tail
 from eventpump.demo import command as demo
 from eventpump.errors import EventPumpError
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
     demo.add_parser(subparsers)
     emulator.add_parser(subparsers)
+    parked.add_parser(subparsers)
     send.add_parser(subparsers)
     tail.add_parser(subparsers)
     return made

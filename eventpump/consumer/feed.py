@@ -448,8 +448,10 @@ class FeedCursor(Generic[_T]):
 
     def take(self, limit: int) -> list[_T]:
         """Take what is there, at most `limit` messages; empty where nothing is."""
+        held = self._feed.events_held
         messages = self._cursor.read(limit)
-        if messages:
+        if self._feed.events_held < held:
+            # Of several cursors only the last one to read makes room.
             self._feed.adjust_credit()
         return messages
 

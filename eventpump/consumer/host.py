@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack
@@ -18,13 +18,20 @@ from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
+from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, LeaseStore, Transport
-from eventpump.options.consumer import HostSettings, SubscriptionOptions, SubscriptionSettings
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, EventSender, LeaseStore, Transport
+from eventpump.options.consumer import (
+    HostSettings,
+    SubscriptionOptions,
+    SubscriptionPosition,
+    SubscriptionSettings,
+    sought_position,
+)
 from eventpump.reports import Hook, Reporter
 
 _log = logging.getLogger("eventpump.consumer")
@@ -55,6 +62,7 @@ class PartitionHost:
         clock: The clock by which the store's leases expire; None for the running loop's.
         rng: Randomness, for delays; None for an unseeded one.
         owns_transport: Whether the transport is closed with the host. Default: True.
+        open_sender: Returns what sends to a hub over the transport, by the hub's name; for `Park`.
 
     Raises:
         ConfigurationError: The renew interval is not below the store's lease duration, or `processor` is not one.
@@ -71,8 +79,11 @@ class PartitionHost:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         owns_transport: bool = True,
+        open_sender: Callable[[Transport, str], EventSender] | None = None,
     ) -> None:
         self._transport_factory = transport_factory
+        self._open_sender = open_sender
+        self._parking = Parking(self._sender)
         self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
@@ -228,14 +239,118 @@ class PartitionHost:
         if self._manager is not None:
             self._manager.stop(max(0.0, within))
 
-    def resume(self, name: str) -> None:
-        """Deliver to a subscription again on the partitions where this host has suspended it (`on_slow="suspend"`).
+    async def seek(
+        self, name: str, position: SubscriptionPosition, partition_ids: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Let a subscription continue at another position, on the partitions that this host owns.
+
+        On each partition it takes effect after the running batch, and is stored before the first event from the new
+        position is delivered: it holds for every later owner. A partition that is given up meanwhile may have it stored
+        or not; one that is not returned was not sought, as far as this host knows. A processor calls `context.seek`
+        instead: this waits for its batch.
 
         Args:
-            name: The subscription.
+            name: The subscription; "default" for that of the host's own processor.
+            position: As `start` of `subscribe`: "earliest", "latest", a sequence number, a time, a timedelta, an
+                offset, or an `EventPosition`. On a partition whose oldest event is later, that one is the next.
+            partition_ids: The partitions; those that this host does not own are left out. Default: all that it owns.
+
+        Returns:
+            The partitions on which it is stored.
+
+        Raises:
+            ConfigurationError: This host has no processor for the subscription, the hub has no such partition, or one
+                of the partitions no such position, as beyond its end. Nothing is changed.
+            EventPumpError: The service failed. Nothing is changed.
+            ClosedError: The host is closed.
         """
-        if self._manager is not None:
-            self._manager.resume(name)
+        where = sought_position("position", position)
+        return await self._prepare().seek(name, where, partition_ids)
+
+    async def replay(
+        self,
+        name: str,
+        *,
+        from_: SubscriptionPosition,
+        to: SubscriptionPosition,
+        partition_ids: Collection[str] | None = None,
+    ) -> tuple[str, ...]:
+        """Deliver a range again to a subscription, on the partitions that this host owns; then it continues as before.
+
+        The range is delivered once the running batch has ended, and its checkpoint does not change meanwhile:
+        `context.checkpoint` does nothing for these events. Events of the range that the hub drops before they are read
+        are reported (`DataLost`). A seek, and the end of the ownership, end a replay; it is not taken up again.
+
+        Args:
+            name: The subscription; "default" for that of the host's own processor.
+            from_: Where the range begins; as `position` of `seek`, but an event at a sequence number, time or offset
+                belongs to the range, unless it is an `EventPosition` that is not inclusive.
+            to: Where it ends; likewise. "latest" is the end of the partition at the call.
+            partition_ids: As of `seek`.
+
+        Returns:
+            The partitions on which the whole range was processed; not those on which it is empty.
+
+        Raises:
+            ConfigurationError: As of `seek`.
+            EventPumpError: As of `seek`.
+            ClosedError: The host is closed.
+        """
+        begin, end = sought_position("from_", from_, inclusive=True), sought_position("to", to, inclusive=True)
+        return await self._prepare().replay(name, begin, end, partition_ids)
+
+    async def drain(self, name: str) -> tuple[str, ...]:
+        """Wait until a subscription has processed what its partitions hold at the call, on those that this host owns.
+
+        A partition that is paused is waited for.
+
+        Args:
+            name: The subscription; "default" for that of the host's own processor.
+
+        Returns:
+            The partitions on which that is so; not those that were given up before.
+
+        Raises:
+            ConfigurationError: This host has no processor for the subscription.
+            EventPumpError: The service failed.
+            ClosedError: The host is closed.
+        """
+        return await self._prepare().drain(name)
+
+    def pause(self, name: str) -> tuple[str, ...]:
+        """Deliver no more to a subscription after its running batches, on the partitions that this host owns.
+
+        It keeps its place, and holds no other subscription back. A partition that another host takes over, or this one
+        again, is not paused.
+
+        Args:
+            name: The subscription; "default" for that of the host's own processor.
+
+        Returns:
+            The partitions on which it is paused.
+
+        Raises:
+            ConfigurationError: This host has no processor for the subscription.
+            ClosedError: The host is closed.
+        """
+        return self._prepare().pause(name)
+
+    def resume(self, name: str) -> tuple[str, ...]:
+        """Deliver to a subscription again on the partitions where this host has paused it.
+
+        Or suspended it, with `on_slow="suspend"`.
+
+        Args:
+            name: The subscription; "default" for that of the host's own processor.
+
+        Returns:
+            The partitions on which it was paused or suspended.
+
+        Raises:
+            ConfigurationError: This host has no processor for the subscription.
+            ClosedError: The host is closed.
+        """
+        return self._prepare().resume(name)
 
     def _prepare(self) -> PartitionManager:
         """Return the manager, made when it is first needed."""
@@ -264,8 +379,15 @@ class PartitionHost:
             blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
             turns=turns,
             renew_interval=self._renew_interval,
+            parking=self._parking,
         )
         return PartitionManager(around, self._source, renew_interval=self._renew_interval)
+
+    def _sender(self, hub: str) -> EventSender:
+        assert self._transport is not None
+        if self._open_sender is None:
+            raise ConfigurationError("to", "this host cannot send to a hub; give a producer or a function")
+        return self._open_sender(self._transport, hub)
 
     async def _run(self) -> None:
         settings, fields = self._settings, {**self._fields, "owner_id": self._owner_id}
@@ -285,7 +407,8 @@ class PartitionHost:
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return
-        for close in (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,):
+        closes = (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,)
+        for close in (self._parking.aclose, *closes):
             try:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, self._manager.remaining))):
                     await close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from eventpump.aio.retry import retrying
-from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
+from eventpump.aio.tasks import StoppedError, TaskSet, gather, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
@@ -24,19 +24,22 @@ from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.rewind import end_of_range
 from eventpump.core.schedule import Schedule
 from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EventPumpError,
+    OwnershipLostError,
     ProcessorFailedError,
     ServiceError,
     ServiceTimeoutError,
     StoreError,
 )
-from eventpump.eventhubs.events import EventPosition
-from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.eventhubs.events import Checkpoint, EventPosition
+from eventpump.eventhubs.partitions import partition_order
+from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec
 from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,
@@ -50,6 +53,7 @@ from eventpump.reports import (
     ServiceFailed,
     StartIgnored,
     StoreFailed,
+    SubscriptionPaused,
     UnexpectedFailure,
 )
 
@@ -66,6 +70,8 @@ FIRST_STEP = 0.25
 
 RELEASE_TIME = 1.0
 """Seconds that a release may always take, even if the time to close has run out."""
+
+_ASKED_AT_ONCE = 16
 
 LEAST_START_TIME = 1.0
 """Seconds that an attempt at the start may always take, even if the time to start has run out."""
@@ -88,6 +94,8 @@ class _Slot:
     avoid_until: float = -math.inf
     failed_until: dict[str, float] = field(default_factory=dict)
     """The subscriptions whose pump failed, and when it may be started again."""
+    paused: set[str] = field(default_factory=set)
+    """The subscriptions that are paused, for as long as the lease is held."""
     suspended: set[str] = field(default_factory=set)
     """The subscriptions that held the others back, and are not run until that is asked for."""
 
@@ -112,6 +120,7 @@ class PartitionStatus:
         held_events: Events received that only this subscription has not read yet: what it holds back from the others
             that share its link.
         has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
+        is_paused: Whether it is paused.
     """
 
     partition_id: str
@@ -123,6 +132,7 @@ class PartitionStatus:
     is_attached: bool
     held_events: int
     has_own_link: bool
+    is_paused: bool
 
 
 @dataclass(slots=True)
@@ -197,6 +207,7 @@ class PartitionManager:
                 pump.is_attached,
                 pump.held_events,
                 pump.has_own_link,
+                pump.is_paused,
             )
             for slot in self._slots.values()
             for pump in slot.pumps.values()
@@ -557,6 +568,7 @@ class PartitionManager:
     def _forget(self, slot: _Slot) -> None:
         slot.lease = None
         slot.stolen = None
+        slot.paused.clear()
         self._renewals_due.remove(slot.partition_id)
         self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:
@@ -719,6 +731,8 @@ class PartitionManager:
             on_overdue=lambda: self._overdue(slot, pump),
             on_suspended=lambda: self._suspend(slot, pump),
         )
+        if name in slot.paused:
+            pump.pause(is_paused=True)
         self._start_of_host.tried(pump.key)
         task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {pump.key}")
         task.add_done_callback(lambda _: self._pump_ended(slot, pump))
@@ -815,7 +829,7 @@ class PartitionManager:
         )
 
     def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
-        if isinstance(error, ProcessorFailedError | ConfigurationError):
+        if isinstance(error, ConfigurationError) or (isinstance(error, ProcessorFailedError) and error.stops_host):
             self._fail(error)
             return
         if isinstance(error, ServiceError):
@@ -833,11 +847,103 @@ class PartitionManager:
         slot.suspended.add(pump.subscription)
         pump.stop(CloseReason.SHUTDOWN)
 
-    def resume(self, name: str) -> None:
-        """Run a subscription again on the partitions where it was suspended."""
+    # ------------------------------------------------------------------------------------------- seek and replay
+
+    async def seek(self, name: str, position: EventPosition, partition_ids: Collection[str] | None) -> tuple[str, ...]:
+        """Let a subscription go on at a position; see `PartitionHost`."""
+        places = await self._find(await self._running(name, partition_ids), position)
+        return await _those_done([(pump, pump.seek(place)) for pump, place in places])
+
+    async def replay(
+        self, name: str, begin: EventPosition, end: EventPosition, partition_ids: Collection[str] | None
+    ) -> tuple[str, ...]:
+        """Deliver a range again; see `PartitionHost`."""
+        pumps = await self._running(name, partition_ids)
+        begins = await self._find(pumps, begin)
+        ends = dict(await self._find([pump for pump, _ in begins], end_of_range(end)))
+        ranges = [(pump, after, ends[pump].sequence_number) for pump, after in begins if pump in ends]
+        replays = [(pump, after, last) for pump, after, last in ranges if last > after.sequence_number]
+        return await _those_done([(pump, pump.replay(after, last)) for pump, after, last in replays])
+
+    async def drain(self, name: str) -> tuple[str, ...]:
+        """Wait until a subscription has processed what there is now; see `PartitionHost`."""
+
+        async def facts(pump: PartitionPump) -> tuple[PartitionPump, PartitionProperties]:
+            directory, hub = self._around.directory, self._settings.hub
+            return pump, await directory.get_partition_properties(hub, pump.partition_id)
+
+        found = await gather((facts(pump) for pump in await self._running(name, None)), at_once=_ASKED_AT_ONCE)
+        return await _those_done([(pump, pump.drain(properties)) for pump, properties in found])
+
+    def pause(self, name: str) -> tuple[str, ...]:
+        """Deliver no more to a subscription on the partitions owned; see `PartitionHost`."""
+        self._check_name(name)
+        paused = []
         for slot in self._slots.values():
+            pump = slot.pumps.get(name)
+            if slot.lease is not None and pump is not None and not pump.is_ending:
+                if name not in slot.paused:
+                    slot.paused.add(name)
+                    pump.pause(is_paused=True)
+                    self._report_pause(pump)
+                paused.append(slot.partition_id)
+        return _in_order(paused)
+
+    def resume(self, name: str) -> tuple[str, ...]:
+        """Deliver to a subscription again where it is paused or suspended; see `PartitionHost`."""
+        self._check_name(name)
+        resumed = []
+        for slot in self._slots.values():
+            if name in slot.paused or name in slot.suspended:
+                resumed.append(slot.partition_id)
             slot.suspended.discard(name)
+            if name in slot.paused:
+                slot.paused.discard(name)
+                if (pump := slot.pumps.get(name)) is not None:
+                    pump.pause(is_paused=False)
+                    self._report_pause(pump)
         self._run_subscriptions()
+        return _in_order(resumed)
+
+    def _report_pause(self, pump: PartitionPump) -> None:
+        owner = self._around.owner_id
+        self._report(SubscriptionPaused(owner, pump.partition_id, pump.is_paused, subscription=pump.subscription))
+
+    def _check_name(self, name: str) -> None:
+        """Raise `ConfigurationError` if this host has no processor for a subscription."""
+        if not any(each.name == name for each in self._subscriptions.runnable):
+            raise ConfigurationError("name", f"this host has no processor for a subscription {name}: subscribe first")
+
+    async def _running(self, name: str, partition_ids: Collection[str] | None) -> list[PartitionPump]:
+        """Return the pumps of a subscription, on some partitions or all of those owned."""
+        self._check_name(name)
+        if isinstance(partition_ids, str):
+            raise ConfigurationError("partition_ids", "must be several partition ids, and is one text")
+        if partition_ids is not None:
+            known = (await self._group.hub()).partition_ids
+            unknown = sorted(set(partition_ids) - set(known))
+            if unknown:
+                raise ConfigurationError("partition_ids", f"the hub has no partition {unknown[0]}")
+        return [
+            pump
+            for slot in self._slots.values()
+            if slot.lease is not None and (partition_ids is None or slot.partition_id in partition_ids)
+            if (pump := slot.pumps.get(name)) is not None and not pump.is_ending
+        ]
+
+    async def _find(
+        self, pumps: Collection[PartitionPump], position: EventPosition
+    ) -> list[tuple[PartitionPump, Checkpoint]]:
+        """Find a position in the partitions of some pumps. Those whose partition is given up meanwhile are left out."""
+
+        async def place_of(pump: PartitionPump) -> tuple[PartitionPump, Checkpoint] | None:
+            try:
+                return pump, await pump.place_of(position)
+            except OwnershipLostError:
+                return None
+
+        found = await gather((place_of(pump) for pump in pumps), at_once=_ASKED_AT_ONCE)
+        return [each for each in found if each is not None]
 
     def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
         """Let others have a partition of which no processor returns. It was reported."""
@@ -907,6 +1013,17 @@ class PartitionManager:
 
     def _report(self, report: HostReport) -> None:
         self._around.reporter.report(report)
+
+
+async def _those_done(asked: Sequence[tuple[PartitionPump, asyncio.Future[bool]]]) -> tuple[str, ...]:
+    """Wait for what was asked of pumps. Return the partitions where it was done, in order."""
+    for _, done in asked:
+        await done
+    return _in_order([pump.partition_id for pump, done in asked if done.result()])
+
+
+def _in_order(partition_ids: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(partition_ids, key=partition_order))
 
 
 class _Failed:

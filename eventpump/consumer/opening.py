@@ -26,8 +26,6 @@ from eventpump.core.starts import (
     find_loss,
     first_number,
     hub_of,
-    parse_position,
-    position_text,
     retained_from,
     start_of,
     starts_text,
@@ -265,7 +263,7 @@ class GroupStart:
             False if this host's settings have the same position.
         """
         own = self.starts.get(partition_id, self.starts[""])
-        if own == position_text(refused):
+        if own == str(refused):
             return False
         while self.start_of(partition_id) == refused:
             starts = {**self.record.starts, partition_id: own}
@@ -303,7 +301,7 @@ class GroupStart:
     @staticmethod
     def _parsed(text: str) -> EventPosition:
         try:
-            return parse_position(text)
+            return EventPosition.parse(text)
         except ValueError as error:
             raise StoreError("read scope record", str(error)) from None
 

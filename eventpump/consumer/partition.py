@@ -11,13 +11,16 @@ from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.rewind import ReplayedRanges
 from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.silence import lag
+from eventpump.core.starts import first_number
 from eventpump.errors import ConfigurationError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.interfaces import PartitionProperties
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +35,10 @@ class OpenPartition:
         writer: Writes them.
         continuity: Checks that no event is missing.
         beginning: Where reading began.
-        origin: Marks the events received here. Plain values, so that an event keeps its origin in a process pool.
+        origin: Marks the events received here, before the number of their link. Plain values, so that an event keeps
+            its origin in a process pool.
         life: The state of the pump, only read here.
+        replayed: Which events no checkpoint is stored for.
     """
 
     partition_id: str
@@ -43,14 +48,28 @@ class OpenPartition:
     writer: CheckpointWriter
     continuity: ContinuityCheck
     beginning: Beginning
-    origin: object
+    origin: tuple[object, ...]
     life: PumpLife
+    replayed: ReplayedRanges
     _due_timer: asyncio.TimerHandle | None = None
 
     @property
     def recorded_start(self) -> EventPosition | None:
         """Where reading began by the consumer group's record; None if it began after a checkpoint."""
         return self.beginning.position if self.beginning.checkpoint is None else None
+
+    def next_number(self, facts: PartitionProperties) -> int:
+        """Return the sequence number of the first event that is not processed, or a lower one if that is not known.
+
+        Args:
+            facts: The properties of the partition.
+        """
+        if (handled := self.tracker.handled) is not None:
+            return handled.sequence_number + 1
+        number = self.beginning.expected
+        if number is None:
+            number = first_number(self.beginning.position, facts)
+        return 0 if number is None else number
 
     def explained(self, error: Exception) -> Exception:
         """Return the error with which the feed ended, or one that adds the start position if that was refused.
@@ -87,10 +106,19 @@ class OpenPartition:
             A future that completes when the checkpoint is stored; None if there is nothing to store.
 
         Raises:
-            ConfigurationError: The event was not delivered here.
+            ConfigurationError: The event was not delivered here, or was before a seek.
         """
-        if event is not None and event.origin != self.origin:
-            raise not_delivered(self.partition_id)
+        if event is None:
+            if is_in_batch and self.replayed.is_running:
+                return None
+        else:
+            origin = event.origin
+            if not isinstance(origin, tuple) or origin[:-1] != self.origin:
+                raise not_delivered(self.partition_id)
+            if self.replayed.is_before_seek(origin[-1], event.sequence_number):
+                raise delivered_before_seek()
+            if self.replayed.has(origin[-1], event.sequence_number):
+                return None
         wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
         return None if wanted is None else self.writer.stored(wanted)
 
@@ -142,6 +170,11 @@ class OpenPartition:
 def not_delivered(partition_id: str) -> ConfigurationError:
     """Return the error for a checkpoint of an event that a partition did not deliver."""
     return ConfigurationError("event", f"it was not delivered by partition {partition_id} here")
+
+
+def delivered_before_seek() -> ConfigurationError:
+    """Return the error for a checkpoint that would undo a seek."""
+    return ConfigurationError("event", "it was delivered before a seek; pass one that was delivered after it")
 
 
 def describe_position(position: EventPosition) -> str:

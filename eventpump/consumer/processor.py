@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from eventpump.core.pump_state import CloseReason as CloseReason
 from eventpump.errors import ConfigurationError, EventError
-from eventpump.eventhubs.events import LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.options.consumer import SubscriptionPosition, sought_position
 
 if TYPE_CHECKING:
     from eventpump.interfaces import ConsumerScope
@@ -54,14 +55,15 @@ class EventProcessor(ABC):
 
         A message that cannot be decoded is an event, too: `offset`, `sequence_number`, `enqueued_time` and `raw` can be
         read, and other attributes raise `EventError`. Catch that error to skip such events; a checkpoint covers them as
-        any other event. If it is raised from here, the batch is delivered again.
+        any other event. If it is raised from here, the failure policy applies.
 
         Args:
             events: At least one event, in order; an empty sequence only with `call_when_idle`.
         """
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:  # noqa: B027 - as above
-        """Called with an error that another method raised, or that ended the reading of the partition.
+        """Called with an error that another method raised, with which an event could not be parked, or that ended the
+        reading of the partition.
 
         The error was logged already.
         """
@@ -70,9 +72,9 @@ class EventProcessor(ABC):
         """Clean up after a partition. Called once, if `open` has returned.
 
         With `CloseReason.SHUTDOWN` and `CloseReason.FAILED` the partition is still owned, and `context.checkpoint()`
-        works until this returns: without an event it stores the last batch whose `process_events` returned, never one
-        that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError` if the lease is
-        lost.
+        works until this returns: without an event it stores the last batch whose `process_events` returned, or the last
+        event that was skipped or parked, never a batch that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST`
+        it raises `OwnershipLostError` if the lease is lost.
         """
 
 
@@ -91,6 +93,7 @@ class PartitionContext:
         subscription: str,
         *,
         checkpoint: Callable[[ReceivedEvent | None], asyncio.Future[None] | None],
+        seek: Callable[[EventPosition], None],
         newest: Callable[[], bytes | None],
         lag: Callable[[], int | None],
     ) -> None:
@@ -100,6 +103,7 @@ class PartitionContext:
         self._owner_level = owner_level
         self._subscription = subscription
         self._checkpoint = checkpoint
+        self._seek = seek
         self._newest = newest
         self._lag = lag
         self._read_from: bytes | None = None
@@ -196,11 +200,12 @@ class PartitionContext:
           `asyncio.to_thread`), while it runs: its whole batch. The call means that the batch is processed; so make it
           last, and not in a `finally`;
         * any other caller (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
-          left behind, a handler that has returned or raised): the last batch whose `process_events` returned. If there
-          is none, nothing is stored.
+          left behind, a handler that has returned or raised): the last batch whose `process_events` returned, or event
+          that was skipped or parked. If there is none, nothing is stored.
 
         Calls while a write is in flight lead to one further write, of the latest checkpoint. An event at or before the
-        stored checkpoint changes nothing. If the caller is cancelled, the checkpoint is written nevertheless.
+        stored checkpoint changes nothing, and neither does one that a replay delivers. If the caller is cancelled, the
+        checkpoint is written nevertheless.
 
         Args:
             event: An event that this partition delivered here, processed or not; None as described above.
@@ -208,12 +213,33 @@ class PartitionContext:
         Raises:
             OwnershipLostError: This host no longer owns the partition; the next owner receives the events again.
             ConfigurationError: The event was not delivered by this partition: it came from another partition, hub or
-                consumer group, was not received by a host, or lies beyond what was delivered since `open`.
+                consumer group, was not received by a host, lies beyond what was delivered since `open`, or was
+                delivered before a seek to an earlier position.
             StoreError: The store failed several times; the write is retried in the background.
         """
         stored = self._checkpoint(event)
         if stored is not None:
             await stored
+
+    def seek(self, position: SubscriptionPosition) -> None:
+        """Continue at another position of this partition, after the running call of `process_events`.
+
+        It takes effect also if that call raises: the batch is then not delivered again for that reason. The position is
+        stored as the checkpoint, also if it lies before the present one, and then events are delivered from there on.
+        Of several calls during one batch the last one counts. A replay that is running ends. If the partition is given
+        up first, the seek is forgotten.
+
+        Args:
+            position: As `start` of `EventProcessorHost.subscribe`: "earliest", "latest", a sequence number, a time, a
+                timedelta, an offset, or an `EventPosition`. Below the oldest event kept, that one is the next. If the
+                partition has no such position, as beyond its end, `process_error` is called with a
+                `ConfigurationError`, and delivery continues where it was.
+
+        Raises:
+            ConfigurationError: It is not a position.
+            OwnershipLostError: This host no longer owns the partition, or is giving it up.
+        """
+        self._seek(sought_position("position", position))
 
     def __repr__(self) -> str:
         return f"PartitionContext(partition {self._partition_id}, owner level {self._owner_level})"

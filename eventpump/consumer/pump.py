@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,19 +17,30 @@ from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.limits import BoundedLeaseStore
-from eventpump.consumer.opening import Beginning, HubRecreatedError, PartitionOpening, RecordChangedError, loss_error
-from eventpump.consumer.partition import OpenPartition, describe_position, not_delivered
+from eventpump.consumer.opening import (
+    BEYOND_END_PAUSE,
+    Beginning,
+    HubRecreatedError,
+    PartitionOpening,
+    RecordChangedError,
+    loss_error,
+)
+from eventpump.consumer.parking import Parking
+from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.sharing import MemberCalls, SharedPartition
+from eventpump.consumer.rewind import Drain, Replay, ReplayedRanges, Requests, Seek
+from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.turns import Turns
-from eventpump.core.backoff import UNLIMITED, Backoff, is_used_up
+from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
+from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.core.rewind import PlaceSearch, UnknownPlaceError
 from eventpump.core.sharing import Held
-from eventpump.core.starts import Loss, LossKind, first_number
+from eventpump.core.starts import Loss, LossKind, first_number, retained_from
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -38,22 +50,35 @@ from eventpump.errors import (
     ProcessorFailedError,
     RequestRefusedError,
 )
-from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubDirectory, Transport
-from eventpump.options.consumer import HostSettings
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR
+from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
+    Clock,
+    ConsumerScope,
+    HubDirectory,
+    PartitionProperties,
+    Transport,
+)
+from eventpump.options.consumer import HostSettings, Park, failure_step
 from eventpump.reports import (
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
+    EventParked,
+    EventSkipped,
     LinkFailed,
     LinkRewound,
     LinkStalled,
     OwnLink,
+    PositionSought,
     ProcessorFailed,
     PumpClosed,
     PumpOverdue,
     PumpStarted,
+    RangeReplayed,
     Reporter,
+    ServiceFailed,
     StoreFailed,
     SubscriptionSlow,
     UnexpectedFailure,
@@ -80,6 +105,7 @@ class PumpSurroundings:
         blocked_after: Seconds; a longer standstill of the event loop is reported.
         turns: Holds deliveries back while handlers compute and the store needs the loop.
         renew_interval: Seconds between renewals.
+        parking: Stores events elsewhere that cannot be processed.
     """
 
     transport: Transport
@@ -95,6 +121,7 @@ class PumpSurroundings:
     blocked_after: float
     turns: Turns
     renew_interval: float
+    parking: Parking
 
 
 class PartitionPump:
@@ -154,8 +181,12 @@ class PartitionPump:
         self._held_back: asyncio.Future[None] | None = None
         self._processor: EventProcessor | None = None
         self._partition: OpenPartition | None = None
-        retry = settings.handler_retry
-        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._requests = Requests()
+        self._sought_back = (0, 0)
+        self._sought: Checkpoint | None = None
+        self._failures = ProcessorFailures(
+            failure_step(settings.failure_policy), failure_step(settings.on_retries_exhausted), settings.handler_retry
+        )
         self._group = subscription.start
         self._key = DEFAULT_SUBSCRIPTION
         self._opening = PartitionOpening(
@@ -182,6 +213,7 @@ class PartitionPump:
             lease.epoch,
             self.subscription,
             checkpoint=self._checkpoint,
+            seek=self._seek_by_processor,
             newest=lambda: None if self._partition is None else self._partition.feed.newest,
             lag=self._lag,
         )
@@ -221,6 +253,11 @@ class PartitionPump:
     def state(self) -> PumpState:
         """The state of the pump."""
         return self._life.state
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no further batch follows."""
+        return self._life.is_ending or self._life.is_over
 
     @property
     def is_attached(self) -> bool:
@@ -269,6 +306,86 @@ class PartitionPump:
             self._disown()
             self._begin_to_end()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is delivered because that was asked for."""
+        return self._requests.is_paused
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Deliver nothing after the running batch, or deliver again."""
+        self._requests.pause(is_paused=is_paused)
+        self._wake()
+
+    def seek(self, place: Checkpoint) -> asyncio.Future[bool]:
+        """Go on after a checkpoint, once the running batch has ended.
+
+        Returns:
+            Completes with whether that checkpoint is stored: not if the pump ends before.
+        """
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._requests.seek(Seek(place, done))
+        self._wake()
+        return done
+
+    def replay(self, after: Checkpoint, through: int) -> asyncio.Future[bool]:
+        """Deliver a range again once the running batch has ended, and then go on as before.
+
+        Args:
+            after: The checkpoint before the first event of the range.
+            through: The sequence number of the last one.
+
+        Returns:
+            Completes with whether all of it was processed: not if the pump ends before, or a seek comes.
+        """
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._requests.replay(Replay(after, through, done))
+        self._wake()
+        return done
+
+    def drain(self, facts: PartitionProperties) -> asyncio.Future[bool]:
+        """Wait until the partition is processed up to its end.
+
+        Args:
+            facts: The properties of the partition, which name its newest event.
+
+        Returns:
+            Completes with whether they are: not if the pump ends before.
+        """
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._requests.drain(Drain(facts, done))
+        self._wake()
+        return done
+
+    async def place_of(self, position: EventPosition) -> Checkpoint:
+        """Return the checkpoint after which reading begins as it does from a position.
+
+        Raises:
+            ConfigurationError: The partition has no such position.
+            EventPumpError: The service failed, or the partition is given up.
+        """
+        directory, hub = self._around.directory, self._around.scope.hub
+
+        async def facts() -> PartitionProperties:
+            return await directory.get_partition_properties(hub, self.partition_id)
+
+        created_at = (await self._group.hub()).created_at
+        try:
+            try:
+                search = PlaceSearch(self.partition_id, position, await facts())
+            except UnknownPlaceError:
+                # The properties may lag a little behind the events received.
+                await asyncio.sleep(BEYOND_END_PAUSE)
+                search = PlaceSearch(self.partition_id, position, await facts())
+            if search.found is None:
+                return await self._shared.find_place(search, created_at, facts)
+            return search.found
+        except UnknownPlaceError as error:
+            raise ConfigurationError("position", f"partition {self.partition_id}: {error}") from error
+        except RequestRefusedError as error:
+            if error.condition != ARGUMENT_ERROR:
+                raise
+            raise ConfigurationError("position", f"partition {self.partition_id}: {error.description}") from error
+
     def abandon(self) -> None:
         """Let the next cancellation of the pump's task end it at once, without calling the processor."""
         self._runner.abandon()
@@ -296,6 +413,7 @@ class PartitionPump:
             await self._close()
         finally:
             self._life.terminated()
+            self._requests.close()
             self._disown()
             self._clear_timers()
             self._runner.stop()
@@ -314,10 +432,10 @@ class PartitionPump:
             except ConfigurationError:
                 raise
             except Exception as error:
-                await self._processor_failed("open", error)
+                await self._processor_failed("open", error, None)
                 continue
             self._life.opened()
-            self._backoff.reset()
+            self._failures.settled()
             self._check_ending()
             return self._processor
         raise PumpEndedError
@@ -330,11 +448,12 @@ class PartitionPump:
         except BaseException as error:
             raise as_exception("making the processor", error) from error
 
-    async def _start(self, processor: EventProcessor) -> OpenPartition:
+    async def _start(self, processor: EventProcessor, *, opens_anew: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
 
         Args:
             processor: The processor, open.
+            opens_anew: As of `SharedPartition.join`.
 
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
@@ -348,7 +467,7 @@ class PartitionPump:
             await self._feed_failed(error)
             raise PumpEndedError from error
         self._check_ending()
-        partition_id, around, position = self.partition_id, self._around, beginning.position
+        partition_id, around = self.partition_id, self._around
         tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
         writer = CheckpointWriter(
             around.store,
@@ -362,23 +481,44 @@ class PartitionPump:
             on_refused=lambda: self._on_lost("a checkpoint was refused"),
             on_unexpected=self._unexpected,
         )
-        continuity = ContinuityCheck(
-            beginning,
+        feed = self._join(beginning, opens_anew=opens_anew)
+        origin = (around.scope, partition_id, beginning.hub_created_at)
+        replayed = ReplayedRanges(*self._sought_back)
+        self._sought = None
+        self._partition = OpenPartition(
             partition_id,
+            processor,
+            feed,
+            tracker,
+            writer,
+            self._continuity_from(beginning),
+            beginning,
+            origin,
+            self._life,
+            replayed,
+        )
+        return self._partition
+
+    def _continuity_from(self, beginning: Beginning) -> ContinuityCheck:
+        return ContinuityCheck(
+            beginning,
+            self.partition_id,
             self._settings,
-            directory=around.directory,
+            directory=self._around.directory,
             group=self._group,
             clock=self._clock,
             step=self._unless_ending,
             until_done=self._opening.until_done,
             report=self._report,
         )
-        feed = self._shared.join(
+
+    def _join(self, beginning: Beginning, *, opens_anew: int | None) -> MemberFeed:
+        return self._shared.join(
             self.subscription,
             beginning,
             MemberCalls(
                 self._opening.facts,
-                lambda: self._attached(describe_position(position)),
+                lambda: self._attached(describe_position(beginning.position)),
                 self._link_trouble,
                 lambda number: self._report(LinkRewound, number),
                 self._slow,
@@ -386,31 +526,42 @@ class PartitionPump:
             ),
             slow_after=self._subscription.slow_after,
             catch_up_group=self._subscription.catch_up_group,
+            opens_anew=opens_anew,
         )
-        origin = (around.scope, partition_id, beginning.hub_created_at)
-        self._partition = OpenPartition(
-            partition_id, processor, feed, tracker, writer, continuity, beginning, origin, self._life
-        )
-        return self._partition
 
-    async def _restart(self, partition: OpenPartition) -> OpenPartition:
-        """Find the start position again, because what was being read does not exist any more, and read from there.
+    async def _restart(self, partition: OpenPartition, seek: Seek | None = None) -> OpenPartition:
+        """Find the start position again, and read from there.
 
         Args:
             partition: What was being read.
+            seek: The checkpoint to store before; None if what was being read does not exist any more.
 
         Raises:
             PumpEndedError: The pump ends.
         """
         self._check_ending()
         await partition.feed.aclose()
-        partition.tracker.closing()
+        if seek is None:
+            partition.tracker.closing()
         await self._unless_ending(partition.writer.flush(self._around.store_timeout))
         await partition.writer.aclose()
         partition.cancel_timer()
-        # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more.
+        # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more, or of
+        # what was delivered before a seek.
         self._partition = None
-        return await self._start(partition.processor)
+        opens_anew: int | None = None
+        if seek is not None:
+            assert isinstance(seek.place, Checkpoint)
+            self._sought = seek.place
+            await self._opening.store(seek.place, is_reset=True)
+            self._report(PositionSought, seek.place)
+            if seek.done is not None:
+                resolve(seek.done, True)
+            before = partition.feed.number
+            if before is None or seek.place.sequence_number + 1 < before:
+                opens_anew = max(self._sought_back[1], before or 0)
+                self._sought_back = self._shared.feeds_made, opens_anew
+        return await self._start(partition.processor, opens_anew=opens_anew)
 
     async def _find_beginning(self) -> Beginning:
         while True:
@@ -486,12 +637,18 @@ class PartitionPump:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._ending.wait()
                 return
+            if self._requests.is_due:
+                partition = await self._obey(partition)
+                continue
             events = tuple(feed.take(limit))
             if events:
                 if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
                     partition = await self._restart(partition)
                     continue
-                await self._deliver(partition, events)
+                while not await self._deliver(partition, events):
+                    before, partition = partition, await self._obey(partition)
+                    if partition is not before:
+                        break
                 if feed.available:
                     # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
@@ -503,6 +660,8 @@ class PartitionPump:
             elif not await feed.wait(settings.max_wait_time) and self._may_deliver():
                 if feed.feed is not None:
                     self._silence.waited(feed.feed, self.partition_id, self._link_silent)
+                if self._requests.drains:
+                    await self._drain_past_lost(partition)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())
 
@@ -538,30 +697,263 @@ class PartitionPump:
             self._report(StoreFailed, "write scope record", another)
             return False
 
-    async def _deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> None:
-        """Deliver a batch, again until it is processed or the pump must not deliver any more."""
+    async def _deliver(
+        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
+    ) -> bool:
+        """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
+
+        Args:
+            partition: Where it came from.
+            events: The batch.
+            is_narrowed: Whether it is a single event of a batch that failed.
+
+        Returns:
+            False if it was not processed, and is to be delivered again once the requests are carried out.
+        """
         tracker, processor, context = partition.tracker, partition.processor, self.context
         ledger = self._around.turns.ledger
         # An event whose place cannot be read is covered by the checkpoint of a later one.
         last = next(filter(_has_place, reversed(events)), None)
+        is_replay = partition.replayed.is_running
         while self._may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
+            step = None
             if last is not None:
                 context.last_delivered = last
-                tracker.events_delivered(last)
+                if not is_replay:
+                    tracker.events_delivered(last, is_again=is_narrowed)
+            step = None
             try:
                 await self._runner.run_batch(processor.process_events, context, events)
             except Exception as error:
-                tracker.events_failed()
-                await self._processor_failed("process_events", error)
-                continue
-            if self._backoff.failures:
-                self._backoff.reset()
-            if last is not None:
+                if not is_replay:
+                    tracker.events_failed()
+                step = await self._processor_failed("process_events", error, len(events))
+                if step is not FailureStep.NARROW and (
+                    step is FailureStep.RETRY or not await self._pass_over(step, events, error)
+                ):
+                    if self._requests.is_due and not self._life.is_ending:
+                        return False
+                    continue
+            if step is FailureStep.NARROW:
+                return await self._deliver_singly(partition, events)
+            if self._failures.in_a_row:
+                self._failures.settled()
+            if last is not None and not is_replay:
                 tracker.events_handled(last, len(events), self._loop.time())
                 partition.save_due_checkpoint()
-            return
+                if self._requests.drains:
+                    self._requests.processed(last.sequence_number + 1)
+            return True
+        return True
+
+    async def _deliver_singly(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Deliver the events of a batch that failed one by one; as `_deliver`."""
+        self._failures.narrowed()
+        for event in events:
+            if not self._may_deliver():
+                break
+            if not await self._deliver(partition, (event,), is_narrowed=True):
+                self._failures.settled()
+                self._failures.widened()
+                return False
+            # Handlers that never suspend must not block the event loop.
+            await asyncio.sleep(0)
+        self._failures.widened()
+        return True
+
+    async def _pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
+        """Skip an event, or park it.
+
+        Args:
+            step: What to do.
+            events: The event; none if the processor failed at an idle call.
+            error: What it failed with.
+
+        Returns:
+            False if the pump ends before that is done, or is asked to read elsewhere.
+        """
+        if not self._may_deliver():
+            return False
+        if not events:
+            return True
+        (event,) = events
+        number = event.sequence_number if _has_place(event) else None
+        failures, settings = self._failures, self._settings
+        if step is FailureStep.SKIP:
+            self._report(EventSkipped, number, error, failures.attempts)
+            return True
+        policies = (settings.failure_policy, settings.on_retries_exhausted)
+        park = next(each for each in policies if isinstance(each, Park))
+        backoff = Backoff(settings.handler_retry.base_delay, settings.handler_retry.max_delay)
+        assert failures.first_failed is not None
+        facts = (park, self.context, event, error, failures.attempts, failures.first_failed)
+        # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.
+        while self._may_deliver():
+            try:
+                await self._runner.run("park", self._around.parking.park, *facts)
+            except Exception as failure:
+                delay = backoff.next(self._around.rng)
+                self._report(
+                    ProcessorFailed, "park", failure, backoff.failures, None if self._life.is_ending else delay
+                )
+                await self._call_process_error(failure)
+                await wait_for_event(self._ending, delay)
+                if self._requests.is_due:
+                    return False
+                continue
+            hub = park.to if isinstance(park.to, str) else getattr(park.to, "hub", None)
+            self._report(EventParked, number, error, failures.attempts, hub)
+            return True
+        return False
+
+    # ------------------------------------------------------------------------------------------- seek and replay
+
+    async def _obey(self, partition: OpenPartition) -> OpenPartition:
+        """Carry out what is asked for, and wait while the pump is paused.
+
+        Returns:
+            What is being read then: another object after a seek.
+        """
+        requests = self._requests
+        while self._goes_on():
+            match requests.take():
+                case Seek() as seek:
+                    partition = await self._seek(partition, seek)
+                case Replay() as replay:
+                    await self._replay(partition, replay)
+                case None if requests.is_paused:
+                    await self._stay_paused(partition)
+                case None:
+                    break
+        if requests.drains:
+            requests.processed(partition.next_number(requests.drains[-1].facts))
+        return partition
+
+    async def _seek(self, partition: OpenPartition, seek: Seek) -> OpenPartition:
+        """Store where to go on, and go on there. Return what is being read then."""
+        place = seek.place
+        try:
+            if isinstance(place, EventPosition):
+                place = await self._unless_ending(self.place_of(place))
+        except OwnershipLostError:
+            return partition
+        except EventPumpError as error:
+            self._report(ServiceFailed, f"seeking {seek.place}", error)
+            await self._call_process_error(error)
+            return partition
+        try:
+            return await self._restart(partition, Seek(place, seek.done))
+        finally:
+            # It is stored by now, or never will be.
+            if seek.done is not None:
+                resolve(seek.done, False)
+
+    async def _stay_paused(self, partition: OpenPartition) -> None:
+        """Wait until the pump is to deliver again, or to seek. The link, and the cache, are left to the others."""
+        requests = self._requests
+        place = await self._leave(partition)
+        while requests.is_paused and not requests.has_seek() and self._goes_on():
+            requests.news.clear()
+            await requests.news.wait()
+        self._rejoin(partition, place)
+
+    async def _leave(self, partition: OpenPartition) -> Beginning:
+        """Read no more for now. Return where to go on."""
+        feed, beginning = partition.feed, partition.beginning
+        await feed.aclose()
+        return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
+
+    def _rejoin(self, partition: OpenPartition, place: Beginning, *, opens_anew: int | None = None) -> None:
+        """Read on from a place, unless the pump ends."""
+        if opens_anew is None and not self._shared.is_open:
+            # A link that is opened again begins with the check that the hub is still the same.
+            opens_anew = 0
+        if self._goes_on():
+            partition.feed = self._join(place, opens_anew=opens_anew)
+
+    async def _replay(self, partition: OpenPartition, replay: Replay) -> None:
+        """Deliver a range, and go on as before."""
+        first, through, is_done = replay.after.sequence_number + 1, replay.through, False
+        try:
+            place = await self._leave(partition)
+            hub = place.hub_created_at
+            beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
+            partition.replayed.begin(self._shared.feeds_made)
+            try:
+                self._rejoin(partition, beginning, opens_anew=sys.maxsize)
+                is_done = await self._deliver_range(partition, self._continuity_from(beginning), through)
+            finally:
+                partition.replayed.end(through + 1 if place.expected is None else place.expected)
+        finally:
+            resolve(replay.done, is_done)
+        if is_done:
+            self._report(RangeReplayed, first, through)
+        if self._goes_on():
+            await partition.feed.aclose()
+            self._rejoin(partition, place)
+
+    async def _deliver_range(self, partition: OpenPartition, continuity: ContinuityCheck, through: int) -> bool:
+        """Deliver the events of a replay. Return whether all of them were processed."""
+        settings = self._settings
+        while await self._replays_on(partition):
+            feed = partition.feed
+            events = tuple(feed.take(settings.max_batch_size))
+            if events:
+                if not continuity.follows(events):
+                    try:
+                        loss = await continuity.find_loss(events)
+                    except HubRecreatedError:
+                        return False
+                    if loss is not None:
+                        # Whatever the settings say: delivery goes on after the checkpoint in any case.
+                        self._report(DataLost, loss, "earliest")
+                placed = [event for event in events if _has_place(event)]
+                is_last = bool(placed) and placed[-1].sequence_number >= through
+                if is_last:
+                    events = tuple(event for event in placed if event.sequence_number <= through)
+                while events and not await self._deliver(partition, events):
+                    if not await self._replays_on(partition):
+                        return False
+                if is_last:
+                    return self._goes_on()
+                if feed.available:
+                    await asyncio.sleep(0)
+            elif feed.error is not None:
+                return False
+            elif not await feed.wait(settings.max_wait_time):
+                if feed.feed is not None:
+                    self._silence.waited(feed.feed, self.partition_id, self._link_silent)
+                if retained_from(await self._opening.facts()) > through and not feed.available:
+                    return True
+        return False
+
+    async def _replays_on(self, partition: OpenPartition) -> bool:
+        """Wait while the pump is paused. Return whether a replay is to continue."""
+        if self._requests.is_paused and not self._requests.has_seek():
+            await self._stay_paused(partition)
+        return self._goes_on() and not self._requests.has_seek()
+
+    async def _drain_past_lost(self, partition: OpenPartition) -> None:
+        """End the waits for events that the hub has dropped: nothing follows that would show it."""
+        kept = retained_from(await self._opening.facts())
+        if not partition.feed.available:
+            self._requests.processed(kept)
+
+    def _goes_on(self) -> bool:
+        """Return whether the pump neither ends nor has lost its link to another reader."""
+        return not self._life.is_ending and not self._life.is_suspended
+
+    def _seek_by_processor(self, position: EventPosition) -> None:
+        if self._life.is_ending or self.context.ownership_lost.is_set():
+            raise OwnershipLostError(self.partition_id)
+        self._requests.seek(Seek(position))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._partition is not None:
+            self._partition.feed.wake()
 
     async def _hold_back(self) -> bool:
         """Wait while handlers compute and the store needs the loop. Return False, without a wait, if that is not so.
@@ -642,6 +1034,7 @@ class PartitionPump:
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
         self._ending.set()
+        self._requests.close()
         self._shared.left(self.subscription)
         if self._held_back is not None:
             resolve(self._held_back, None)
@@ -680,17 +1073,24 @@ class PartitionPump:
 
     # -------------------------------------------------------------------------------------------------- failures
 
-    async def _processor_failed(self, operation: str, error: Exception) -> None:
-        """Apply the failure policy: end the pump, or return when it is time to try again."""
-        delay: float | None = None
-        failures = self._backoff.failures + 1
-        settings = self._settings
-        is_last = settings.failure_policy == "stop" or is_used_up(settings.handler_retry, self._backoff.failures)
-        if not is_last and not self._life.is_ending:
-            delay = self._backoff.next(self._around.rng)
-        self._report(ProcessorFailed, operation, error, failures, delay)
-        if is_last:
-            failure = ProcessorFailedError(self.partition_id, operation)
+    async def _processor_failed(self, operation: str, error: Exception, events: int | None) -> FailureStep:
+        """Apply the failure policy: return what follows, after the delay if that is another attempt.
+
+        If the policy is to stop, the pump ends.
+
+        Args:
+            operation: The method that raised.
+            error: What it raised.
+            events: The number of events that were delivered; None if it was another method than `process_events`.
+        """
+        failures = self._failures
+        step = failures.failed(events, self._clock.time())
+        delay = None
+        if step is FailureStep.RETRY and not self._life.is_ending:
+            delay = failures.delay(self._around.rng)
+        self._report(ProcessorFailed, operation, error, failures.in_a_row, delay)
+        if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
+            failure = ProcessorFailedError(self.partition_id, operation, stops_host=step is FailureStep.STOP)
             failure.__cause__ = error
             # First: a process_error that hangs must not keep the host from stopping.
             self._fail(failure)
@@ -698,6 +1098,7 @@ class PartitionPump:
         if delay is not None:
             # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
             await wait_for_event(self._ending, delay)
+        return step
 
     async def _call_process_error(self, error: Exception) -> None:
         if self._processor is None:
@@ -739,8 +1140,10 @@ class PartitionPump:
             raise OwnershipLostError(self.partition_id)
         if self._partition is not None:
             return self._partition.checkpoint(event, is_in_batch=self._runner.is_in_batch)
-        if event is not None:
+        if event is not None and self._sought is None:
             raise not_delivered(self.partition_id)
+        if event is not None and self._sought is not None and event.sequence_number > self._sought.sequence_number:
+            raise delivered_before_seek()
         return None
 
     def _lag(self) -> int | None:

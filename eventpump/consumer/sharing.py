@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,15 +12,22 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any
 
-from eventpump.aio.tasks import TaskSet, resolve
+from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
-from eventpump.errors import EventError, RequestRefusedError, ServiceError
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.errors import (
+    ConsumerDisconnectedError,
+    EventError,
+    OwnershipLostError,
+    RequestRefusedError,
+    ServiceError,
+)
+from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
     ConsumerScope,
@@ -60,6 +68,23 @@ class MemberCalls:
     own_link: Callable[[bool], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """A search for a place in the partition, for which the link is closed.
+
+    Attributes:
+        search: What to look for.
+        hub_created_at: The hub that it is to be found in.
+        facts: Reads the partition's properties.
+        found: Completes with the place.
+    """
+
+    search: PlaceSearch
+    hub_created_at: datetime
+    facts: Callable[[], Awaitable[PartitionProperties]]
+    found: asyncio.Future[Checkpoint]
+
+
 class MemberFeed:
     """One subscription's events of a shared link, each once and in order. Made by `SharedPartition.join`.
 
@@ -98,6 +123,8 @@ class MemberFeed:
         """The consumer group in which it has a link of its own while it is behind."""
         self.has_own_link = False
         """Whether it reads over a link of its own."""
+        self.shares_from = 0
+        """The sequence number from which it may share a link that was opened before it joined."""
         self._error: Exception | None = None
         self._position = beginning.position
         self._number = _number_at(beginning)
@@ -149,7 +176,7 @@ class MemberFeed:
     def take(self, limit: int) -> list[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is."""
         cursor = self._cursor
-        if cursor is None:
+        if cursor is None or not cursor.available:
             return []
         events = cursor.take(limit)
         while self._skip_below is not None and events:
@@ -158,7 +185,8 @@ class MemberFeed:
                 self._skip_below = None
             events = new or cursor.take(limit)
         if events:
-            self._taken = events
+            # Only the last one: the others are kept as long as the processor needs them, and no longer.
+            self._taken = _last_of(events) or self._taken
         if self._shared.is_shared:
             self._shared.observe()
         if self.has_own_link:
@@ -396,10 +424,19 @@ class SharedPartition:
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
         self._room = max(1, settings.prefetch_events // 4)
+        self._looks: deque[_Look] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
         """Whether several subscriptions read."""
+        self.feeds_made = 0
+        """How many links were opened, links in place of failed ones not counted. Each event's origin ends with the
+        count before its own link."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a link, or one is being opened."""
+        return self._feed is not None and not self._feed.is_stopped
 
     # -------------------------------------------------------------------------------------------- who reads along
 
@@ -421,6 +458,7 @@ class SharedPartition:
         *,
         slow_after: float,
         catch_up_group: str | None = None,
+        opens_anew: int | None = None,
     ) -> MemberFeed:
         """Read along from a position.
 
@@ -430,9 +468,12 @@ class SharedPartition:
             calls: What to call of its pump.
             slow_after: Seconds after which it counts as slow while it holds the others back.
             catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
+            opens_anew: Read from links that are opened from now on, although the cache may have all that is needed, and
+                share an earlier one at this sequence number or later only; None to read from any link.
         """
         self._awaited.discard(name)
         member = MemberFeed(self, name, beginning, calls, slow_after, catch_up_group)
+        member.shares_from = opens_anew or 0
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
             error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
@@ -442,12 +483,12 @@ class SharedPartition:
             self._feed.fail(error)
         self._members[name] = member
         feed = self._feed
-        if feed is None:
+        if feed is None and opens_anew is None:
             self._open_when_ready()
-        elif feed.is_stopped:
-            # Its last reader has just left, and it is about to be closed.
+        elif feed is None or feed.is_stopped:
+            # Or its last reader has just left, and it is about to be closed.
             self._begin_opening()
-        elif self._placement(member) is Placement.IN_CACHE:
+        elif opens_anew is None and self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number)
             if feed.is_attached:
                 calls.attached()
@@ -458,6 +499,30 @@ class SharedPartition:
             self._begin_opening()
         self.is_shared = len(self._members) + len(self._own) > 1
         return member
+
+    async def find_place(
+        self, search: PlaceSearch, hub_created_at: datetime, facts: Callable[[], Awaitable[PartitionProperties]]
+    ) -> Checkpoint:
+        """Find a place in the partition by receiving events. The link is closed meanwhile, and opened again after it.
+
+        Args:
+            search: What to look for.
+            hub_created_at: The hub that it is to be found in.
+            facts: Reads the partition's properties.
+
+        Raises:
+            UnknownPlaceError: There is no such place.
+            ServiceError: The position was refused, or the link failed for good.
+            HubRecreatedError: The hub was deleted and made again.
+            OwnershipLostError: The partition is given up.
+        """
+        look = _Look(search, hub_created_at, facts, asyncio.get_running_loop().create_future())
+        self._looks.append(look)
+        self._begin_opening()
+        try:
+            return await look.found
+        finally:
+            look.found.cancel()
 
     def leave(self, member: MemberFeed) -> None:
         """Forget a subscription that reads no more."""
@@ -517,6 +582,8 @@ class SharedPartition:
             if timer is not None:
                 timer.cancel()
         await self._tasks.cancel(CLOSE_TIMEOUT)
+        while self._looks:
+            reject(self._looks.popleft().found, OwnershipLostError(self._spec.partition_id))
 
     # --------------------------------------------------------------------------------------------------- the link
 
@@ -553,11 +620,13 @@ class SharedPartition:
     def _own_troubled(
         self, member: MemberFeed, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None
     ) -> None:
-        if member.feed is not feed:
+        if member.feed is not feed or isinstance(error, HubRecreatedError):
             return
-        if delay is not None:
-            member.calls.troubled(error, delay, True)
-        elif not isinstance(error, HubRecreatedError):
+        # Not as it is: a link that is stolen in that group says nothing about the lease.
+        failure = ServiceError(f"the link of its own in consumer group {member.catch_up_group}: {error}")
+        is_over = delay is None or isinstance(error, ConsumerDisconnectedError)
+        member.calls.troubled(failure, 0.0 if delay is None else delay, True)
+        if is_over:
             # As when five others read the partition in that group: it shares the link of the others, and they wait.
             member.catch_up_group = None
             self._share(member)
@@ -567,7 +636,7 @@ class SharedPartition:
         feed = self._feed
         if feed is not None and not feed.is_stopped:
             head = feed.next_number if feed.newest is not None or self._chosen is None else self._chosen.number
-            if head is not None and member.pin(feed, head, self._room):
+            if head is not None and head >= member.shares_from and member.pin(feed, head, self._room):
                 self._share(member)
         elif not self._members and not self._awaited and not self._is_opening:
             self._share(member)
@@ -636,7 +705,7 @@ class SharedPartition:
     async def _open_again(self) -> None:
         """Close the link, find the numbers that are not known, and open it at the lowest one."""
         try:
-            while self._members:
+            while self._members or self._looks:
                 if self._feed is not None:
                     feed = self._feed
                     for member in self._members.values():
@@ -644,6 +713,10 @@ class SharedPartition:
                     for member in self._own.values():
                         member.unpin()
                     await self.close_feed(feed, CLOSE_TIMEOUT)
+                if self._looks:
+                    await self._look(self._looks[0])
+                    self._looks.popleft()
+                    continue
                 unknown = next((each for each in self._sharing() if each.number is None), None)
                 if unknown is None or len(self._members) == 1:
                     break
@@ -659,6 +732,43 @@ class SharedPartition:
             self._is_opening = False
         if self._members:
             self._open(checks_hub=True)
+
+    async def _look(self, look: _Look) -> None:
+        """Receive what a search asks for until it has found its place, or nobody waits for it any more."""
+        search = look.search
+        try:
+            while search.found is None and not look.found.done():
+                await self._receive(look)
+        except (PumpEndedError, ConsumerDisconnectedError):
+            # The next link of the partition finds out who took it.
+            reject(look.found, OwnershipLostError(self._spec.partition_id))
+        except Exception as error:
+            reject(look.found, error)
+        else:
+            if search.found is not None:
+                resolve(look.found, search.found)
+
+    async def _receive(self, look: _Look) -> None:
+        """Receive the events of one probe."""
+        search, probe = look.search, look.search.probe
+        feed = self._make_feed(
+            probe.position, look.hub_created_at, limit=probe.limit, checks_hub=True, on_trouble=_ignore
+        )
+        cursor = feed.cursor()
+        try:
+            feed.start()
+            while search.found is None and search.probe is probe and not look.found.done():
+                if not await cursor.wait(FIRST_EVENT_TIME):
+                    search.silent(await look.facts())
+                    return
+                for event in cursor.take(probe.limit):
+                    with suppress(EventError):
+                        if search.received(event.sequence_number, event.offset):
+                            return
+                if feed.error is not None:
+                    raise feed.error
+        finally:
+            await feed.aclose()
 
     def _probe(self, member: MemberFeed) -> PartitionFeed[ReceivedEvent]:
         """Make a feed that receives one event from a member's position on."""
@@ -714,7 +824,8 @@ class SharedPartition:
         on_attached: Callable[[], None] | None = None,
         on_trouble: Callable[[Exception, float | None], None],
     ) -> PartitionFeed[ReceivedEvent]:
-        origin = (self._scope, self._spec.partition_id, hub_created_at)
+        origin = (self._scope, self._spec.partition_id, hub_created_at, self.feeds_made)
+        self.feeds_made += 1
         was_located = checks_hub
 
         async def locate(position: EventPosition) -> EventPosition:
@@ -776,6 +887,10 @@ class SharedPartition:
             member.calls.troubled(error, delay, index == 0)
 
 
+def _ignore(error: Exception, delay: float | None) -> None:
+    """Do nothing: who asked for the place gets the error, and a link that fails now is opened again."""
+
+
 def _number_at(beginning: Beginning) -> int | None:
     """Return the sequence number that reading begins with; None where only the service can find it out."""
     return first_number(beginning.position, None) if beginning.expected is None else beginning.expected
@@ -788,3 +903,12 @@ def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
             if events[index].sequence_number < number:
                 return events[index + 1 :]
     return events
+
+
+def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:
+    """Return the last event whose place can be read, if there is one."""
+    for event in reversed(events):
+        with suppress(EventError):
+            event.sequence_number  # noqa: B018 - whether it can be read is the question
+            return [event]
+    return []

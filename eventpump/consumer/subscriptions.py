@@ -13,7 +13,7 @@ from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import BeginningRecord, RecordChangedError
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.core.starts import OnDataLoss, first_number, parse_position, position_text, start_of
+from eventpump.core.starts import OnDataLoss, first_number, start_of
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
 from eventpump.interfaces import (
@@ -193,12 +193,12 @@ class SubscriptionRecords:
 
     async def _start(self, partition_id: str, start: EventPosition) -> str:
         if start.offset == START_OFFSET or start.sequence_number is not None:
-            return position_text(start)
+            return str(start)
         facts = await self._directory.get_partition_properties(self._name, partition_id)
         number = first_number(start, facts)
         if number is None:
-            return position_text(start)
-        return position_text(EventPosition.at_sequence_number(number - 1) if number else EventPosition.earliest())
+            return str(start)
+        return str(EventPosition.at_sequence_number(number - 1) if number else EventPosition.earliest())
 
     async def all(self) -> list[StoredSubscription]:
         """Return all records."""
@@ -210,7 +210,7 @@ class SubscriptionRecords:
         if stored is not None:
             for text in stored.record.starts.values():
                 try:
-                    parse_position(text)
+                    EventPosition.parse(text)
                 except ValueError as error:
                     raise StoreError("read subscription", str(error)) from None
         return stored
@@ -341,7 +341,7 @@ class Subscriptions:
             for each in record.starts
         }
         configured = {
-            each: position_text(position)
+            each: str(position)
             for each, position in asked.items()
             # What an end or a time was recorded as depends on when that was.
             if position is not None and position.offset != LATEST_OFFSET and position.enqueued_time is None

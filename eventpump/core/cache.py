@@ -16,12 +16,13 @@ _SHARED_CHUNK = 256
 
 
 class _Chunk(Generic[_T]):
-    """Messages that came together, and the items made of them where several cursors read them."""
+    """Messages that came together, their size, and the items made of them where several cursors read them."""
 
-    __slots__ = ("items", "raw")
+    __slots__ = ("items", "raw", "size")
 
-    def __init__(self, raw: list[bytes]) -> None:
+    def __init__(self, raw: list[bytes], size: int) -> None:
         self.raw = raw
+        self.size = size
         self.items: list[_T] | None = None
 
 
@@ -77,11 +78,13 @@ class EventCache(Generic[_T]):
         last = self._chunks[-1] if self._chunks else None
         if last is not None and last.items is None and len(last.raw) + count <= _COALESCE:
             last.raw.extend(batch)
+            last.size += size
         elif len(self._cursors) > 1 and count > _SHARED_CHUNK:
             for first in range(0, count, _SHARED_CHUNK):
-                self._chunks.append(_Chunk(batch[first : first + _SHARED_CHUNK]))
+                part = batch[first : first + _SHARED_CHUNK]
+                self._chunks.append(_Chunk(part, sum(map(len, part))))
         else:
-            self._chunks.append(_Chunk(batch))
+            self._chunks.append(_Chunk(batch, size))
 
     def cursor(self, *, at_end: bool = False) -> Cursor[_T]:
         """Make a cursor.
@@ -111,6 +114,7 @@ class EventCache(Generic[_T]):
             return taken
         found: list[_T] = []
         skip = cursor.position - self._start
+        is_last = not skip
         for chunk in self._chunks:
             if skip >= len(chunk.raw):
                 skip -= len(chunk.raw)
@@ -118,12 +122,14 @@ class EventCache(Generic[_T]):
             items = chunk.items
             if items is None:
                 items = chunk.items = self._wrap(list(chunk.raw))
-            found += items[skip : skip + limit - len(found)]
+            part = items[skip : skip + limit - len(found)]
+            found = found + part if found else part
             skip = 0
             if len(found) == limit:
                 break
         cursor.position += len(found)
-        self._purge()
+        if is_last:
+            self._purge()
         return found
 
     def _take(self, limit: int) -> list[_T]:
@@ -137,12 +143,11 @@ class EventCache(Generic[_T]):
             if len(head.raw) <= room:
                 chunks.popleft()
                 raw = head.raw
+                self._passed(len(raw), head.size)
             else:
-                raw = head.raw[:room]
-                del head.raw[:room]
+                raw = self._cut(head, room)
                 if items is not None:
                     head.items, items = items[room:], items[:room]
-            self._passed(raw)
             if items is None:
                 items = self._wrap(raw)
             taken = taken + items if taken else items
@@ -150,42 +155,52 @@ class EventCache(Generic[_T]):
 
     def _purge(self) -> None:
         """Free what every cursor has passed."""
-        passed = min((cursor.position for cursor in self._cursors), default=self._start) - self._start
-        chunks = self._chunks
+        start, cursors, chunks = self._start, self._cursors, self._chunks
+        if any(cursor.position == start for cursor in reversed(cursors)):
+            # Of cursors that take turns in their order the last one is behind for longest.
+            return
+        passed = min((cursor.position for cursor in cursors), default=start) - start
         while passed > 0:
             head = chunks[0]
             count = len(head.raw)
             if count <= passed:
                 chunks.popleft()
-                self._passed(head.raw)
+                self._passed(count, head.size)
             else:
                 count = passed
-                self._passed(head.raw[:count])
-                del head.raw[:count]
+                self._cut(head, count)
                 if head.items is not None:
                     del head.items[:count]
             passed -= count
 
-    def _passed(self, messages: list[bytes]) -> None:
-        self._start += len(messages)
-        self.count -= len(messages)
-        self.size -= sum(map(len, messages))
+    def _cut(self, head: _Chunk[_T], count: int) -> list[bytes]:
+        """Remove that many messages from the front of the first chunk, but not their items, and return them."""
+        raw = head.raw[:count]
+        del head.raw[:count]
+        size = sum(map(len, raw))
+        head.size -= size
+        self._passed(count, size)
+        return raw
+
+    def _passed(self, count: int, size: int) -> None:
+        self._start += count
+        self.count -= count
+        self.size -= size
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
         self._purge()
 
     def _held_by(self, cursor: Cursor[_T]) -> tuple[int, int]:
-        others = min((each.position for each in self._cursors if each is not cursor), default=self.end)
-        count = others - cursor.position
-        if count <= 0:
+        if cursor.position > self._start:
             return 0, 0
         # It is the last of them all, so what it holds is at the front.
-        size, left = 0, count
+        others = min((each.position for each in self._cursors if each is not cursor), default=self.end)
+        size, left = 0, (count := others - cursor.position)
         for chunk in self._chunks:
             if left < len(chunk.raw):
                 return count, size + sum(map(len, chunk.raw[:left]))
-            size += sum(map(len, chunk.raw))
+            size += chunk.size
             left -= len(chunk.raw)
             if not left:
                 break

@@ -26,7 +26,8 @@ class Positioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are written automatically, always of batches whose `process_events` returned.
+    """When checkpoints are written automatically, always of batches whose `process_events` returned, and events that
+    were skipped or parked.
 
     Args:
         every_events: After this many events.
@@ -92,9 +93,20 @@ class CheckpointTracker:
         """The last event passed to the processor."""
         return self._delivered
 
-    def events_delivered(self, last: Positioned) -> None:
-        """Record the delivery of a batch, by its last event."""
-        self._delivered = self._running = last
+    @property
+    def handled(self) -> Positioned | None:
+        """The last event of the last batch that was processed."""
+        return self._handled
+
+    def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
+        """Record the delivery of a batch, by its last event.
+
+        Args:
+            is_again: Whether it is a part of the batch before, which failed: what was delivered stays delivered.
+        """
+        self._running = last
+        if not is_again:
+            self._delivered = last
 
     def events_failed(self) -> None:
         """Record that the last delivered batch was not processed: it is delivered again, or the partition is
@@ -152,11 +164,11 @@ class CheckpointTracker:
             event = self._running if is_in_batch and self._running is not None else self._handled
             if event is None:
                 return None
-        elif self._delivered is None or event.sequence_number > self._delivered.sequence_number:
-            raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
         checkpoint = Checkpoint(self._partition_id, event.offset, event.sequence_number)
         if self.covers(checkpoint):
             return None
+        if self._delivered is None or event.sequence_number > self._delivered.sequence_number:
+            raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
         self._want(checkpoint)
         return checkpoint
 

@@ -174,7 +174,7 @@ class Pressure:
             return None
         if self.since is None:
             self.since = now
-        # Not by the difference: that may be rounded to less than the time at which a timer for `next_report` fires.
+        # By the very sum that `next_report` returns: its difference from `since` may be rounded to less.
         if now < self.since + self._report_after:
             return None
         seconds = now - self.since

@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
 
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
@@ -23,54 +23,15 @@ ASK_PAUSE_MAX = 60.0
 """The longest time in seconds between two checks of gaps in a partition whose last gap was not a loss; doubled each
 time."""
 
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _NUMBERED = re.compile(r"[0-9]{1,9}")
-
-
-# -------------------------------------------------------------------------------------------------------- as text
-
-
-def position_text(position: EventPosition) -> str:
-    """Return a position as text. Times are in UTC, to the microsecond."""
-    operator = ">=" if position.inclusive else ">"
-    if position.offset is not None:
-        return f"offset{operator}{position.offset}"
-    if position.sequence_number is not None:
-        return f"number{operator}{int(position.sequence_number)}"
-    assert position.enqueued_time is not None
-    return f"time{operator}{position.enqueued_time.astimezone(UTC).isoformat()}"
-
-
-def parse_position(text: str) -> EventPosition:
-    """Parse the output of `position_text`.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    kind, operator, value = text.partition(">")
-    inclusive = value.startswith("=")
-    if inclusive:
-        value = value[1:]
-    match kind if operator else "":
-        case "offset":
-            position = EventPosition.at_offset(value, inclusive=inclusive)
-        case "number" if _NUMBER.fullmatch(value):
-            position = EventPosition.at_sequence_number(int(value), inclusive=inclusive)
-        case "time":
-            position = EventPosition.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
-        case _:
-            raise ValueError(f"{text[:80]!r} is not a start position of a partition")
-    if position_text(position) != text:
-        raise ValueError(f"{text[:80]!r} is not a start position of a partition")
-    return position
 
 
 def starts_text(configured: EventPosition | Mapping[str, EventPosition]) -> dict[str, str]:
     """Return a host's configured starts in the form of a record: by partition id, "" for the others."""
     if isinstance(configured, EventPosition):
-        return {"": position_text(configured)}
-    return {"": position_text(EventPosition.earliest())} | {
-        partition_id: position_text(position) for partition_id, position in configured.items()
+        return {"": str(configured)}
+    return {"": str(EventPosition.earliest())} | {
+        partition_id: str(position) for partition_id, position in configured.items()
     }
 
 
@@ -110,7 +71,7 @@ def start_of(record: Record, partition_id: str) -> EventPosition:
     if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
     text = record.starts.get(partition_id, record.starts.get(""))
-    return EventPosition.earliest() if text is None else parse_position(text)
+    return EventPosition.earliest() if text is None else EventPosition.parse(text)
 
 
 def hub_of(record: Record, partition_id: str) -> datetime:

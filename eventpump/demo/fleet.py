@@ -105,10 +105,12 @@ class HostProcess:
     name: str
     process: asyncio.subprocess.Process
     records: Path
+    archive: Path
     log: Path
     reader: asyncio.Task[None] | None = None
     processed: int = 0
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    archived: dict[str, dict[str, Any]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     killed_at: float | None = None
     heard: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,7 +132,7 @@ class HostProcess:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             said = json.loads(line)
-            self.processed, self.partitions = said["processed"], said["partitions"]
+            self.processed, self.partitions, self.archived = said["processed"], said["partitions"], said["archive"]
             self.meter.note(self.processed)
             self.heard.set()
         await self.process.wait()
@@ -200,14 +202,14 @@ class Fleet:
     async def start_host(self) -> HostProcess:
         """Start one more host."""
         name = f"host-{len(self.hosts) + 1}"
-        log = self.folder / f"{name}.log"
+        records, archive, log = (self.folder / f"{name}.{kind}" for kind in ("records", "archive", "log"))
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *python(
                     "eventpump.demo.host",
                     *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
                     *("--options", json.dumps(self.options)),
-                    *("--leases", str(self.folder / "leases.db"), "--records", str(self.folder / f"{name}.records")),
+                    *("--leases", str(self.folder / "leases.db"), "--records", str(records), "--archive", str(archive)),
                 ),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
@@ -215,7 +217,7 @@ class Fleet:
                 # A Ctrl-C is for the demo, which then stops its hosts in order.
                 start_new_session=True,
             )
-        host = HostProcess(name, process, self.folder / f"{name}.records", log)
+        host = HostProcess(name, process, records, archive, log)
         host.reader = asyncio.create_task(host.read_status(), name=f"status of {name}")
         self.hosts.append(host)
         return host

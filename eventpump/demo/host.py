@@ -31,6 +31,13 @@ from eventpump.demo.record import Record, RecordFile, digest
 STATUS_INTERVAL = 0.25
 """Seconds between two lines of status."""
 
+ARCHIVE = "archive"
+"""The name of the second subscription."""
+ARCHIVE_PAUSE = 0.5
+"""Seconds that the archive takes for a batch, besides writing it."""
+ARCHIVE_BATCH = 1500
+"""The most events in a batch of the archive: so it falls behind, but keeps up with the stream in the long run."""
+
 
 class TradeProcessor(EventProcessor):
     """Keeps the volume-weighted price of every symbol, and records what it processed."""
@@ -65,11 +72,28 @@ class TradeProcessor(EventProcessor):
         self.partitions.pop(context.partition_id, None)
 
 
+class Archive(EventProcessor):
+    """The second subscription, a slow one: it writes down what it processed, and takes its time."""
+
+    def __init__(self, records: RecordFile) -> None:
+        self._records = records
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        now, epoch = time.time(), context.owner_level
+        self._records.write(
+            Record(context.partition_id, event.sequence_number, digest(event.body), epoch, now) for event in events
+        )
+        await asyncio.sleep(ARCHIVE_PAUSE)
+
+
 def _say(processor: TradeProcessor, host: EventProcessorHost) -> None:
-    print(
-        json.dumps({"host": host.owner_id, "processed": processor.processed, "partitions": processor.partitions}),
-        flush=True,
-    )
+    archive = {
+        status.partition_id: {"position": status.last_sequence_number, "lag": status.lag}
+        for status in host.partitions
+        if status.subscription == ARCHIVE
+    }
+    status = {"processed": processor.processed, "partitions": processor.partitions, "archive": archive}
+    print(json.dumps({"host": host.owner_id, **status}), flush=True)
 
 
 async def _report(processor: TradeProcessor, host: EventProcessorHost) -> None:
@@ -79,7 +103,7 @@ async def _report(processor: TradeProcessor, host: EventProcessorHost) -> None:
 
 
 async def _run(args: argparse.Namespace) -> None:
-    records = RecordFile(Path(args.records))
+    records, archived = RecordFile(Path(args.records)), RecordFile(Path(args.archive))
     processor = TradeProcessor(records)
     host = EventProcessorHost(
         os.environ["EVENTPUMP_CONNECTION_STRING"],
@@ -92,6 +116,9 @@ async def _run(args: argparse.Namespace) -> None:
         **args.options,
     )
     async with host:
+        await host.subscribe(
+            ARCHIVE, Archive(archived), start="earliest", catch_up="shared", max_batch_size=ARCHIVE_BATCH
+        )
         report = asyncio.create_task(_report(processor, host))
         try:
             await host.run(handle_signals=True)
@@ -99,6 +126,7 @@ async def _run(args: argparse.Namespace) -> None:
             report.cancel()
     _say(processor, host)
     records.close()
+    archived.close()
 
 
 def main() -> int:
@@ -113,6 +141,7 @@ def main() -> int:
     parser.add_argument("--leases", required=True, help="the SQLite file of the leases")
     parser.add_argument("--lease-duration", type=float, required=True, help="seconds")
     parser.add_argument("--records", required=True, help="the file to write processed events to")
+    parser.add_argument("--archive", required=True, help="the file to write archived events to")
     parser.add_argument("--options", required=True, type=json.loads, help="the connection options (JSON)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

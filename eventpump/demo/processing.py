@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
@@ -69,19 +70,21 @@ class Processing:
                 for each in everything
             }
 
-        def is_processed(partition_id: str) -> bool:
-            owner = fleet.owner(partition_id)
-            position = None if owner is None else owner.partitions[partition_id]["position"]
-            # A new owner that has nothing left to process has no position.
-            return ends[partition_id] < 0 or (position is not None and position >= ends[partition_id])
+        left = {"processed": set(everything), "archived": set(everything)}
 
-        done: set[str] = set()
+        def is_all(what: str) -> bool:
+            # A new owner that has nothing left to process has no position: what its predecessor said counts.
+            for each in everything:
+                if (owner := fleet.owner(each)) is not None:
+                    for name, statuses in (("processed", owner.partitions), ("archived", owner.archived)):
+                        position = statuses.get(each, {}).get("position")
+                        if ends[each] <= (-1 if position is None else position):
+                            left[name].discard(each)
+            return not left[what]
 
-        def all_processed() -> bool:
-            done.update(each for each in everything if is_processed(each))
-            return len(done) == len(everything)
-
-        await fleet.wait("every event is processed", all_processed, timeout=_SETTLE_TIMEOUT)
+        for what in left:
+            await fleet.wait(f"every event is {what}", partial(is_all, what), timeout=_SETTLE_TIMEOUT)
+            view.happened(f"everything is {what}")
         self.scene.freeze()
         await fleet.stop_hosts()
         view.happened("the hosts have stopped; comparing what was published with what each wrote down")
@@ -94,6 +97,7 @@ class Processing:
             killed=self._killed,
             killed_at=self._killed_at,
             orphans=self._orphans,
+            archived=[record.event for host in fleet.hosts for record in read_records(host.archive)],
         )
 
     async def stop(self) -> None:

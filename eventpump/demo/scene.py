@@ -9,8 +9,10 @@ _COLORS = ("cyan", "green", "magenta", "yellow", "blue")
 _STATES = {"running": "green", "killed": "bold red", "stopped": "dim"}
 _PARTITIONS = (
     Column("partition"),
-    Column("owner", is_number=False, width=19),
-    *map(Column, ("epoch", "position", "lag", "events/s")),
+    Column("owner", is_number=False, width=17),
+    Column("epoch", width=5),
+    *map(Column, ("position", "lag", "events/s")),
+    Column("archive lag", width=11),
 )
 _HOSTS = (
     Column("host", is_number=False),
@@ -46,6 +48,12 @@ class FleetScene:
         """Events processed by all hosts, those of a killed one as far as it said."""
         return sum(host.processed for host in self.fleet.hosts)
 
+    @property
+    def archive_lag(self) -> int:
+        """Events that the second subscription is behind, of the partitions whose lag is known."""
+        running = [host for host in self.fleet.hosts if host.is_running]
+        return sum(status["lag"] or 0 for host in running for status in host.archived.values())
+
     def head(self) -> list[tuple[str, str]]:
         return [("published", f"{self.published:,} of {self.total:,}"), ("processed", f"{self.processed:,}")]
 
@@ -62,7 +70,8 @@ class FleetScene:
 
     def line(self) -> str:
         owners = " ".join(f"{row[0]}:{row[1].replace(' ', '_')}" for row in self._partition_rows())
-        return f"published {self.published:,} processed {self.processed:,}  {owners}"
+        behind = f"archive behind {self.archive_lag:,}"
+        return f"published {self.published:,} processed {self.processed:,} {behind}  {owners}"
 
     def _host_rows(self) -> list[tuple[str, ...]]:
         """One row a host: name, process id, state, partitions, events processed, events a second."""
@@ -81,7 +90,7 @@ class FleetScene:
         ]
 
     def _partition_rows(self) -> list[tuple[str, ...]]:
-        """One row a partition: id, owner, epoch, position, lag, events a second."""
+        """One row a partition: id, owner, epoch, position, lag, events a second, the lag of the archive."""
         if self._final is not None:
             return self._final[0]
         rows: list[tuple[str, ...]] = []
@@ -89,11 +98,12 @@ class FleetScene:
             owner = self.fleet.owner(partition_id)
             if owner is None:
                 last = self._last_owner.get(partition_id)
-                rows.append((partition_id, f"none (was {last})" if last else "none", "", "", "", ""))
+                rows.append((partition_id, f"none (was {last})" if last else "none", *[""] * 5))
                 continue
             self._last_owner[partition_id] = owner.name
             status = owner.partitions[partition_id]
             position, lag = status["position"], status["lag"]
+            archived = owner.archived.get(partition_id, {}).get("lag")
             if position is not None:
                 meter.note(position)
             rows.append(
@@ -104,6 +114,7 @@ class FleetScene:
                     "" if position is None else f"{position:,}",
                     "" if lag is None else f"{lag:,}",
                     f"{meter.rate:,.0f}",
+                    "" if archived is None else f"{archived:,}",
                 )
             )
         return rows

@@ -26,6 +26,8 @@ class Verdict:
         shared: Ownerships (a partition under one epoch) that more than one host delivered under.
         take_over: Seconds from the kill to the first event of the killed host's last partition under a new owner; None
             if no host was killed, or it owned nothing.
+        archived: Of what is stored, what the second subscription processed.
+        unarchived: Stored, and not archived by any host.
     """
 
     published: int
@@ -36,11 +38,13 @@ class Verdict:
     unknown: int
     shared: int
     take_over: float | None
+    archived: int = 0
+    unarchived: int = 0
 
     @property
     def holds(self) -> bool:
         """Whether every promise was kept."""
-        return self.lost == 0 and self.unknown == 0 and self.shared == 0
+        return self.lost == 0 and self.unknown == 0 and self.shared == 0 and self.unarchived == 0
 
     def figures(self) -> list[tuple[str, str]]:
         """What was counted: name and value."""
@@ -50,17 +54,20 @@ class Verdict:
             ("lost", f"{self.lost:,}"),
             ("duplicates", f"{self.duplicates:,}"),
             ("shared epochs", f"{self.shared:,}"),
+            ("archived", f"{self.archived:,}"),
             ("time to take over", "-" if self.take_over is None else f"{self.take_over:.1f} s"),
         ]
 
     def judgement(self) -> str:
         """Return the conclusion in one sentence."""
         if self.holds:
-            return "every published event was processed"
+            return "every published event was processed, and archived"
         if self.unknown:
             return f"{self.unknown:,} events were processed that the hub does not hold"
         if self.lost:
             return f"{self.lost:,} events were lost"
+        if self.unarchived:
+            return f"{self.unarchived:,} events never reached the archive"
         return f"{self.shared:,} times two hosts delivered a partition under the same epoch"
 
 
@@ -72,6 +79,7 @@ def judge(
     killed: str | None = None,
     killed_at: float | None = None,
     orphans: Iterable[str] = (),
+    archived: Iterable[Event] | None = None,
 ) -> Verdict:
     """Compare.
 
@@ -82,10 +90,12 @@ def judge(
         killed: The host that was killed.
         killed_at: When, seconds since the Unix epoch.
         orphans: The partitions it owned then.
+        archived: What the hosts' second subscription wrote down; None where there is none.
     """
     wanted, held = set(published), set(stored)
     counted = Counter(record.event for each in records.values() for record in each)
     processed = set(counted)
+    kept = held if archived is None else held.intersection(archived)
     missing = len(wanted - {digest for _, _, digest in held})
     return Verdict(
         published=len(wanted),
@@ -96,6 +106,8 @@ def judge(
         unknown=len(processed - held),
         shared=_shared(records),
         take_over=_take_over(records, killed, killed_at, orphans),
+        archived=len(kept),
+        unarchived=len(held) - len(kept),
     )
 
 

@@ -175,7 +175,20 @@ class LiveView:
         for (name, value), style in zip(self._scene.head(), ("cyan", "green", "magenta", "yellow"), strict=False):
             head.append(f"   {name} ")
             head.append(value, f"bold {style}")
-        return Group(head, *map(_table, self._scene.boards()), *map(Text.from_markup, self._log))
+        tables = [_table(board) for board in self._scene.boards()]
+        shown: list[RenderableType] = [head]
+        for table in tables:
+            shown += [Text(), table]
+        # What happened last is at the bottom, as much of it as the terminal has lines for.
+        room = self._console.height - 1 - len(self._console.render_lines(Group(*shown)))
+        log: deque[Text] = deque()
+        for line in reversed(self._log):
+            text = Text.from_markup(line)
+            room -= len(self._console.render_lines(text))
+            if room < 0:
+                break
+            log.appendleft(text)
+        return Group(*shown, *log)
 
 
 def _table(board: Board) -> Table:
@@ -183,7 +196,7 @@ def _table(board: Board) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in board.columns:
         justify = "right" if column.is_number else "left"
         table.add_column(column.name, justify=justify, min_width=column.width)  # type: ignore[arg-type]  # one of rich's words

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 from typing import Any
 
 from eventpump.amqp.codec import DecodeError
@@ -39,10 +41,17 @@ def _moment(milliseconds: int) -> datetime:
 START_OFFSET = "-1"
 LATEST_OFFSET = "@latest"
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
+
+@total_ordering
 @dataclass(frozen=True, slots=True)
 class EventPosition:
     """A position in a partition to read from. Created by its class methods; exactly one of the first three is set.
+
+    `str` of it is a text to store, such as ``number>=5``, which `parse` reads. Two positions of the same kind have an
+    order where one is known: sequence numbers and times do, offsets only where they are equal. Comparing others raises
+    `TypeError`.
 
     Args:
         offset: The offset of an event, an opaque text; "-1" is the start of the stream, "@latest" the end of the
@@ -107,6 +116,52 @@ class EventPosition:
             inclusive: Whether events that were enqueued at that time are read too. Default: False.
         """
         return cls(enqueued_time=moment, inclusive=inclusive)
+
+    @classmethod
+    def parse(cls, text: str) -> EventPosition:
+        """Return the position that `str` wrote.
+
+        Raises:
+            ValueError: `str` wrote no such text.
+        """
+        kind, operator, value = text.partition(">")
+        inclusive = value.startswith("=")
+        if inclusive:
+            value = value[1:]
+        position: EventPosition | None = None
+        with suppress(ValueError):
+            match kind if operator else "":
+                case "offset":
+                    position = cls.at_offset(value, inclusive=inclusive)
+                case "number" if _NUMBER.fullmatch(value):
+                    position = cls.at_sequence_number(int(value), inclusive=inclusive)
+                case "time":
+                    position = cls.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
+        if position is None or str(position) != text:
+            raise ValueError(f"{text[:80]!r} is no position: it must be a text that str of a position gave")
+        return position
+
+    def __str__(self) -> str:
+        operator = ">=" if self.inclusive else ">"
+        if self.offset is not None:
+            return f"offset{operator}{self.offset}"
+        if self.sequence_number is not None:
+            return f"number{operator}{int(self.sequence_number)}"
+        assert self.enqueued_time is not None
+        # In UTC, so that every position has one text.
+        return f"time{operator}{self.enqueued_time.astimezone(UTC).isoformat()}"
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, EventPosition):
+            return NotImplemented
+        # An inclusive position is the one before the event, and so the lower one.
+        if self.sequence_number is not None and other.sequence_number is not None:
+            return (self.sequence_number, not self.inclusive) < (other.sequence_number, not other.inclusive)
+        if self.enqueued_time is not None and other.enqueued_time is not None:
+            return (self.enqueued_time, not self.inclusive) < (other.enqueued_time, not other.inclusive)
+        if self.offset is not None and self.offset == other.offset:
+            return self.inclusive and not other.inclusive
+        return NotImplemented
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +331,26 @@ class EventData:
 
     def __repr__(self) -> str:
         return f"EventData({self.body!r:.80}, properties={len(self._properties or ())})"
+
+
+def copy_of(event: ReceivedEvent) -> EventData:
+    """Return an event to send with the body, the application properties and the standard properties of a received one.
+
+    Raises:
+        EventError: It cannot be decoded.
+    """
+    message = event.raw_message
+    copy = EventData()
+    if isinstance(message.body, Data):
+        copy._payload = b"".join(message.body.parts)  # noqa: SLF001 - it is of this module
+    elif message.body is not None:
+        copy._payload, copy._body = None, message.body  # noqa: SLF001 - likewise
+    if message.application_properties:
+        copy.properties = message.application_properties
+    if message.properties is not None:
+        values = {name: getattr(message.properties, name) for name in _STANDARD}
+        copy.standard = {name: value for name, value in values.items() if value is not None} or None
+    return copy
 
 
 def _encode(message: Message) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 from pydantic import Field, PlainValidator
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
+from eventpump.core.failures import FailureStep
 from eventpump.core.starts import OnDataLoss
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition
-from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, completed_by
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
+from eventpump.interfaces import EventSender
+from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
 
 StartPosition: TypeAlias = str | int | datetime | EventPosition
 """Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a time, or a position."""
@@ -105,6 +107,71 @@ class FeedSettings(SettingsModel):
     startup_timeout: Seconds = 60.0
 
 
+class Park:
+    """A failure policy: store events that cannot be processed elsewhere, and go on after them.
+
+    An event is stored before the position passes it: at least once, across a crash too. If that fails, it is reported
+    and tried again, and no later event of the partition is delivered meanwhile.
+
+    An event in a hub is the one received, with its key, and with these application properties beside its own:
+    `eventpump.parked.hub`, `.partition`, `.sequence_number`, `.offset` and `.consumer_group` (where it came from),
+    `.error` and `.message` (what it failed with), `.attempts`, `.first_failed` and `.host`. `eventpump parked` shows
+    such events, and sends them again.
+
+    Args:
+        to: The name of another hub in the same namespace; or an `EventProducer` or `BufferedProducer` of the program's
+            own, which the host does not close; or a coroutine function that is called with the `PartitionContext`, the
+            event and the error, and returns when the event is stored.
+
+    Raises:
+        ConfigurationError: Events cannot be parked there.
+    """
+
+    __slots__ = ("to",)
+    __match_args__ = ("to",)
+
+    def __init__(self, to: str | EventSender | Callable[[Any, ReceivedEvent, Exception], Awaitable[object]]) -> None:
+        if isinstance(to, str):
+            try:
+                check_hub(to)
+            except ValueError as error:
+                raise ConfigurationError("to", str(error)) from None
+        elif getattr(to, "is_idempotent", False):
+            problem = "an idempotent EventProducer cannot send with a key; give one that is not, or a BufferedProducer"
+            raise ConfigurationError("to", problem)
+        elif isinstance(to, type) or not (callable(to) or callable(getattr(to, "send", None))):
+            raise ConfigurationError("to", "must be the name of a hub, a producer, or a coroutine function")
+        self.to = to
+
+    def __repr__(self) -> str:
+        return f"Park({self.to!r})"
+
+
+FailurePolicy: TypeAlias = Literal["retry", "skip", "stop", "stop_partition"] | Park
+ExhaustedPolicy: TypeAlias = Literal["skip", "stop", "stop_partition"] | Park
+
+
+def failure_step(policy: FailurePolicy) -> FailureStep:
+    """Return what a failure policy does."""
+    return FailureStep.PARK if isinstance(policy, Park) else FailureStep(policy)
+
+
+def _check_policy(value: object) -> object:
+    if not isinstance(value, Park) and value not in ("retry", "skip", "stop", "stop_partition"):
+        raise ValueError('must be "retry", "skip", "stop", "stop_partition" or Park(to)')
+    return value
+
+
+def _check_exhausted(value: object) -> object:
+    if not isinstance(value, Park) and value not in ("skip", "stop", "stop_partition"):
+        raise ValueError('must be "skip", "stop", "stop_partition" or Park(to)')
+    return value
+
+
+def _unless_none(check: Callable[[object], object]) -> Callable[[object], object]:
+    return lambda value: None if value is None else check(value)
+
+
 class ReaderSettings(FeedSettings):
     """What a reader reads.
 
@@ -146,6 +213,26 @@ def _subscription_start(value: object) -> EventPosition:
     return _host_start(value)
 
 
+def sought_position(option: str, value: object, *, inclusive: bool = False) -> EventPosition:
+    """Return the position that a value given by the user stands for, as `start` of a subscription does.
+
+    Args:
+        option: The name of the argument, for the error.
+        value: The value.
+        inclusive: Whether a plain number, time or offset includes the event there.
+
+    Raises:
+        ConfigurationError: The value is not a position.
+    """
+    try:
+        position = _subscription_start(value)
+    except ValueError as error:
+        raise ConfigurationError(option, str(error)) from None
+    if inclusive and not isinstance(value, EventPosition) and position.offset not in {START_OFFSET, LATEST_OFFSET}:
+        position = replace(position, inclusive=True)
+    return position
+
+
 def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | EventPosition:
     if not isinstance(value, Mapping):
         return _subscription_start(value)
@@ -182,8 +269,9 @@ class SubscriptionSettings(SettingsModel):
     checkpoint_policy: CheckpointPolicy | None = None
     max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
     call_when_idle: bool | None = None
-    failure_policy: Literal["retry", "stop"] | None = None
+    failure_policy: Annotated[FailurePolicy | None, PlainValidator(_unless_none(_check_policy))] = None
     handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] | None = None
+    on_retries_exhausted: Annotated[ExhaustedPolicy | None, PlainValidator(_unless_none(_check_exhausted))] = None
     handler_timeout: Seconds | None = None
     on_handler_timeout: Literal["report", "cancel"] | None = None
     on_data_loss: OnDataLoss | None = None
@@ -201,12 +289,15 @@ class SubscriptionSettings(SettingsModel):
         """Return the options of a host, with those of this subscription in their place.
 
         Raises:
-            ConfigurationError: `catch_up_group` is the host's consumer group.
+            ConfigurationError: `catch_up_group` is the host's consumer group, or events would be parked in the hub that
+                they come from.
         """
         if self.catch_up_group is not None and self.catch_up_group.lower() == host.consumer_group.lower():
             raise ConfigurationError("catch_up_group", "must be another consumer group than the host's")
         own = {name: getattr(self, name) for name in type(self).model_fields if name in HostSettings.model_fields}
-        return host.model_copy(update={name: value for name, value in own.items() if value is not None})
+        made = host.model_copy(update={name: value for name, value in own.items() if value is not None})
+        made.check_parking()
+        return made
 
     def check_partitions(self, partition_ids: Collection[str]) -> None:
         """Raise `ConfigurationError` if `start` names a partition that the hub does not have."""
@@ -233,10 +324,13 @@ class SubscriptionOptions(TypedDict, total=False):
     """The most events that `process_events` receives in one call. Default: None, as the host."""
     call_when_idle: bool | None
     """Whether `process_events` is called with an empty sequence after `max_wait_time`. Default: None, as the host."""
-    failure_policy: Literal["retry", "stop"] | None
-    """What to do if the processor raises: "retry", or "stop" the host. Default: None, as the host."""
+    failure_policy: Literal["retry", "skip", "stop", "stop_partition"] | Park | None
+    """What to do if the processor raises: "retry", "skip" the event, `Park(to)` it, "stop" the host, or leave the
+    partition ("stop_partition"). Default: None, as the host."""
     handler_retry: RetryOptions | None
     """The delays before a failed batch is given to the processor again. Default: None, as the host."""
+    on_retries_exhausted: Literal["skip", "stop", "stop_partition"] | Park | None
+    """What to do after the last of these retries, if there is one. Default: None, as the host."""
     handler_timeout: float | None
     """Seconds after which a method that has not returned is reported. Default: None, as the host."""
     on_handler_timeout: Literal["report", "cancel"] | None
@@ -275,9 +369,15 @@ class HostSettings(FeedSettings):
             a handler that still does not return is reported.
         ownership_lost_grace: Seconds that a handler may continue after ownership of its partition was lost, at most
             three quarters of `close_timeout`. Then it is cancelled.
-        failure_policy: What to do if the processor raises: "retry" the same events, or "stop" the host.
-        handler_retry: The delays, in seconds, before a failed batch is given to the processor again. After
-            `max_retries` retries, if there is such a limit, the host stops, as with the policy "stop".
+        failure_policy: What to do if the processor raises: "retry" the same events as `handler_retry` says; "skip" the
+            event that failed, which is reported; `Park(to)`, store it elsewhere before going on; "stop" the host; or
+            "stop_partition": leave the partition and try again later, while others continue. Of a batch, the events
+            are delivered once more one by one, and only those that fail by themselves are skipped or parked. If `open`
+            raises, "skip" and `Park` are as "retry".
+        handler_retry: The delays, in seconds, before a failed batch is given to the processor again.
+        on_retries_exhausted: What to do after the last retry, if `handler_retry` has a `max_retries`: "skip",
+            `Park(to)`, "stop" or "stop_partition", as of `failure_policy`. Events that are delivered one by one are
+            retried as often each. If `open` raises, "skip" and `Park` are as "stop_partition".
         on_data_loss: What to do if events after a checkpoint are gone: continue at the oldest retained event
             ("earliest") or at the partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and
             try again later, while other partitions continue. None means "earliest" if retention has removed them, and
@@ -299,11 +399,25 @@ class HostSettings(FeedSettings):
     renew_interval: Seconds | None = None
     close_timeout: Seconds = 20.0
     ownership_lost_grace: float = Field(default=5.0, ge=0, le=86_400)
-    failure_policy: Literal["retry", "stop"] = "retry"
+    failure_policy: Annotated[FailurePolicy, PlainValidator(_check_policy)] = "retry"
     handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] = HANDLER_RETRY
+    on_retries_exhausted: Annotated[ExhaustedPolicy, PlainValidator(_check_exhausted)] = "stop"
     on_data_loss: OnDataLoss | None = None
     handler_timeout: Seconds = 60.0
     on_handler_timeout: Literal["report", "cancel"] = "report"
+
+    def model_post_init(self, context: object, /) -> None:
+        """Refuse what cannot work."""
+        self.check_parking()
+
+    def check_parking(self) -> None:
+        """Raise `ConfigurationError` if events would be parked in the hub that they come from."""
+        for name in ("failure_policy", "on_retries_exhausted"):
+            match getattr(self, name):
+                case Park(str() as hub) if hub.lower() == self.hub.lower():
+                    raise ConfigurationError(
+                        name, f"events of hub {self.hub} cannot be parked there: they would return"
+                    )
 
     def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
         """Return the partitions that `initial_position` names and the hub does not have."""

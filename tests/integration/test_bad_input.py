@@ -302,6 +302,8 @@ async def test_a_wrong_connection_option(
         ({"initial_position": {0: "-1"}}, "initial_position"),
         ({"checkpoint_policy": "always"}, "checkpoint_policy"),
         ({"failure_policy": "hope"}, "failure_policy"),
+        ({"failure_policy": "park"}, "failure_policy"),
+        ({"on_retries_exhausted": "retry"}, "on_retries_exhausted"),
         ({"owner_id": ""}, "owner_id"),
         ({"handler_retry": {"base_delay": 5, "max_delay": 1}}, "handler_retry"),
         ({"renew_interval": 31.0}, "renew_interval"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,16 +22,16 @@ ROOT = Path(__file__).parents[2]
 _LIMIT = 100
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(*arguments: str, without: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    command = [sys.executable, *arguments]
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False
     )
 
 
 async def test_the_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """What `examples/produce.py` publishes, `examples/consume.py` reads, all of it."""
-    import asyncio
-
     connection = ["--connection-string", eventpump_emulator.connection_string]
     published = await asyncio.to_thread(_run, "examples/produce.py", *connection, "--events", "500")
     assert published.returncode == 0, published.stderr
@@ -36,6 +39,28 @@ async def test_the_examples_publish_and_consume(eventpump_emulator: Emulator, tm
     consumed = await asyncio.to_thread(_run, "examples/consume.py", *connection, "--leases", leases, "--count", "500")
     assert consumed.returncode == 0, consumed.stderr
     assert sum(map(int, re.findall(r"over (\d+) readings", consumed.stdout))) == 500
+
+
+async def test_the_example_of_subscriptions_continues_where_each_was(
+    eventpump_emulator: Emulator, tmp_path: Path
+) -> None:
+    """Both subscriptions get what is published in each of two runs; the archive is not read again."""
+    program = ["examples/subscriptions.py", "--connection-string", eventpump_emulator.connection_string]
+    for run in (1, 2):
+        result = await asyncio.to_thread(_run, *program, "--folder", str(tmp_path), "--count", "1000")
+        assert result.returncode == 0, result.stderr
+        assert re.search(
+            rf"^alerts saw 1000 readings, \d+ of them hot; {run * 1000} are archived$", result.stdout, re.M
+        )
+
+
+def test_the_example_of_subscriptions_brings_its_own_service() -> None:
+    """Without a connection string, and without a folder, it leaves nothing behind."""
+    result = _run("examples/subscriptions.py", "--count", "600", without=["EVENTPUMP_CONNECTION_STRING"])
+    assert result.returncode == 0, result.stderr
+    assert "alerts saw 600 readings" in result.stdout
+    assert "600 are archived" in result.stdout
+    assert "archive: lag" in result.stdout
 
 
 def test_the_example_test_passes() -> None:
@@ -54,11 +79,10 @@ def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest,
     size = ["--events", "200000"] if request.config.getoption("--long") else ["--events", "20000", "--seconds", "8"]
     result = _run("-m", "eventpump.cli.main", "demo", "--plain", *size, *carrier)
     assert result.returncode == 0, result.stdout + result.stderr
-    found = dict(
-        re.findall(r"^(published|processed|lost|shared epochs|time to take over): ([\d,.]+)", result.stdout, re.M)
-    )
+    names = "published|processed|archived|lost|shared epochs|time to take over"
+    found = dict(re.findall(rf"^({names}): ([\d,.]+)", result.stdout, re.M))
     assert found["published"].replace(",", "") == size[1]
-    assert found["processed"] == found["published"]
+    assert found["processed"] == found["archived"] == found["published"]
     assert found["lost"] == found["shared epochs"] == "0"
     assert "was killed (SIGKILL)" in result.stdout
     assert float(found["time to take over"]) > 0

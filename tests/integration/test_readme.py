@@ -9,14 +9,23 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import eventpump
-from eventpump import EventData, EventProducer, PartitionReader
+from eventpump import (
+    EventData,
+    EventProcessor,
+    EventProcessorHost,
+    EventProducer,
+    MemoryLeaseStore,
+    PartitionContext,
+    PartitionReader,
+    ReceivedEvent,
+)
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
 
@@ -81,6 +90,31 @@ async def test_the_program_that_consumes(eventpump_emulator: Emulator, tmp_path:
             finally:
                 if process.returncode is None:
                     process.kill()
+
+
+async def test_the_block_that_subscribes(eventpump_emulator: Emulator) -> None:
+    """Both of its subscriptions get what is published afterwards."""
+    connection_string = eventpump_emulator.connection_string
+    got: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+
+    class Telling(EventProcessor):
+        async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            for event in events:
+                got.put_nowait((context.subscription, event.body))
+
+    async with (
+        EventProcessorHost(connection_string, HUB, lease_store=MemoryLeaseStore()) as host,
+        EventProducer(connection_string, HUB) as producer,
+        asyncio.timeout(_LIMIT),
+    ):
+        await producer.send([EventData(b"before")], partition_id="0")
+        await _run(_block("host.subscribe"), {"host": host, "Alerts": Telling, "Archive": Telling})
+        await producer.send([EventData(b"after")], partition_id="0")
+        running = asyncio.create_task(host.run())
+        found = sorted([await got.get() for _ in range(3)])
+        host.stop()
+        await running
+    assert found == [("alerts", b"after"), ("archive", b"after"), ("archive", b"before")]
 
 
 async def test_the_block_that_reads(eventpump_emulator: Emulator, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,7 @@ class Fleet:
 
     def host(self, name: str = "a", processor: object = None, **options: Any) -> PartitionHost:
         """Make a host, not running yet."""
+        open_sender = options.pop("open_sender", None)
         memory = MemoryLeaseStore(self.leases, lease_duration=self._lease_duration)
         store = self.stores[name] = FlakyLeaseStore(memory)
         transport = self.transports[name] = FakeTransport(self.hub)
@@ -170,6 +171,7 @@ class Fleet:
             RecordingProcessor(self.record) if processor is None else None if processor is NO_PROCESSOR else processor,
             hooks=[reports.append],
             rng=random.Random(f"{self._seed} {name}"),
+            open_sender=open_sender,
         )
         return host
 

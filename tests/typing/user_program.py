@@ -25,6 +25,7 @@ from eventpump import (
     LeaseStore,
     MemoryLeases,
     MemoryLeaseStore,
+    Park,
     PartitionContext,
     PartitionReader,
     PartitionRouter,
@@ -105,6 +106,23 @@ async def consume(connection_string: str, level: int | None) -> None:
     async with PartitionReader(connection_string, partition_id="0", end="@latest", owner_level=level) as reader:
         async for event in reader:
             assert_type(event, ReceivedEvent)
+
+
+async def keep(context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+    """Stores an event that cannot be processed."""
+    logging.error("%s of %s: %s", event.offset, context.partition_id, error)
+
+
+async def subscribe(connection_string: str, producer: EventProducer, buffered: BufferedProducer) -> None:
+    """Several processors, each with a failure policy."""
+    host = EventProcessorHost(
+        connection_string, lease_store=SqliteLeaseStore("leases.db"), failure_policy="skip", on_retries_exhausted="stop"
+    )
+    await host.subscribe("first", Alerts, failure_policy=Park("parked"))
+    await host.subscribe("second", Alerts, failure_policy=Park(keep))
+    await host.subscribe("third", Alerts, on_retries_exhausted=Park(producer), handler_retry=RetryOptions())
+    await host.subscribe("fourth", Alerts, on_retries_exhausted=Park(buffered), failure_policy="retry")
+    await host.run()
 
 
 async def publish(connection_string: str) -> None:

@@ -169,7 +169,11 @@ def test_public_classes_show_their_public_name(name: str) -> None:
     assert (public.__module__, public.__qualname__) == ("eventpump", name)
     assert pickle.loads(pickle.dumps(public)) is public
     kinds = vars(public).get("__annotations__", {})
-    if name not in {"ReceiveLinkSpec", "PublishOutcomeUnknownError", "CheckpointClaim"}:  # types of theirs are for checkers only
+    if name not in {
+        "ReceiveLinkSpec",
+        "PublishOutcomeUnknownError",
+        "CheckpointClaim",
+    }:  # types of theirs are for checkers only
         assert not [each for each, kind in kinds.items() if isinstance(kind, str)]
 
 

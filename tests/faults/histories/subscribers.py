@@ -18,7 +18,6 @@ from typing import Any
 
 from eventpump import ReceivedEvent
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
-from eventpump.core.starts import parse_position
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import SubscriptionRecord
@@ -125,7 +124,7 @@ class SubscriptionLedger(Ledger):
         for partition_id in hub.partition_ids:
             partition, shore = hub.partition(partition_id), self._shores[making, partition_id]
             text = record.starts.get(partition_id)
-            position = EventPosition.earliest() if text is None else parse_position(text)
+            position = EventPosition.earliest() if text is None else EventPosition.parse(text)
             shore.required = shore.truncated = partition.first
             if is_of_this_hub:
                 shore.required = self._start_of[making, partition_id] = hub._index(partition, position)

@@ -878,7 +878,8 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
     [
         {"max_batch_size": 0},
         {"max_wait_time": 0},
-        {"failure_policy": "skip"},
+        {"failure_policy": "hope"},
+        {"on_retries_exhausted": "retry"},
         {"initial_position": 2.5},
         {"on_data_loss": "skip"},
         {"initial_position": {"0": None}},

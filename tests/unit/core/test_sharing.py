@@ -159,12 +159,10 @@ def test_pressure_reports_a_slow_member_and_again_when_the_time_has_doubled() ->
     assert [now for now in range(101, 120) if pressure.observe(full, room, now) is not None] == [111]
 
 
-def test_a_report_is_due_at_the_time_that_was_promised() -> None:
-    """Observed at `next_report` a member is reported, though the difference to its beginning is rounded down."""
-    pressure = Pressure(slow_after=60.0)
-    room, full = (100, 1000), (100, 0)
-    assert pressure.observe(full, room, 1000.1) is None
-    due = pressure.next_report
-    assert due is not None
-    assert due - 1000.1 < 60.0
-    assert pressure.observe(full, room, due) is not None
+@pytest.mark.parametrize("since", [number / 7 for number in range(1, 60)])
+def test_a_report_is_due_at_the_very_time_that_is_promised(since: float) -> None:
+    """However the sum is rounded: one who sets a timer by it would be called again and again at that time."""
+    pressure = Pressure(slow_after=60.1)
+    assert pressure.observe((100, 0), (100, 1000), since) is None
+    assert pressure.next_report is not None
+    assert pressure.observe((100, 0), (100, 1000), pressure.next_report) is not None

@@ -54,6 +54,15 @@ def test_the_take_over_ends_with_the_last_orphan() -> None:
     assert verdict.take_over == 5.5
 
 
+def test_an_event_that_never_reached_the_archive_is_counted() -> None:
+    """The second subscription is judged by itself: what the first processed is not archived by that."""
+    records = {"one": FIRST, "two": SECOND}
+    assert judge("abc", STORED, records, archived=STORED).holds
+    verdict = judge("abc", STORED, records, archived=[*STORED[:2], STORED[0]])
+    assert (verdict.holds, verdict.lost, verdict.archived, verdict.unarchived) == (False, 0, 2, 1)
+    assert "archive" in verdict.judgement()
+
+
 def test_records_are_read_as_written_but_for_a_line_cut_off(tmp_path: Path) -> None:
     """A kill in the middle of a write loses that line only."""
     path = tmp_path / "records"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import uuid
 from datetime import UTC, timedelta
 from typing import Any
@@ -386,6 +387,52 @@ def test_bad_positions(arguments: dict[str, Any]) -> None:
     """What is no position is refused; a quote could not be written in the filter."""
     with pytest.raises(ValueError, match=r"position|offset|time zone"):
         EventPosition(**arguments)
+
+
+def test_positions_of_a_kind_have_an_order() -> None:
+    """Numbers and times by where reading begins; an offset only against itself; anything else is a `TypeError`."""
+    later = NOW + datetime.timedelta(seconds=1)
+    for rising in (
+        [EventPosition.at_sequence_number(4, inclusive=True), EventPosition.at_sequence_number(4),
+         EventPosition.at_sequence_number(5, inclusive=True), EventPosition.at_sequence_number(10)],
+        [EventPosition.at_enqueued_time(NOW, inclusive=True), EventPosition.at_enqueued_time(NOW),
+         EventPosition.at_enqueued_time(later, inclusive=True)],
+        [EventPosition.at_offset("x", inclusive=True), EventPosition.at_offset("x")],
+    ):  # fmt: skip
+        assert sorted([rising[-1], *rising[:-1]]) == rising
+        for low, high in itertools.pairwise(rising):
+            assert low < high
+            assert low <= high
+            assert high > low
+            assert high >= low
+            assert low <= low
+            assert not high < low
+    kinds: list[Any] = [EventPosition.at_sequence_number(4), EventPosition.at_enqueued_time(NOW),
+                        EventPosition.at_offset("4"), EventPosition.at_offset("5"), 4]  # fmt: skip
+    for one, other in itertools.permutations(kinds, 2):
+        with pytest.raises(TypeError):
+            assert one < other
+        with pytest.raises(TypeError):
+            assert one >= other
+
+
+@pytest.mark.parametrize(
+    ("position", "text"),
+    [
+        (EventPosition.earliest(), "offset>-1"),
+        (EventPosition.latest(), "offset>@latest"),
+        (EventPosition.at_sequence_number(5, inclusive=True), "number>=5"),
+        (EventPosition.at_enqueued_time(NOW.astimezone(datetime.timezone(datetime.timedelta(hours=3)))), "time>"),
+    ],
+)
+def test_a_position_is_a_text_to_store(position: EventPosition, text: str) -> None:
+    """As records of consumer groups have them; equal positions have one text."""
+    assert str(position).startswith(text)
+    assert EventPosition.parse(str(position)) == position
+    assert str(EventPosition.parse(str(position))) == str(position)
+    for other in (f"x{position}", text[:6], "time>now"):
+        with pytest.raises(ValueError, match="no position"):
+            EventPosition.parse(other)
 
 
 def test_properties_given_after_the_event_was_made_are_sent() -> None:

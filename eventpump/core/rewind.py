@@ -1,0 +1,144 @@
+"""Where a subscription goes on after a seek, and what a replay covers: found from positions and a partition's state.
+
+A seek is stored as a checkpoint: the offset and the sequence number of the event *before* the one that is read next.
+A position says only where reading begins, so that event may have to be looked for in the partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from eventpump.core.starts import TimedPartitionFacts, at_end, first_number, retained_from
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
+
+
+class UnknownPlaceError(ValueError):
+    """The partition has no such position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What to receive in order to find a place.
+
+    Attributes:
+        position: Where to begin.
+        limit: How many events are enough.
+    """
+
+    position: EventPosition
+    limit: int
+
+
+class PlaceSearch:
+    """Finds the checkpoint after which reading begins as it does from a position.
+
+    While `found` is None, receive from `probe` on and call `received` with each event until it returns true.
+
+    Args:
+        partition_id: The partition.
+        position: The position.
+        facts: The properties of the partition now.
+
+    Raises:
+        UnknownPlaceError: The position lies beyond the partition's end.
+    """
+
+    __slots__ = ("_back", "_before", "_facts", "_first", "_partition_id", "_position", "_was_silent", "found", "probe")
+
+    def __init__(self, partition_id: str, position: EventPosition, facts: TimedPartitionFacts) -> None:
+        self._partition_id = partition_id
+        self._position = position
+        self._facts = facts
+        self._first: int | None = None
+        self._back = 1
+        self._before: Checkpoint | None = None
+        self._was_silent = False
+        self.found: Checkpoint | None = None
+        """The checkpoint; None while it is not found."""
+        # The event at an offset is asked for itself, because a checkpoint needs its number.
+        inclusive = position.inclusive or position.offset is not None
+        self.probe = Probe(replace(position, inclusive=inclusive), 1)
+        """What to receive next."""
+        self._begins_with(first_number(position, facts))
+
+    def received(self, number: int, offset: str) -> bool:
+        """Record an event, in order.
+
+        Args:
+            number: Its sequence number.
+            offset: Its offset.
+
+        Returns:
+            Whether the probe has ended: look at `found` and `probe` again.
+        """
+        if self._first is None:
+            position = self._position
+            if position.offset == offset and not position.inclusive:
+                self.found = Checkpoint(self._partition_id, offset, number)
+            else:
+                self._begins_with(number)
+            return True
+        if number < self._first:
+            self._before = Checkpoint(self._partition_id, offset, number)
+            if number < self._first - 1:
+                return False
+        self.found = self._before
+        if self.found is None:
+            # The numbers just before are missing, as in a compacted hub: begin further back.
+            self._back *= 2
+            self._look_back()
+        return True
+
+    def silent(self, facts: TimedPartitionFacts) -> None:
+        """Record that no event came for long, although the probe has not ended.
+
+        Args:
+            facts: The properties of the partition, read after that.
+
+        Raises:
+            UnknownPlaceError: No event came for the second time.
+        """
+        self._facts = facts
+        if self._first is None:
+            self._begins_with(first_number(self._position, facts))
+        else:
+            # What it was to begin with may have been dropped meanwhile.
+            self._begins_with(self._first)
+        if self.found is None and self._was_silent:
+            raise UnknownPlaceError(f"no event was received from {self._position} on: is it a position of this hub?")
+        self._was_silent = True
+
+    def _begins_with(self, first: int | None) -> None:
+        """Go on with the number of the first event to read, if that is known."""
+        if first is None:
+            return
+        facts, end = self._facts, self._facts.last_enqueued_sequence_number + 1
+        if first > end:
+            raise UnknownPlaceError(
+                f"{self._position} lies beyond the end: the partition's newest event has sequence number {end - 1}"
+            )
+        self._first = first
+        if first == end or facts.is_empty:
+            self.found = at_end(self._partition_id, facts)
+        else:
+            self._look_back()
+
+    def _look_back(self) -> None:
+        assert self._first is not None
+        begin = self._first - self._back
+        if begin < (kept := retained_from(self._facts)):
+            if self._back == 1 or begin + self._back // 2 <= kept:
+                # Nothing is kept before it, so that the start of the stream is the same place.
+                self.found = Checkpoint(self._partition_id, START_OFFSET, max(self._first, kept) - 1)
+                return
+            begin = kept
+        self.probe = Probe(EventPosition.at_sequence_number(begin, inclusive=True), self._back + 1)
+
+
+def end_of_range(to: EventPosition) -> EventPosition:
+    """Return the position from which reading begins after a range.
+
+    Args:
+        to: The end of the range: included in it if it is inclusive.
+    """
+    return to if to.offset == LATEST_OFFSET else replace(to, inclusive=not to.inclusive)
