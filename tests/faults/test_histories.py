@@ -41,7 +41,7 @@ def test_every_promise_holds_in_random_histories(kind: str, request: pytest.Fixt
         verdict.require()
 
 
-@pytest.mark.parametrize("kind", ["consumer:store", "producer:exclusive"])
+@pytest.mark.parametrize("kind", ["consumer:store", "producer:exclusive", "subscribers:all"])
 def test_a_seed_gives_the_same_history_in_every_process(kind: str) -> None:
     """A seed that failed somewhere can be lived through again: nothing depends on hashes or addresses."""
     command = [sys.executable, "-m", "tests.faults.histories", kind, "3"]

@@ -10,6 +10,7 @@ is made active again at the end, and gets what was published meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -268,7 +269,8 @@ class SubscribersHistory(ConsumerHistory):
             self.world.note("deleted", before.name)
             if before.name not in self.dropped:
                 self.world.violate(f"{before.name}: deleted, and its checkpoints were to be kept")
-            del self.by_name[before.name]
+            # Its checkpoints go with it, and until a host finds that out it may deliver from the start.
+            self.by_name.pop(before.name).stored.clear()
             self.unreported.pop(before.name, None)
         elif record.key not in self.by_key:
             if before is not None and before.hub_created_at == record.hub_created_at:
@@ -472,7 +474,9 @@ class SubscribersHistory(ConsumerHistory):
         while True:
             for host in self._living:
                 for name in NAMES:
-                    host.host.resume(name)
+                    # This host may have no processor for it.
+                    with contextlib.suppress(ConfigurationError):
+                        host.host.resume(name)
             await asyncio.sleep(10.0)
 
     def _is_done(self) -> bool:
