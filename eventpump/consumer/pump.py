@@ -645,7 +645,7 @@ class PartitionPump:
                 if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
                     partition = await self._restart(partition)
                     continue
-                while not await self._deliver(partition, events):
+                while events := await self._deliver(partition, events):
                     before, partition = partition, await self._obey(partition)
                     if partition is not before:
                         break
@@ -699,7 +699,7 @@ class PartitionPump:
 
     async def _deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
-    ) -> bool:
+    ) -> tuple[ReceivedEvent, ...]:
         """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
 
         Args:
@@ -708,7 +708,7 @@ class PartitionPump:
             is_narrowed: Whether it is a single event of a batch that failed.
 
         Returns:
-            False if it was not processed, and is to be delivered again once the requests are carried out.
+            The events of it that are to be delivered again, once the requests are carried out; else none.
         """
         tracker, processor, context = partition.tracker, partition.processor, self.context
         ledger = self._around.turns.ledger
@@ -733,10 +733,10 @@ class PartitionPump:
                     step is FailureStep.RETRY or not await self._pass_over(step, events, error)
                 ):
                     if self._requests.is_due and not self._life.is_ending:
-                        return False
+                        return events
                     continue
             if step is FailureStep.NARROW:
-                return not self._requests.has_seek() and await self._deliver_singly(partition, events)
+                return events if self._requests.has_seek() else await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
             if last is not None and not is_replay:
@@ -744,23 +744,26 @@ class PartitionPump:
                 partition.save_due_checkpoint()
                 if self._requests.drains:
                     self._requests.processed(last.sequence_number + 1)
-            return True
-        return True
+            return ()
+        return ()
 
-    async def _deliver_singly(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+    async def _deliver_singly(
+        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]
+    ) -> tuple[ReceivedEvent, ...]:
         """Deliver the events of a batch that failed one by one; as `_deliver`."""
         self._failures.narrowed()
-        for event in events:
+        for number, event in enumerate(events):
             if not self._may_deliver():
                 break
-            if self._requests.has_seek() or not await self._deliver(partition, (event,), is_narrowed=True):
+            if self._requests.has_seek() or await self._deliver(partition, (event,), is_narrowed=True):
                 self._failures.settled()
                 self._failures.widened()
-                return False
+                # Those before it are processed, skipped or parked, and are not delivered again.
+                return events[number:]
             # Handlers that never suspend must not block the event loop.
             await asyncio.sleep(0)
         self._failures.widened()
-        return True
+        return ()
 
     async def _pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
         """Skip an event, or park it.
@@ -914,7 +917,7 @@ class PartitionPump:
                 is_last = bool(placed) and placed[-1].sequence_number >= through
                 if is_last:
                     events = tuple(event for event in placed if event.sequence_number <= through)
-                while events and not await self._deliver(partition, events):
+                while events and (events := await self._deliver(partition, events)):
                     if not await self._replays_on(partition):
                         return False
                 if is_last:

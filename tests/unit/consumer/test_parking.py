@@ -467,6 +467,31 @@ async def test_an_event_parked_right_before_a_crash_is_parked_again() -> None:
         assert fleet.checkpoint("0") == 4
 
 
+async def test_a_pause_amid_a_narrowed_batch_repeats_no_event_of_it() -> None:
+    """What was processed, skipped or parked of it before the pause is not delivered, or parked, again."""
+    parked, failing = list[int](), [True]
+
+    async def park(context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+        if event.sequence_number == 3 and failing[0]:
+            raise OSError("no disk")
+        parked.append(event.sequence_number)
+
+    async with _fleet(count=6) as fleet:
+        retry = RetryOptions(base_delay=0.1, max_delay=0.1)
+        await _start(fleet, _fails_on(1, 3), failure_policy=Park(park), handler_retry=retry)
+        await fleet.until(lambda: bool(_failures(fleet, "park")), 5)
+        fleet.hosts["a"].pause("default")
+        await asyncio.sleep(5)
+        failing.clear()
+        failing.append(False)
+        before = len(fleet.record.deliveries)
+        assert (parked, fleet.checkpoint("0")) == ([1], 2)
+        fleet.hosts["a"].resume("default")
+        await asyncio.sleep(5)
+        assert _batches(fleet)[before:] == [(3, 4, 5), (3,), (4,), (5,)]
+        assert (parked, fleet.checkpoint("0")) == ([1, 3], 5)
+
+
 async def test_each_subscription_has_its_own_policy() -> None:
     """One parks what it fails on, another skips it, and the host's own is tried again; none holds another's events."""
     other = _Other()
